@@ -1,0 +1,40 @@
+# `make sweep` and `make test` set up what they need; a second call skips the set-up.
+PYTHON ?= python3
+BIN := .venv/bin
+STORE ?= sqlite:///$(CURDIR)/mlruns/mlflow.db
+PORT ?= 5000
+SETUP := pyproject.toml constraints.txt
+
+.PHONY: help setup sweep test check ui clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+setup: .venv/.run ## Make the virtual environment
+
+sweep: .venv/.run ## Quantize with both frameworks, int8 and uint8, and compare
+	$(BIN)/python run.py -m backend=onnx,torch dtype=int8,uint8
+
+test: .venv/.dev ## Run every test (CIFAR10_DIR and RESNET8_H5 name the real files)
+	$(BIN)/python -m pytest
+
+check: .venv/.dev ## Format, lint and type checks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)
+	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri $(STORE)
+
+clean: ## Remove the virtual environment; runs and their store stay
+	rm -rf .venv
+
+.venv/.run: $(SETUP)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e .
+	@touch $@
+
+.venv/.dev: .venv/.run
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@touch $@
