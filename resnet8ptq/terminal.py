@@ -1,0 +1,47 @@
+"""What a person sees while it runs: one console on stderr, and progress bars on it.
+
+stdout is left to results (the tables), so that they can be piped.
+"""
+
+from collections.abc import Iterable, Iterator, Sized
+from functools import cache
+from typing import TypeVar
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+
+
+@cache
+def stderr() -> Console:
+    """The console of both the log and the progress bars: neither overwrites the other."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 130  # a pipe or a file has no width; rich would fold lines at 80
+    return console
+
+
+class LogHandler(RichHandler):
+    """The log on that console; `conf/hydra/job_logging` names it."""
+
+    def __init__(self, level: int | str = "NOTSET") -> None:
+        super().__init__(level, stderr(), show_path=False, log_time_format="%H:%M:%S")
+
+
+def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
+    """Yield `batches` with a progress bar, where there is a terminal to show it on."""
+    total = len(batches) if isinstance(batches, Sized) else None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    console = stderr()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        yield from progress.track(batches, total=total, description=label)

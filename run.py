@@ -1,0 +1,84 @@
+"""Quantize, evaluate and track one configuration, or with -m a sweep of them; see --help."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from resnet8ptq import cli
+from resnet8ptq.config import parse_config, register_schemas
+
+if TYPE_CHECKING:  # --help and --cfg answer without them
+    from resnet8ptq.results import RunResult
+    from resnet8ptq.tracking import Store
+
+log = logging.getLogger(__name__)
+
+register_schemas()
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def run(cfg: DictConfig) -> float | None:
+    """Run one job; return the accuracy drop, for sweepers."""
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    if job.mode == RunMode.MULTIRUN:
+        return run_in_sweep(cfg, folder, Path(job.sweep.dir)).accuracy_drop
+    with cli.exit_on_error():
+        return run_alone(cfg, folder).accuracy_drop
+
+
+def run_alone(cfg: DictConfig, folder: Path) -> "RunResult":
+    """Run, and show the result beside its baseline."""
+    from resnet8ptq import table, tracking
+
+    config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
+    store = tracking.open_store(config.tracking)
+    result, run_id = record(cfg, folder, store, None)
+    if config.analysis.name is None:  # an analysis has printed its own table
+        table.print_table([tracking.load_run(store, run_id)])
+    table.print_places(folder, store)
+    return result
+
+
+def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "RunResult":
+    """Run as a child of the sweep's parent run; a wrong setting is on record like any failure."""
+    from resnet8ptq.sweep import Sweep
+
+    sweep = Sweep.load(sweep_folder)
+    try:
+        return record(cfg, folder, sweep.store, sweep.parent_id)[0]
+    except Exception as error:
+        log.error("%s: failed: %s", folder.name, cli.one_line(error))
+        raise
+
+
+def record(
+    cfg: DictConfig, folder: Path, store: "Store", parent_id: str | None
+) -> tuple["RunResult", str]:
+    """Run inside an MLflow run; return the result and that run's id."""
+    from resnet8ptq import tracking
+    from resnet8ptq.pipeline import run_experiment
+    from resnet8ptq.sensitivity import run_analysis
+
+    granularity = "per_channel" if cfg.per_channel else "per_tensor"
+    name = "-".join([cfg.backend.name, cfg.dtype.name, cfg.calib.name, granularity])
+    if cfg.analysis.name is not None:
+        name += f"-{cfg.analysis.name}"
+    log.info("%s: started", name)
+    composed = OmegaConf.to_container(cfg, resolve=True)
+    with tracking.start_run(store, name, composed, folder, parent_id) as mlflow_run:
+        config = parse_config(cfg)
+        experiment = run_experiment if config.analysis.name is None else run_analysis
+        result = experiment(config, folder, mlflow_run)
+        log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
+    return result, mlflow_run.run_id
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(run))
