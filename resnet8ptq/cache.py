@@ -1,0 +1,82 @@
+"""Work that is kept on disk under the hash of everything that went into it.
+
+An entry is a folder `<root>/<kind>/<hash of key>` with an `entry.json` that holds the key and the
+SHA-256 of each file. It is built in a temporary folder and renamed, so that it is whole or absent;
+an entry whose files do not match is made again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pooch
+from filelock import FileLock
+
+from resnet8ptq import files
+from resnet8ptq.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Key = Mapping[str, str | int | bool]
+
+
+def folder(setting: str | None) -> Path:
+    """Return the cache's root: `setting`, `$RESNET8PTQ_CACHE` or the user's cache folder."""
+    name = setting or os.environ.get("RESNET8PTQ_CACHE") or pooch.os_cache("resnet8ptq")
+    return Path(name).expanduser().absolute()
+
+
+def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:
+    """Return the folder of the entry `key`, calling `make(empty folder)` where there is none.
+
+    Processes that ask for one entry at the same time wait for each other.
+
+    Raises:
+        ConfigError: the cache folder cannot be written.
+    """
+    text = json.dumps(dict(key), sort_keys=True)
+    home = root / kind
+    path = home / hashlib.sha256(text.encode()).hexdigest()[:20]
+    lock = FileLock(home / f".{path.name}.lock")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise ConfigError(f"cache_dir: cannot write to {home} ({error})") from error
+    try:
+        if path.exists() and not _is_whole(path, text):
+            log.warning("cache: %s is damaged; making it again", path)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not path.exists():
+            _build(path, text, make)
+    finally:
+        lock.release()
+    return path
+
+
+def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
+        temporary = Path(name) / "entry"
+        temporary.mkdir()
+        make(temporary)
+        hashes = {file.name: files.sha256(file) for file in sorted(temporary.iterdir())}
+        record = {"key": json.loads(key), "sha256": hashes}
+        (temporary / "entry.json").write_text(json.dumps(record, indent=2))
+        temporary.replace(path)
+
+
+def _is_whole(path: Path, key: str) -> bool:
+    try:
+        record = json.loads((path / "entry.json").read_text())
+        same_key = record["key"] == json.loads(key)
+        found = {
+            file.name: files.sha256(file) for file in path.iterdir() if file.name != "entry.json"
+        }
+        return same_key and found == record["sha256"]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return False

@@ -1,0 +1,207 @@
+"""Embedded data set `shapes`: ten classes of 32x32 RGB pictures drawn with numpy.
+
+It stands in for CIFAR-10 where that cannot be downloaded: same picture size, same number of
+classes, and hard enough (small, faint, occluded, noisy shapes) that a ResNet8 is right on
+about nine pictures in ten.
+
+The pictures must come out bit for bit the same everywhere. So every random number comes from
+`numpy.random.RandomState`, whose stream is frozen, and only operations that IEEE 754 rounds
+exactly are used (+ - * / sqrt floor abs): no sin, no exp, no normal deviates, no sums over
+axes, as the last bit of those depends on the processor and on the library version.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]  # always float32
+Split = Literal["train", "test"]
+
+SIDE = 32  # pixels
+_SPLITS: dict[Split, tuple[int, int]] = {"train": (1, 1000), "test": (2, 500)}  # seed, per class
+
+# Outward normals of a regular triangle and a regular pentagon; written out, see above.
+_TRIANGLE = ((0.0, 1.0), (0.8660254, -0.5), (-0.8660254, -0.5))
+_PENTAGON = (
+    (0.0, 1.0),
+    (0.9510565, 0.3090170),
+    (0.5877853, -0.8090170),
+    (-0.5877853, -0.8090170),
+    (-0.9510565, 0.3090170),
+)
+
+
+# Each function below gives the signed distance to the edge of one shape, negative inside, in
+# units of the shape's radius. All arrays are [n,32,32] except `p` [n,1,1], which varies the
+# proportions and lies in 0..1.
+
+
+def _circle(u: Floats, v: Floats, p: Floats) -> Floats:
+    return np.sqrt(u * u + v * v) - 0.95
+
+
+def _ring(u: Floats, v: Floats, p: Floats) -> Floats:
+    to_middle: Floats = np.abs(np.sqrt(u * u + v * v) - 0.75)
+    return to_middle - (0.13 + 0.15 * p)
+
+
+def _crescent(u: Floats, v: Floats, p: Floats) -> Floats:
+    bite = u - (0.35 + 0.3 * p)
+    return np.maximum(_circle(u, v, p), 0.8 - np.sqrt(bite * bite + v * v))
+
+
+def _square(u: Floats, v: Floats, p: Floats) -> Floats:
+    return np.maximum(np.abs(u), np.abs(v)) - 0.85
+
+
+def _triangle(u: Floats, v: Floats, p: Floats) -> Floats:
+    sides = [a * u + b * v for a, b in _TRIANGLE]
+    return np.maximum(np.maximum(sides[0], sides[1]), sides[2]) - 0.6
+
+
+def _pentagon(u: Floats, v: Floats, p: Floats) -> Floats:
+    largest = np.full_like(u, -np.inf)
+    for a, b in _PENTAGON:
+        largest = np.maximum(largest, a * u + b * v)
+    return largest - 0.85
+
+
+def _star(u: Floats, v: Floats, p: Floats) -> Floats:
+    # A pentagram is what lies inside at least four of the five lines it is drawn with.
+    largest = np.full_like(u, -np.inf)
+    second = largest
+    for a, b in _PENTAGON:
+        side = a * u + b * v
+        second = np.maximum(second, np.minimum(largest, side))
+        largest = np.maximum(largest, side)
+    return second - (0.34 + 0.08 * p)
+
+
+def _cross(u: Floats, v: Floats, p: Floats) -> Floats:
+    far: Floats = np.maximum(np.abs(u), np.abs(v))
+    near: Floats = np.minimum(np.abs(u), np.abs(v))
+    distance: Floats = np.maximum(far - 1.0, near - (0.22 + 0.16 * p))
+    return distance
+
+
+def _wave(x: Floats, p: Floats) -> Floats:
+    """Signed distance to bands along x; their period is 0.5 to 0.8 radii."""
+    period = 0.5 + 0.3 * p
+    turns = x / period + p  # the phase may as well depend on p
+    distance: Floats = (np.abs(turns - np.floor(turns) - 0.5) - 0.25) * period
+    return distance
+
+
+def _stripes(u: Floats, v: Floats, p: Floats) -> Floats:
+    return np.maximum(_wave(u, p), _square(u, v, p))
+
+
+def _checks(u: Floats, v: Floats, p: Floats) -> Floats:
+    a, b = _wave(u, p), _wave(v, p)
+    exclusive_or: Floats = np.maximum(np.minimum(a, b), -np.maximum(a, b))
+    return np.maximum(exclusive_or, _square(u, v, p))
+
+
+_FIELDS: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
+    "circle": _circle,
+    "ring": _ring,
+    "crescent": _crescent,
+    "square": _square,
+    "triangle": _triangle,
+    "pentagon": _pentagon,
+    "star": _star,
+    "cross": _cross,
+    "stripes": _stripes,
+    "checks": _checks,
+}
+CLASS_NAMES: tuple[str, ...] = tuple(_FIELDS)
+
+
+def draw(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Draw one split of the data set: 10,000 training or 5,000 test pictures.
+
+    Returns
+    -------
+    images : uint8 [N,32,32,3], RGB
+    labels : int64 [N], index into CLASS_NAMES; balanced, in shuffled order
+    """
+    seed, per_class = _SPLITS[split]
+    return draw_seeded(seed, per_class)
+
+
+def draw_seeded(seed: int, per_class: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Draw `per_class` pictures of each class from a seed; returns the same as `draw`."""
+    rng = np.random.RandomState(seed)
+    labels = rng.permutation(np.repeat(np.arange(len(CLASS_NAMES), dtype=np.int64), per_class))
+    images = np.empty((len(labels), SIDE, SIDE, 3), np.uint8)
+    for label, field in enumerate(_FIELDS.values()):
+        images[labels == label] = _draw_class(rng, field, per_class)
+    return images, labels
+
+
+def _uniform(rng: np.random.RandomState, low: float, high: float, *shape: int) -> Floats:
+    # Not rng.uniform: a compiler may fuse its multiplication and addition.
+    return (low + (high - low) * rng.random_sample(shape)).astype(np.float32)
+
+
+def _axes(rng: np.random.RandomState, n: int, reach: float) -> tuple[Floats, Floats]:
+    """Coordinates of every pixel in n randomly moved and turned frames, [n,32,32], in pixels.
+
+    The origin is at most `reach` pixels from the centre of the picture in x and in y.
+    """
+    grid = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
+    x = grid[None, None, :] - _uniform(rng, -reach, reach, n, 1, 1)
+    y = grid[None, :, None] - _uniform(rng, -reach, reach, n, 1, 1)
+    t = _uniform(rng, -1, 1, n, 1, 1)  # tangent of half the angle: -90 to 90 degrees
+    flip = np.where(_uniform(rng, 0, 1, n, 1, 1) < 0.5, np.float32(-1), np.float32(1))
+    cos, sin = flip * (1 - t * t) / (1 + t * t), flip * 2 * t / (1 + t * t)
+    return cos * x + sin * y, cos * y - sin * x
+
+
+def _offset(rng: np.random.RandomState, low: float, high: float, n: int) -> Floats:
+    """Colour differences [3,n,1,1]: the channel that differs most does so by low to high."""
+    direction = _uniform(rng, -1, 1, 3, n, 1, 1)
+    share = _uniform(rng, 0, 1, n, 1, 1)
+    size = low + (high - low) * share * share  # squared: faint ones are the more frequent
+    largest: Floats = np.max(np.abs(direction), axis=0)
+    return direction / largest * size
+
+
+def _paint(canvas: Floats, colour: Floats, distance: Floats) -> None:
+    """Paint a colour [3,n,1,1] on canvases [3,n,32,32] where distance [n,32,32] (px) is < 0."""
+    cover = np.clip(0.5 - distance, 0, 1)  # one pixel wide, anti-aliased edge
+    canvas += cover * (colour - canvas)
+
+
+def _draw_class(
+    rng: np.random.RandomState,
+    field: Callable[[Floats, Floats, Floats], Floats],
+    n: int,
+) -> NDArray[np.uint8]:
+    """Draw n pictures of one shape, uint8 [n,32,32,3]."""
+    base = _uniform(rng, 70, 185, 3, n, 1, 1)
+    x, y = _axes(rng, n, 0)
+    canvas = base + _offset(rng, 0, 50, n) * (x / SIDE)  # background gradient
+
+    for _ in range(2):  # clutter behind the shape: small ellipses
+        x, y = _axes(rng, n, 15)
+        a, b = _uniform(rng, 1, 3.5, n, 1, 1), _uniform(rng, 1, 3.5, n, 1, 1)
+        ellipse = (np.sqrt((x / a) * (x / a) + (y / b) * (y / b)) - 1) * np.minimum(a, b)
+        _paint(canvas, base + _offset(rng, 15, 70, n), ellipse)
+
+    x, y = _axes(rng, n, 6)
+    radius = _uniform(rng, 6.5, 12, n, 1, 1)
+    aspect = _uniform(rng, 0.85, 1.2, n, 1, 1)
+    proportions = _uniform(rng, 0, 1, n, 1, 1)
+    distance = field(x / radius, y / radius * aspect, proportions) * radius
+    _paint(canvas, base + _offset(rng, 28, 112, n), distance)
+
+    x, y = _axes(rng, n, 10)  # occluder: a bar in front, in about six of ten pictures
+    bar = np.maximum(np.abs(y) - _uniform(rng, -2, 2, n, 1, 1), np.abs(x) - 12)
+    _paint(canvas, base + _offset(rng, 15, 70, n), bar)
+
+    noise = rng.randint(-127, 128, canvas.shape, dtype=np.int8)
+    canvas += noise * (_uniform(rng, 2, 26, n, 1, 1) / 127)
+    return np.rint(np.clip(canvas, 0, 255)).astype(np.uint8).transpose(1, 2, 3, 0)
