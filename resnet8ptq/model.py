@@ -1,0 +1,118 @@
+"""Where the FP32 network comes from, and its conversion to ONNX, checked and cached."""
+
+import json
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import pooch
+
+import resnet8ptq.shapes
+from resnet8ptq import cache, convert, environment, files
+from resnet8ptq.config import ModelConfig
+from resnet8ptq.data import Dataset, downloads_folder
+from resnet8ptq.errors import ModelError
+
+URL = (
+    "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
+    "trained_models/pretrainedResnet.h5"
+)
+SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
+
+_HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"  # .h5
+_ZIP_MAGIC = b"PK\x03\x04"  # .keras
+
+
+@dataclass(frozen=True)
+class Fp32Model:
+    """A trained network as an ONNX file: NHWC float32 `input`, `probabilities` [N, classes].
+
+    Attributes:
+        source: the Keras file; `sha256` is its hash.
+        onnx_path: the converted graph, folded or not as the config says.
+        parity: largest difference of probabilities from Keras, by framework.
+    """
+
+    name: str
+    source: Path
+    sha256: str
+    onnx_path: Path
+    fold: bool
+    parity: dict[str, float]
+
+
+def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
+    """Locate, check and convert the network; conversions are cached by content.
+
+    Raises:
+        ModelError: the file is missing, empty, no model, unsafe, or does not fit the data.
+        ParityError: ONNX or torch disagree with Keras on 1,000 training images.
+    """
+    source = _locate(config, data.name)
+    digest = files.sha256(source)
+    images = data.train.images[: convert.PARITY_IMAGES]
+    key: cache.Key = {
+        "model": digest,
+        "images": data.train.digest,
+        "classes": len(data.class_names),
+        **environment.versions(),
+    }
+
+    def make(folder: Path) -> None:
+        # A process of its own: TensorFlow's memory and settings go when it ends, and a file that
+        # crashes the reader does not take the sweep along.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            pool.submit(convert.convert, source, folder, images, len(data.class_names)).result()
+
+    try:
+        folder = cache.entry(cache_root, "models", key, make)
+    except BrokenProcessPool as error:
+        raise ModelError(f"{source}: reading it crashed the converter") from error
+    return Fp32Model(
+        name=config.name,
+        source=source,
+        sha256=digest,
+        onnx_path=folder / (convert.FOLDED if config.fold else convert.UNFOLDED),
+        fold=config.fold,
+        parity=json.loads((folder / convert.PARITY).read_text()),
+    )
+
+
+def _locate(config: ModelConfig, data_name: str) -> Path:
+    if config.path is not None:
+        return _checked(Path(config.path).expanduser().absolute(), "model.path")
+    if data_name == "shapes":
+        return Path(resnet8ptq.shapes.__file__).with_name("resnet8.h5")
+    named = os.environ.get("RESNET8_H5")
+    if named:
+        return _checked(Path(named).absolute(), "$RESNET8_H5")
+    try:
+        found = pooch.retrieve(
+            URL,
+            known_hash=f"sha256:{SHA256}",
+            path=downloads_folder(),
+            fname="pretrainedResnet.h5",
+            downloader=pooch.HTTPDownloader(progressbar=True, timeout=15),
+        )
+    except Exception as error:  # requests, urllib and pooch each have their own
+        raise ModelError(
+            f"model.path: not set, neither is $RESNET8_H5, and {URL} cannot be had "
+            f"({type(error).__name__}); set one to the .h5 file, or use data=shapes"
+        ) from error
+    return Path(found)
+
+
+def _checked(path: Path, key: str) -> Path:
+    if not path.is_file():
+        raise ModelError(f"{key}: got {path}, no such file; takes a Keras .h5 or .keras file")
+    with path.open("rb") as file:
+        magic = file.read(len(_HDF5_MAGIC))
+    if not magic:
+        raise ModelError(f"{key}: {path} is empty")
+    if magic != _HDF5_MAGIC and not magic.startswith(_ZIP_MAGIC):
+        raise ModelError(f"{key}: {path} is not a model; takes a Keras .h5 or .keras file")
+    return path

@@ -1,0 +1,93 @@
+"""Nodes of the ONNX graph by name: those with weights, and those that are to stay in float.
+
+onnx2torch names its modules by the ONNX nodes, so that the same names serve every backend.
+"""
+
+import difflib
+import re
+
+import onnx
+from onnx import numpy_helper
+
+from resnet8ptq.config import RunConfig
+from resnet8ptq.errors import ConfigError, QuantizationError
+
+LAYERS = ("Conv", "Gemm", "MatMul")
+_ACTIVATIONS = ("Relu", "Clip")
+
+
+def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """Return the convolutions and matrix products that have weights, by a short unique name.
+
+    `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`: what all names begin with is left out, and of
+    the rest as many parts are kept as it takes to tell the layers apart.
+    """
+    weights = {tensor.name for tensor in graph.initializer}
+    layers = [n for n in graph.node if n.op_type in LAYERS and weights & set(n.input[1:2])]
+    parts = [node.name.split("/") for node in layers]
+    differs = [len(set(column)) > 1 for column in zip(*parts, strict=False)]
+    shared = differs.index(True) if True in differs else 0
+    tails = [name[shared:] for name in parts]
+    return {_shorten(tail, tails): node for tail, node in zip(tails, layers, strict=True)}
+
+
+def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
+    """Return the smallest and the largest weight of each layer, by its short name."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    ranges = {}
+    for name, node in weight_layers(graph).items():
+        weights = numpy_helper.to_array(tensors[node.input[1]])
+        ranges[name] = (float(weights.min()), float(weights.max()))
+    return ranges
+
+
+def _shorten(tail: list[str], tails: list[list[str]]) -> str:
+    length = 1
+    while length < len(tail) and sum(other[:length] == tail[:length] for other in tails) > 1:
+        length += 1
+    return re.sub(r"[^\w.-]", "_", ".".join(tail[:length]))  # MLflow takes no others in a metric
+
+
+def find_float_nodes(graph: onnx.GraphProto, config: RunConfig) -> list[str]:
+    """Return the names of the nodes that `nodes_to_quantize` and `nodes_to_exclude` leave in float.
+
+    A Relu or Clip goes along with the chosen layer before it: both frameworks fuse the two, and
+    the range of the sum before it would cost the layer half of its levels.
+
+    Raises:
+        ConfigError: a name is not in the graph; lists the nearest.
+        QuantizationError: no node is left to quantize.
+    """
+    names = [node.name for node in graph.node]
+    chosen = set(names)
+    if config.nodes_to_quantize is not None:
+        _check_known("nodes_to_quantize", config.nodes_to_quantize, names)
+        chosen = set(config.nodes_to_quantize)
+        chosen |= _activations_behind(graph, chosen)
+    _check_known("nodes_to_exclude", config.nodes_to_exclude, names)
+    chosen -= set(config.nodes_to_exclude)
+    if not chosen:
+        raise QuantizationError("nodes_to_exclude: leaves no node to quantize")
+    return [name for name in names if name not in chosen]
+
+
+def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
+    outputs = {node.output[0] for node in graph.node if node.name in chosen}
+    consumers = [name for node in graph.node for name in node.input]
+    return {
+        node.name
+        for node in graph.node
+        if node.op_type in _ACTIVATIONS
+        and node.input[0] in outputs
+        and consumers.count(node.input[0]) == 1
+    }
+
+
+def _check_known(key: str, given: list[str], names: list[str]) -> None:
+    for name in given:
+        if name not in names:
+            nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
+            raise ConfigError(
+                f"{key}: got {name!r}, takes names of the model's ONNX nodes; "
+                f"nearest: {', '.join(nearest)}"
+            )

@@ -1,0 +1,39 @@
+"""From an ONNX file to a torch module, by onnx2torch."""
+
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+def load_torch_module(onnx_path: Path) -> Any:
+    """Return the network as a `torch.fx.GraphModule`, [N, H, W, C] to [N, classes], to evaluate."""
+    module = _import_onnx2torch().convert(onnx_path)
+    return module.eval()
+
+
+def _import_onnx2torch() -> types.ModuleType:
+    """Import onnx2torch, which imports torchvision.
+
+    Beside a CPU build of torch, pip installs a torchvision whose compiled ops do not load; its
+    import then dies because `torchvision::nms` does not exist. Nothing here calls those ops, so
+    declaring them is enough. Only then: where the compiled ops load, a second declaration fails.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchvision's, about its missing compiled ops
+        try:
+            import onnx2torch
+        except RuntimeError as error:
+            if "torchvision::nms" not in str(error):
+                raise
+            from torch import library
+
+            ops = library.Library("torchvision", "DEF")
+            for name in ("nms", "qnms"):
+                ops.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _keep_alive.append(ops)
+            import onnx2torch
+    return onnx2torch
+
+
+_keep_alive: list[Any] = []  # a torch Library takes its operators along when it is collected
