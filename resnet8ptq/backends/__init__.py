@@ -1,0 +1,21 @@
+"""The frameworks, by name. A framework is imported when a run asks for it, not before."""
+
+from collections.abc import Callable
+
+from resnet8ptq.config import RunConfig
+from resnet8ptq.interfaces import Quantizer
+
+
+def _onnx(config: RunConfig) -> Quantizer:
+    from resnet8ptq.backends.onnx import OnnxQuantizer
+
+    return OnnxQuantizer(config)
+
+
+def _torch(config: RunConfig) -> Quantizer:
+    from resnet8ptq.backends.torch import TorchQuantizer
+
+    return TorchQuantizer(config)
+
+
+BACKENDS: dict[str, Callable[[RunConfig], Quantizer]] = {"onnx": _onnx, "torch": _torch}

@@ -1,0 +1,73 @@
+"""The two protocols between the pipeline and a framework."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.calibration import Range
+from resnet8ptq.data import Split
+from resnet8ptq.model import Fp32Model
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A model file as it would be deployed.
+
+    Attributes:
+        quantized_layers: convolutions and matrix products that run on quantized weights and
+            activations; 0 for FP32.
+        ranges: activation ranges by tensor name, as calibration chose them.
+    """
+
+    path: Path
+    quantized_layers: int = 0
+    ranges: dict[str, Range] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file on disk."""
+        return self.path.stat().st_size
+
+
+class Predictor(Protocol):
+    """A loaded artifact."""
+
+    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return probabilities [n, classes] for raw pixels [n, H, W, C] in 0..255."""
+        ...
+
+    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """Return what the final softmax takes [n, classes], dequantized; None without a softmax.
+
+        The logarithm of quantized probabilities would not do: those come in steps of about 1/256.
+        """
+        ...
+
+
+class Quantizer(Protocol):
+    """One framework, set up for one run."""
+
+    def resolve(self) -> dict[str, str]:
+        """Return what the settings come to in this framework, before any work.
+
+        At least `weight_dtype` and `activation_dtype`; all of it is logged.
+
+        Raises:
+            UnsupportedError: the framework cannot do this combination; the message says why.
+        """
+        ...
+
+    def quantize(self, model: Fp32Model, calibration: Split, folder: Path) -> Artifact:
+        """Write the quantized model into `folder`; for dtype=fp32, the network as it is.
+
+        Raises:
+            QuantizationError: the framework failed, or quantized nothing.
+        """
+        ...
+
+    def load(self, path: Path) -> Predictor:
+        """Load an artifact from disk."""
+        ...
