@@ -1,0 +1,97 @@
+"""What a run ran on: versions, CPU, threads, memory, commit."""
+
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = (
+    *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
+    *("keras", "torch", "onnx2torch"),
+)
+
+
+def threads(setting: int | None) -> int:
+    """Return the number of threads to use: `setting`, or every core this process may use."""
+    if setting is not None:
+        return setting
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@cache
+def cpu() -> tuple[str, tuple[str, ...]]:
+    """Return the CPU's name and its feature flags, sorted."""
+    import cpuinfo
+
+    info = cpuinfo.get_cpu_info()
+    return info.get("brand_raw", platform.processor()), tuple(sorted(info.get("flags", ())))
+
+
+def has_vnni() -> bool:
+    """Tell whether the CPU multiplies and sums 8-bit integers in one instruction, exactly."""
+    return not {"avx512_vnni", "avx512vnni", "avx_vnni"}.isdisjoint(cpu()[1])
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return `{"version.<package>": version}` of what shapes a result, without importing it."""
+    found = {"version.python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[f"version.{package}"] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def describe() -> dict[str, str]:
+    """Return versions, CPU and commit, as tags for a run."""
+    name, flags = cpu()
+    return {
+        **versions(),
+        "platform": platform.platform(),
+        "cpu": name,
+        "cpu_flags": " ".join(flags),
+        "git_commit": _git_commit(),
+    }
+
+
+def _git_commit() -> str:
+    """Return the checkout's commit, `-dirty` behind it where files differ; or `unknown`."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+class PeakMemory:
+    """Peak resident memory of this process since the object was made, where Linux can tell.
+
+    The kernel keeps one high-water mark per process, and lets it be reset
+    (`man 5 proc`, /proc/pid/clear_refs): without that, a run would report an earlier run's peak.
+    """
+
+    def __init__(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            self._resets = True
+        except OSError:
+            self._resets = False
+
+    def read_bytes(self) -> int | None:
+        """Return the peak in bytes; None where it cannot be measured."""
+        if not self._resets:
+            return None
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return None

@@ -1,0 +1,120 @@
+"""How long a model takes beside its FP32 baseline: both in one process, in turns.
+
+On a shared machine a latency drifts by more than quantization changes it. Run in turns, the two
+models meet the same disturbances, and their ratio holds.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.data import Images
+from resnet8ptq.interfaces import Predictor
+
+Times = NDArray[np.float64]  # [repeats], in milliseconds
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Wall-clock times of one model: `single_ms` at batch 1, `batch_ms` at `latency.batch_size`."""
+
+    single_ms: Times
+    batch_ms: Times
+
+    def to_metrics(self, prefix: str = "") -> dict[str, float]:
+        """Return median and 95th percentile of both, in milliseconds, by MLflow name."""
+        times = {"latency": self.single_ms, "latency_batch": self.batch_ms}
+        return {
+            f"{prefix}{name}_p{percent}_ms": float(np.percentile(values, percent))
+            for name, values in times.items()
+            for percent in (50, 95)
+        }
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A model and its FP32 baseline; without one for dtype=fp32, which is the baseline itself."""
+
+    model: Timings
+    baseline: Timings | None
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every figure under its MLflow name.
+
+        `speedup` (batch 1) and `speedup_batch` (`latency.batch_size`) are the baseline's median
+        latency divided by the model's: above 1 the model is faster. dtype=fp32 has none: against
+        itself it is 1 by definition, and a measured one would show nothing but noise.
+        """
+        metrics = self.model.to_metrics()
+        if self.baseline is None:
+            return metrics
+        ratios = {
+            "speedup": float(np.median(self.baseline.single_ms) / np.median(self.model.single_ms)),
+            "speedup_batch": float(
+                np.median(self.baseline.batch_ms) / np.median(self.model.batch_ms)
+            ),
+        }
+        return metrics | self.baseline.to_metrics("baseline_") | ratios
+
+
+def measure(config: RunConfig, path: Path, baseline_path: Path, images: Images) -> Latency:
+    """Reload two artifacts of the run's backend with `latency.threads` threads, and time them.
+
+    Args:
+        config: the run's; with dtype=fp32 only the artifact at `path` is timed.
+        path: the run's own artifact.
+        baseline_path: the FP32 baseline's.
+        images: [N, H, W, C] raw pixels; taken again from the start where N is too few.
+    """
+    settings = config.latency
+    pinned = replace(config, threads=settings.threads)
+    quantizers = [(BACKENDS[config.backend.name](pinned), path)]
+    if config.dtype.name != "fp32":
+        fp32 = replace(pinned, dtype=DtypeConfig("fp32"))
+        quantizers.append((BACKENDS[config.backend.name](fp32), baseline_path))
+    with _torch_threads_kept():
+        predictors = [quantizer.load(file) for quantizer, file in quantizers]
+        single = _time_in_turns(predictors, images, 1, settings.repeats)
+        batch = _time_in_turns(predictors, images, settings.batch_size, settings.batch_repeats)
+    timings = [Timings(*times) for times in zip(single, batch, strict=True)]
+    return Latency(timings[0], timings[1] if len(timings) > 1 else None)
+
+
+def _time_in_turns(
+    predictors: list[Predictor], images: Images, batch_size: int, repeats: int
+) -> list[Times]:
+    """Return the times of each predictor; who goes first alternates, so that caches favour none."""
+    warm_up = max(3, repeats // 10)  # torch compiles in its first two runs of a shape
+    times: list[list[float]] = [[] for _ in predictors]
+    places = list(range(len(predictors)))
+    for turn in range(warm_up + repeats):
+        first = turn * batch_size
+        indices = np.arange(first, first + batch_size) % len(images)
+        batch = images[indices].astype(np.float32)
+        for place in places if turn % 2 == 0 else reversed(places):
+            start = time.perf_counter()
+            predictors[place].predict(batch)
+            times[place].append(1000 * (time.perf_counter() - start))
+    return [np.array(each[warm_up:]) for each in times]
+
+
+@contextmanager
+def _torch_threads_kept() -> Iterator[None]:
+    """Restore torch's number of threads, which is one for the process; ONNX Runtime's is not."""
+    torch = sys.modules.get("torch")  # only backend=torch sets it, and has imported torch by now
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,89 @@
+"""The files that a run leaves in its folder, and that MLflow keeps as artifacts.
+
+| file | what |
+|---|---|
+| `model.onnx`, `model.pt` | the quantized model, written by its backend |
+| `config.yaml` | the resolved config |
+| `result.json` | status and every metric |
+| `per_class.csv`, `classes.png` | accuracy and delta of each class |
+| `confusion.csv`, `confusion.png` | true classes down, predicted classes across |
+| `predictions.npz` | per test image: probabilities, prediction, label, the baseline's prediction |
+| `calibration.csv` | places of the calibration images in the training split, with labels |
+| `ranges.json` | activation ranges that calibration chose, and the weights' ranges |
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from omegaconf import OmegaConf
+
+from resnet8ptq import files, nodes, plots
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import CalibrationSet
+from resnet8ptq.interfaces import Artifact
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.results import Measurement, RunResult
+
+
+def write(
+    folder: Path,
+    config: RunConfig,
+    result: RunResult,
+    artifact: Artifact,
+    calibration: CalibrationSet,
+    fp32: Fp32Model,
+) -> None:
+    """Write everything but the model, each file whole or not at all; `result.json` comes last."""
+    found = result.measurement
+    assert found is not None  # only measured runs come here
+    scores = found.comparison.model
+    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    _write_csv(folder / "per_class.csv", _per_class(found))
+    confusion = scores.confusion()
+    rows = ([name, *row] for name, row in zip(found.class_names, confusion.tolist(), strict=True))
+    _write_csv(folder / "confusion.csv", [["true \\ predicted", *found.class_names], *rows])
+    paired, title = found.comparison.paired, _title(config, scores.accuracy)
+    plots.save(plots.confusion(paired, found.class_names, title), folder / "confusion.png")
+    plots.save(plots.classes(paired, found.class_names, title), folder / "classes.png")
+    with files.atomic(folder / "predictions.npz") as temporary:
+        np.savez_compressed(
+            temporary,
+            probabilities=scores.probabilities,
+            predictions=scores.predictions,
+            labels=scores.labels,
+            baseline_predictions=found.comparison.baseline.predictions,
+        )
+    pairs = zip(calibration.indices.tolist(), calibration.split.labels.tolist(), strict=True)
+    _write_csv(folder / "calibration.csv", [["index", "label"], *pairs])
+    weights = nodes.weight_ranges(onnx.load(fp32.onnx_path).graph)
+    ranges = {"activations": artifact.ranges, "weights": weights}
+    files.write_text(folder / "ranges.json", json.dumps(ranges, indent=2))
+    record = {"status": result.status, "resolved": result.resolved, "metrics": result.to_metrics()}
+    files.write_text(folder / "result.json", json.dumps(record, indent=2))
+
+
+def _title(config: RunConfig, accuracy: float) -> str:
+    parts = (config.data.name, config.backend.name, config.dtype.name, config.calib.name)
+    return f"{' · '.join(parts)}: {accuracy:.2%}"
+
+
+def _per_class(found: Measurement) -> Iterable[Sequence[object]]:
+    yield ["class", "accuracy", "baseline_accuracy", "delta"]
+    for label, name in enumerate(found.class_names):
+        yield [
+            name,
+            found.comparison.model.class_accuracy(label),
+            found.comparison.baseline.class_accuracy(label),
+            found.comparison.class_delta(label),
+        ]
+
+
+def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    files.write_text(path, text.getvalue())

@@ -1,0 +1,101 @@
+"""What a run found."""
+
+from dataclasses import dataclass, field
+
+from resnet8ptq.latency import Latency
+from resnet8ptq.metrics import Comparison
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """An artifact, reloaded from disk and run over the test images.
+
+    Attributes:
+        size_bytes, baseline_size_bytes: the files of the model and of its FP32 baseline.
+        quantize_s: calibration and conversion, in seconds.
+        evaluate_s: all test images, in seconds.
+        peak_memory_bytes: of the process during the run; None where it cannot be measured.
+        latency: beside the baseline's; None with `latency.enabled=false`.
+    """
+
+    class_names: tuple[str, ...]
+    comparison: Comparison
+    size_bytes: int
+    baseline_size_bytes: int
+    quantized_layers: int
+    quantize_s: float
+    evaluate_s: float
+    peak_memory_bytes: int | None
+    latency: Latency | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of one run: `ok` with a measurement, or `unsupported` with a reason.
+
+    Attributes:
+        resolved: what the settings came to in the framework, e.g. `weight_dtype`.
+    """
+
+    status: str
+    reason: str = ""
+    measurement: Measurement | None = None
+    resolved: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def accuracy_drop(self) -> float | None:
+        """Baseline's accuracy minus the model's, for sweepers that minimise."""
+        return None if self.measurement is None else -self.measurement.comparison.delta
+
+    def summary(self) -> str:
+        """Return the outcome in one line."""
+        if self.measurement is None:
+            return f"{self.status}: {self.reason}"
+        scores = self.measurement.comparison.model
+        return (
+            f"{scores.correct} of {scores.total} right ({scores.accuracy:.2%}, "
+            f"{100 * self.measurement.comparison.delta:+.2f} points), "
+            f"{self.measurement.size_bytes / 1000:.1f} kB"
+        )
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every figure under its MLflow name; accuracies are fractions."""
+        found = self.measurement
+        if found is None:
+            return {}
+        scores, comparison = found.comparison.model, found.comparison
+        low, high = scores.interval
+        metrics: dict[str, float | None] = {
+            "accuracy": scores.accuracy,
+            "ci95_low": low,
+            "ci95_high": high,
+            "delta": comparison.delta,
+            "correct": scores.correct,
+            "total": scores.total,
+            "tied": scores.tied,
+            "expected_correct": scores.expected_correct,
+            "expected_accuracy": scores.expected_correct / scores.total,
+            "expected_delta": comparison.expected_delta,
+            "baseline_accuracy": comparison.baseline.accuracy,
+            "baseline_correct": comparison.baseline.correct,
+            "right_to_wrong": comparison.right_to_wrong,
+            "wrong_to_right": comparison.wrong_to_right,
+            "p_value": comparison.p_value,
+            "agreement": comparison.agreement,
+            "kl_divergence": comparison.kl_divergence,
+            "sqnr_db": comparison.sqnr_db,
+            "size_bytes": found.size_bytes,
+            "baseline_size_bytes": found.baseline_size_bytes,
+            "size_reduction": 1 - found.size_bytes / found.baseline_size_bytes,
+            "quantized_layers": found.quantized_layers,
+            "quantize_s": found.quantize_s,
+            "evaluate_s": found.evaluate_s,
+            "images_per_s": scores.total / found.evaluate_s,
+            "peak_memory_bytes": found.peak_memory_bytes,
+        }
+        if found.latency is not None:
+            metrics |= found.latency.to_metrics()
+        for label, name in enumerate(found.class_names):
+            metrics[f"accuracy_{name}"] = scores.class_accuracy(label)
+            metrics[f"delta_{name}"] = comparison.class_delta(label)
+        return {key: float(value) for key, value in metrics.items() if value is not None}
