@@ -1,0 +1,144 @@
+"""A sweep read back from MLflow, and what can be said of its differences.
+
+p-values of one family are corrected together (Holm, 1979): the runs of the sweep against their
+FP32 baselines are one family, the same by class another, the runs against the best one a third.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from resnet8ptq import table, tracking
+from resnet8ptq.metrics import Paired, holm, mcnemar
+from resnet8ptq.tracking import Record, Store
+
+SIGNIFICANCE = 0.05  # of each family
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One requested combination, whatever became of it.
+
+    Attributes:
+        label: the combination in words.
+        adjusted_p: of the run against its baseline, corrected; None where nothing was measured.
+        worse_classes: classes that lost significantly, after correction.
+        ranges: `ranges.json` of the run: activations and weights.
+    """
+
+    record: Record
+    label: str
+    paired: Paired | None = None
+    adjusted_p: float | None = None
+    worse_classes: tuple[str, ...] = ()
+    ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> str:
+        """The framework."""
+        return self.record.params.get("backend", "?")
+
+    @property
+    def status(self) -> str:
+        """`ok`, `unsupported`, `failed`, `running` or `killed`."""
+        return self.record.tags.get("status", "?")
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the run was measured and is not the baseline itself."""
+        return self.paired is not None and self.record.params.get("dtype") != "fp32"
+
+    def metric(self, name: str) -> float:
+        """Return a metric; NaN where it was not measured."""
+        return self.record.metrics.get(name, float("nan"))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All cells of a sweep, tested together."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        """The runs as MLflow has them."""
+        return [cell.record for cell in self.cells]
+
+    @property
+    def measured(self) -> list[Cell]:
+        """Quantized cells with predictions."""
+        return [cell for cell in self.cells if cell.quantized]
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """Class names, from the order in which the runs logged them."""
+        for cell in self.measured:
+            if names := cell.record.tags.get("class_names"):
+                return tuple(json.loads(names))
+        return ()
+
+
+def load(store: Store, parent_id: str) -> Comparison:
+    """Read a sweep from MLflow alone: its runs, their predictions and ranges; test them."""
+    children = tracking.load_children(store, parent_id)
+    records = [record for record in children if not record.is_analysis]
+    labels = table.labels(records)
+    cells = [_load_cell(store, *pair) for pair in zip(records, labels, strict=True)]
+    return compare(cells)
+
+
+def _load_cell(store: Store, record: Record, label: str) -> Cell:
+    if "accuracy" not in record.metrics:
+        return Cell(record, label)
+    with (
+        tracking.artifact(store, record.run_id, "predictions.npz") as path,
+        np.load(path, allow_pickle=False) as arrays,
+    ):
+        names = ("predictions", "baseline_predictions", "labels")
+        paired = Paired(*(arrays[name] for name in names))
+    with tracking.artifact(store, record.run_id, "ranges.json") as path:
+        ranges = json.loads(path.read_text())
+    return Cell(record, label, paired, ranges=ranges)
+
+
+def compare(cells: Sequence[Cell]) -> Comparison:
+    """Test every cell against its baseline, whole and by class, with Holm's correction."""
+    comparison = Comparison(tuple(cells))
+    names, measured = comparison.class_names, comparison.measured
+    whole, by_class = [], []
+    for cell in measured:
+        found = cell.paired
+        assert found is not None  # that is what measured means
+        whole.append(mcnemar(found.hits, found.baseline_hits))
+        for label in range(len(names)):
+            members = found.labels == label
+            by_class.append(mcnemar(found.hits[members], found.baseline_hits[members]))
+    adjusted = dict(zip(map(id, measured), holm(whole), strict=True))
+    class_p = np.reshape(holm(by_class), (len(measured), len(names)))
+    worse = {
+        id(cell): tuple(
+            name
+            for name, p in zip(names, row, strict=True)
+            if p < SIGNIFICANCE and cell.metric(f"delta_{name}") < 0
+        )
+        for cell, row in zip(measured, class_p, strict=True)
+    }
+    tested = [
+        replace(cell, adjusted_p=adjusted.get(id(cell)), worse_classes=worse.get(id(cell), ()))
+        for cell in cells
+    ]
+    return Comparison(tuple(tested))
+
+
+def indistinguishable(best: Cell, others: Sequence[Cell]) -> list[Cell]:
+    """Return those of `others` whose accuracy does not differ significantly from `best`'s.
+
+    Paired on the same test images, corrected for the number of others.
+    """
+    assert best.paired is not None
+    hits = best.paired.hits
+    p_values = [mcnemar(hits, cell.paired.hits) for cell in others if cell.paired]
+    return [cell for cell, p in zip(others, holm(p_values), strict=True) if p >= SIGNIFICANCE]

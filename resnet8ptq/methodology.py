@@ -1,0 +1,61 @@
+"""What a sweep's runs have in common, in words, read off their parameters and tags."""
+
+from collections.abc import Callable, Sequence
+
+from resnet8ptq.comparison import SIGNIFICANCE, Comparison
+from resnet8ptq.tracking import Record
+
+
+def describe(comparison: Comparison) -> list[tuple[str, str]]:
+    """Return (subject, text) pairs; where runs differ, every value is named."""
+    runs = [record for record in comparison.records if "total" in record.metrics]
+    if not runs:
+        return [("runs", "none was measured")]
+
+    def param(name: str) -> str:
+        return _values(runs, lambda record: record.params.get(name))
+
+    def tag(name: str) -> str:
+        return _values(runs, lambda record: record.tags.get(name))
+
+    versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
+    latency = (
+        f"{param('latency.threads')} thread(s), quantized and FP32 model measured in turns in one "
+        "process, medians"
+        if any("latency_p50_ms" in run.metrics for run in runs)
+        else "not measured"
+    )
+    flags = {"avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8"}
+    present = [flag for flag in tag("cpu_flags").split() if flag in flags]
+    total = _values(runs, lambda record: f"{record.metrics['total']:.0f}")
+    return [
+        ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
+        ("data", f"{param('data.name')}; {total} test images, digest {tag('test_digest')[:16]}…"),
+        (
+            "calibration",
+            f"{param('calib.samples_per_class')} training images of each class, seed "
+            f"{param('seed')}, digest of the draw {tag('calibration_digest')[:16]}…",
+        ),
+        ("what is evaluated", "the artifact as it was written, loaded again from disk"),
+        (
+            "tests",
+            "exact McNemar test, paired on the same images, against the FP32 baseline of the same "
+            f"framework; Holm's correction within a family; significant below {SIGNIFICANCE}",
+        ),
+        ("intervals", "95% Wilson score intervals"),
+        (
+            "choice",
+            "the best are chosen on the images they are reported on, so that the winner's accuracy "
+            "is a little flattered; that is why its equals are named",
+        ),
+        ("latency", latency),
+        ("CPU", f"{tag('cpu')} ({' '.join(present) or 'no vector flags known'})"),
+        ("threads", param("threads")),
+        ("versions", ", ".join(f"{key[8:]} {tag(key)}" for key in versions)),
+        ("commit", tag("git_commit")),
+    ]
+
+
+def _values(runs: Sequence[Record], read: Callable[[Record], str | None]) -> str:
+    found = dict.fromkeys(value for run in runs if (value := read(run)) is not None)
+    return " / ".join(found) or "unknown"

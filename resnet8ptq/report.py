@@ -1,0 +1,220 @@
+"""The report of a sweep: `report.md`, `report.html` and its figures, from MLflow alone.
+
+    python -m resnet8ptq.report                        the newest sweep
+    python -m resnet8ptq.report experiment=NAME        the newest sweep of that MLflow experiment
+    python -m resnet8ptq.report run_id=ID              the sweep with that parent run
+
+`max_drop=0.05` and `min_accuracy=0.85` set the limits, `folder=PATH` where the files go (the
+sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged on the parent run.
+"""
+
+import base64
+import io
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from resnet8ptq import (
+    cli,
+    comparison,
+    files,
+    methodology,
+    plots,
+    spread,
+    sweep_plots,
+    table,
+    tracking,
+)
+from resnet8ptq.comparison import SIGNIFICANCE, Comparison
+from resnet8ptq.config import ReportConfig, TrackingConfig
+from resnet8ptq.errors import ConfigError, TrackingError
+from resnet8ptq.recommend import Recommendation, broken_limits, recommend
+from resnet8ptq.tracking import Store
+
+Images = Mapping[str, bytes]  # file name -> PNG
+
+
+def write(store: Store, parent_id: str, folder: Path, limits: ReportConfig) -> list[Path]:
+    """Write the report of a sweep into `folder` and log it on the parent run; return its files."""
+    found = comparison.load(store, parent_id)
+    images = _draw(found, recommend(found, limits))
+    paths = []
+    for name, image in images.items():
+        with files.atomic(folder / name) as temporary:
+            temporary.write_bytes(image)
+        paths.append(folder / name)
+    for name, text in (
+        ("report.md", to_markdown(found, limits, {name: name for name in images})),
+        ("report.html", to_html(found, limits, images)),
+        ("runs.csv", table.to_csv(found.records)),
+    ):
+        files.write_text(folder / name, text)
+        paths.append(folder / name)
+    tracking.log_files(store, parent_id, paths)
+    return paths
+
+
+def to_markdown(found: Comparison, limits: ReportConfig, links: Mapping[str, str]) -> str:
+    """Return the report in Markdown; `links` gives each figure's address by its file name."""
+    environment = Environment(
+        loader=PackageLoader("resnet8ptq"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        autoescape=False,  # Markdown: the filter `md` escapes, and the page is made without HTML
+    )
+    environment.filters["md"] = _escape
+    recommendations = recommend(found, limits)
+    text = environment.get_template("report.md.j2").render(
+        title=table.title(found.records),
+        summary=summarize(found, recommendations),
+        recommendations=recommendations,
+        limits=limits,
+        points=lambda fraction: f"{100 * fraction:g}",
+        percent=lambda fraction: f"{fraction:.1%}",
+        columns=[*table.columns(found.records), "limits"],
+        numeric=table.NUMERIC,
+        rows=_rows(found, limits),
+        notes=table.notes(found.records),
+        class_names=found.class_names,
+        losses=[(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes],
+        figures={
+            name: links.get(f"{name}.png")
+            for name in ("trade_offs", "class_impact", "classes", "confusion")
+        },
+        ranges=[link for name, link in links.items() if name.startswith("ranges_")],
+        spreads=spread.measure(found),
+        methodology=methodology.describe(found),
+    )
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def to_html(found: Comparison, limits: ReportConfig, images: Images) -> str:
+    """Return the report as one page with its figures inside; text from outside is escaped."""
+    links = {
+        name: f"data:image/png;base64,{base64.b64encode(image).decode()}"
+        for name, image in images.items()
+    }
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    # markdown-it would refuse to link data that is not an image; nothing else is to be linked.
+    setattr(markdown, "validateLink", lambda url: url.startswith("data:image/png;base64,"))  # noqa: B010
+    body = markdown.render(to_markdown(found, limits, links))
+    body = body.replace("<table>", '<div class="wide"><table>').replace(
+        "</table>", "</table></div>"
+    )
+    environment = Environment(loader=PackageLoader("resnet8ptq"), autoescape=True)
+    page = environment.get_template("report.html.j2")
+    return page.render(title=f"Quantization report: {table.title(found.records)}", body=body)
+
+
+def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:
+    """Return what a reader must know first, in sentences."""
+    measured = found.measured
+    counts = [f"{len(found.cells)} combinations asked for: {len(measured)} measured"]
+    for status in ("unsupported", "failed", "killed"):
+        number = sum(cell.status == status for cell in found.cells)
+        if number:
+            counts.append(f"{number} {status}")
+    lines = [", ".join(counts) + "."]
+    if not measured:
+        return [*lines, "No quantized model was measured, so nothing can be recommended."]
+    worse = [cell for cell in measured if (cell.adjusted_p or 0) < SIGNIFICANCE]
+    worse = [cell for cell in worse if cell.metric("delta") < 0]
+    rest = len(measured) - len(worse)
+    lines.append(
+        f"Significantly less accurate than FP32: {len(worse)} of the {len(measured)} quantized "
+        f"models{f'; for the other {rest} no loss could be shown' if rest else ''}."
+    )
+    if not recommendations:
+        return [*lines, "No model keeps the limits, so none is recommended."]
+    best = recommendations[0]
+    lines.append(f"The most accurate is {best.choice.label}: {best.why}.")
+    if best.equals:
+        lines.append(
+            f"As accurate as that, as far as these images can tell: {len(best.equals)} more; "
+            "between them, size and speed should decide."
+        )
+    lines += [f"{r.use.capitalize()}: {r.choice.label}: {r.why}." for r in recommendations[1:4]]
+    return lines
+
+
+def _rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
+    verdicts = {}
+    for cell in found.measured:
+        failures = broken_limits(cell, limits)
+        verdicts[cell.record.run_id] = f"fail: {', '.join(failures)}" if failures else "pass"
+    rows = table.rows(found.records)
+    ids = [""] * (len(rows) - len(found.records)) + [r.run_id for r in found.records]
+    return [[*row, verdicts.get(run_id, "")] for row, run_id in zip(rows, ids, strict=True)]
+
+
+def _draw(found: Comparison, recommendations: Sequence[Recommendation]) -> dict[str, bytes]:
+    figures: dict[str, Figure | None] = {
+        "trade_offs.png": sweep_plots.trade_offs(found),
+        "class_impact.png": sweep_plots.class_impact(found),
+    }
+    if recommendations and found.class_names:
+        best = recommendations[0].choice
+        assert best.paired is not None  # only measured cells are recommended
+        figures["classes.png"] = plots.classes(best.paired, found.class_names, best.label)
+        figures["confusion.png"] = plots.confusion(best.paired, found.class_names, best.label)
+    for backend in sorted({cell.backend for cell in found.measured}):
+        figures[f"ranges_{backend}.png"] = sweep_plots.activation_ranges(found, backend)
+    figures["ranges_of_weights.png"] = sweep_plots.weight_ranges(found)
+    return {name: _png(figure) for name, figure in figures.items() if figure is not None}
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110)
+    return buffer.getvalue()
+
+
+def _escape(text: object) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", str(text).replace("\n", " "))
+
+
+@dataclass
+class Arguments:
+    """What `python -m resnet8ptq.report` takes, as key=value."""
+
+    experiment: str = "resnet8ptq"
+    run_id: str | None = None
+    max_drop: float = 0.05
+    min_accuracy: float = 0.85
+    folder: str | None = None
+    uri: str | None = None
+    root: str = "mlruns"
+
+
+def main(words: list[str]) -> None:
+    """Make a sweep's report again."""
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return
+    try:
+        given = OmegaConf.merge(OmegaConf.structured(Arguments), OmegaConf.from_dotlist(words))
+    except OmegaConfBaseException as error:
+        takes = " | ".join(f"{item.name}=" for item in fields(Arguments))
+        raise ConfigError(f"{' '.join(words)}: {cli.one_line(error)}; takes {takes}") from error
+    store = tracking.open_store(TrackingConfig(given.uri, given.root, given.experiment))
+    parent = tracking.load_run(store, given.run_id) if given.run_id else tracking.find_parent(store)
+    if parent is None:
+        raise TrackingError(f"experiment: {given.experiment!r} has no sweep to report on")
+    folder = Path(given.folder or parent.tags.get("folder", "."))
+    folder.mkdir(parents=True, exist_ok=True)
+    limits = ReportConfig(max_drop=given.max_drop, min_accuracy=given.min_accuracy)
+    for path in write(store, parent.run_id, folder, limits):
+        print(path)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(lambda: main(sys.argv[1:])))

@@ -1,0 +1,51 @@
+"""How far one configuration's accuracy moves with the calibration draw."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from resnet8ptq.comparison import Cell, Comparison
+from resnet8ptq.table import varied
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Accuracies, as fractions, of one configuration over several seeds.
+
+    Attributes:
+        standard_deviation: of the sample (n - 1).
+    """
+
+    label: str
+    draws: int
+    mean: float
+    standard_deviation: float
+    lowest: float
+    highest: float
+
+
+def measure(comparison: Comparison) -> list[Spread]:
+    """Return the spread of each configuration that was run with more than one seed."""
+    keys = [key for key in varied(comparison.records) if key != "seed"]
+    groups: dict[tuple[str | None, ...], list[Cell]] = {}
+    for cell in comparison.measured:
+        params = cell.record.params
+        names = ("backend", "dtype", "calib", "per_channel", *keys)
+        groups.setdefault(tuple(params.get(name) for name in names), []).append(cell)
+    return [
+        _spread(cells)
+        for cells in groups.values()
+        if len({cell.record.params.get("seed") for cell in cells}) > 1
+    ]
+
+
+def _spread(cells: list[Cell]) -> Spread:
+    accuracies = np.array([cell.metric("accuracy") for cell in cells])
+    return Spread(
+        label=cells[0].label.replace(f" seed={cells[0].record.params['seed']}", ""),
+        draws=len(cells),
+        mean=float(accuracies.mean()),
+        standard_deviation=float(accuracies.std(ddof=1)),
+        lowest=float(accuracies.min()),
+        highest=float(accuracies.max()),
+    )

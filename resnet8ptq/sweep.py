@@ -1,0 +1,85 @@
+"""A sweep: one parent run in MLflow, its jobs as children, and the table at the end.
+
+The parent is made before the first job. Its id goes to the jobs in a file of the sweep's folder,
+since environment variables do not reach jobs on another machine, and a shared folder does.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from resnet8ptq import cli, files, report, table, tracking
+from resnet8ptq.config import ReportConfig, TrackingConfig
+
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The running sweep: its store, its parent run, its folder."""
+
+    store: tracking.Store
+    parent_id: str
+    folder: Path
+    limits: ReportConfig = field(default_factory=ReportConfig)
+
+    def save(self) -> None:
+        """Leave the store and the parent's id where the jobs find them."""
+        record = {**asdict(self.store), "parent_id": self.parent_id}
+        path = self.folder / SWEEP_FILE
+        files.write_text(path, json.dumps(record, indent=2))
+        path.chmod(0o600)  # the URI of a database may hold its password
+
+    @classmethod
+    def load(cls, folder: Path) -> "Sweep":
+        """Read what `save` left."""
+        record = json.loads((folder / SWEEP_FILE).read_text())
+        store = tracking.Store(record["uri"], record["experiment_id"])
+        return cls(store, record["parent_id"], folder)
+
+    def close(self, status: str) -> None:
+        """Print the comparison, write it to the folder and the parent run, close the parent.
+
+        Args:
+            status: `ok`, `failed` or `killed`, as the sweep ended.
+        """
+        records = tracking.load_children(self.store, self.parent_id)
+        # An analysis has no accuracy to compare; it has printed its own table.
+        compared = [record for record in records if not record.is_analysis]
+        if compared:
+            table.print_table(compared)
+            report.write(self.store, self.parent_id, self.folder, self.limits)
+        tracking.end_parent(self.store, self.parent_id, status)
+        table.print_places(self.folder, self.store)
+
+
+current: Sweep | None = None  # of this process; run.py closes it, also after a failure
+
+
+class SweepCallback(Callback):
+    """Hydra calls this before the first job of a multirun."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Open the store and the parent run, or end the program: no job could be recorded."""
+        global current
+        folder = Path(config.hydra.sweep.dir).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
+            # For mypy: the schema says so.
+            assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
+            store = tracking.open_store(settings)
+            name = f"sweep {folder.parent.name} {folder.name}"
+            overrides = " ".join(config.hydra.overrides.task)
+            parent_id = tracking.start_parent(
+                store, name, {"folder": str(folder), "overrides": overrides}
+            )
+            current = Sweep(store, parent_id, folder, limits)
+            current.save()
+        except cli.EXPECTED as error:
+            # Hydra turns an exception of a callback into a warning, and would go on.
+            raise SystemExit(cli.report(error)) from None

@@ -1,0 +1,194 @@
+"""Figures of a whole sweep, for its report. Each returns a figure, or None without data for it."""
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from resnet8ptq.comparison import Cell, Comparison
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_CALIBRATIONS = {"minmax": "C0", "entropy": "C1", "percentile": "C2", "histogram": "C4"}
+
+
+def class_impact(comparison: Comparison) -> Figure | None:
+    """Accuracy change by class and run, in points; significant losses are framed."""
+    cells, names = comparison.measured, comparison.class_names
+    if not cells or not names:
+        return None
+    change = 100 * np.array([[c.metric(f"delta_{n}") for n in names] for c in cells])
+    limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
+    figure = Figure(
+        figsize=(3.2 + 0.72 * len(names), 1.7 + 0.34 * len(cells)), layout="constrained"
+    )
+    axes = figure.subplots()
+    image = axes.imshow(change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit), aspect="auto")
+    for (row, column), value in np.ndenumerate(change):
+        if np.isnan(value):
+            continue
+        colour = "white" if abs(value) > 0.6 * limit else "black"
+        text = f"{value:+.1f}"
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+        if names[column] in cells[row].worse_classes:
+            axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(cells)), [cell.label for cell in cells], fontsize=8)
+    axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)")
+    figure.colorbar(image, ax=axes, label="points", shrink=0.8)
+    return figure
+
+
+def trade_offs(comparison: Comparison) -> Figure | None:
+    """Accuracy against size, and against latency where it was measured, with Pareto fronts."""
+    cells = comparison.measured
+    if not cells:
+        return None
+    panels: list[tuple[str, Callable[[Cell], float]]] = [
+        ("model file, kB", lambda cell: cell.metric("size_bytes") / 1000)
+    ]
+    if all("latency_p50_ms" in cell.record.metrics for cell in cells):
+        panels.append(("latency of one image, p50, ms", lambda c: c.metric("latency_p50_ms")))
+    figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (label, figure_of) in zip(grid, panels, strict=True):
+        _scatter(axes, cells, figure_of, label)
+    figure.legend(handles=_legend(cells), loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def _style(cell: Cell, kinds: Sequence[str]) -> dict[str, Any]:
+    """Marker: framework and dtype; colour: calibration; filled: per channel."""
+    colour = _CALIBRATIONS.get(cell.record.params.get("calib", ""), "C7")
+    filled = cell.record.params.get("per_channel") == "true"
+    marker = _MARKERS[kinds.index(_kind(cell)) % len(_MARKERS)]
+    return {"marker": marker, "color": colour, "markerfacecolor": colour if filled else "white"}
+
+
+def _kind(cell: Cell) -> str:
+    return f"{cell.backend} {cell.record.params.get('dtype')}"
+
+
+def _kinds(cells: Sequence[Cell]) -> list[str]:
+    return sorted({_kind(cell) for cell in cells})
+
+
+def _legend(cells: Sequence[Cell]) -> list[Line2D]:
+    """One key for each mark that appears: three short lists instead of every combination."""
+    calibrations = dict.fromkeys(cell.record.params.get("calib", "?") for cell in cells)
+    lines = [
+        Line2D([], [], ls="", marker=marker, color="0.3", label=kind)
+        for marker, kind in zip(cycle(_MARKERS), _kinds(cells), strict=False)
+    ]
+    lines += [
+        Line2D([], [], lw=4, color=_CALIBRATIONS.get(name, "C7"), label=name)
+        for name in calibrations
+    ]
+    for filled, name in ((False, "per tensor"), (True, "per channel")):
+        if any((cell.record.params.get("per_channel") == "true") == filled for cell in cells):
+            face = "0.3" if filled else "white"
+            lines.append(
+                Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor=face, label=name)
+            )
+    return [*lines, Line2D([], [], ls="--", color="black", lw=1, label="Pareto front")]
+
+
+def _scatter(
+    axes: Axes, cells: Sequence[Cell], figure_of: Callable[[Cell], float], label: str
+) -> None:
+    kinds = _kinds(cells)
+    for cell in cells:
+        x, accuracy = figure_of(cell), 100 * cell.metric("accuracy")
+        interval = [[100 * cell.metric("ci95_low")], [100 * cell.metric("ci95_high")]]
+        style = _style(cell, kinds)
+        axes.plot([x, x], np.ravel(interval), color=style["color"], alpha=0.25, lw=1)
+        axes.plot(x, accuracy, linestyle="", **style)
+    front = pareto([(figure_of(cell), cell.metric("accuracy")) for cell in cells])
+    axes.plot(*zip(*[(x, 100 * y) for x, y in front], strict=True), "k--", lw=1, zorder=0)
+    axes.set(xlabel=label, ylabel="accuracy, %  (bars: 95% interval)")
+    for level in {cell.metric("baseline_accuracy") for cell in cells}:
+        axes.axhline(100 * level, color="0.6", lw=1, zorder=0)
+        axes.text(
+            0.99,
+            100 * level,
+            "FP32",
+            color="0.4",
+            ha="right",
+            va="bottom",
+            transform=axes.get_yaxis_transform(),
+        )
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (cost, gain) that no other beats in both, by rising cost."""
+    front: list[tuple[float, float]] = []
+    for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or gain > front[-1][1]:
+            front.append((cost, gain))
+    return front
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Leave out what Keras puts before every name, and tf2onnx behind it."""
+    prefix = r"^(?:model|functional|sequential)(?:_\d+)?[/_]"
+    return [re.sub(prefix, "", name).removesuffix(":0") for name in names]
+
+
+def activation_ranges(comparison: Comparison, backend: str) -> Figure | None:
+    """For each activation of one framework: what was seen, and what each method kept."""
+    chosen: dict[str, dict[str, list[float]]] = {}
+    for cell in comparison.measured:
+        if cell.backend == backend and cell.ranges.get("activations"):
+            chosen.setdefault(cell.record.params["calib"], cell.ranges["activations"])
+    if not chosen:
+        return None
+    names = list(next(iter(chosen.values())))
+    figure = Figure(figsize=(9, 1.8 + 0.27 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    offsets = np.linspace(-0.25, 0.25, len(chosen))
+    for offset, (method, ranges) in zip(offsets, chosen.items(), strict=True):
+        for row, name in enumerate(names):
+            if name in ranges:
+                low, high = ranges[name]
+                axes.plot(
+                    [low, high],
+                    [row + offset] * 2,
+                    color=_CALIBRATIONS.get(method, "C7"),
+                    lw=2.5,
+                    solid_capstyle="butt",
+                    label=method if row == 0 else None,
+                )
+    axes.set_yticks(range(len(names)), _short(names))
+    axes.tick_params(axis="y", labelsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set(xlabel="activation value", title=f"{backend}: activation ranges kept by each method")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower right", fontsize=8)
+    return figure
+
+
+def weight_ranges(comparison: Comparison) -> Figure | None:
+    """The smallest and the largest weight of each layer, which minmax keeps per tensor."""
+    cells = [cell for cell in comparison.measured if cell.ranges.get("weights")]
+    if not cells:
+        return None
+    ranges = cells[0].ranges["weights"]  # of the FP32 network: the same in every run
+    figure = Figure(figsize=(9, 1.4 + 0.3 * len(ranges)), layout="constrained")
+    axes = figure.subplots()
+    for row, (low, high) in enumerate(ranges.values()):
+        axes.barh(row, high - low, left=low, height=0.5, color="C0")
+        axes.text(high, row, f" {low:.2f} to {high:.2f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(ranges)), list(ranges))
+    axes.invert_yaxis()
+    axes.use_sticky_edges = False  # or the longest bar ends in the frame
+    axes.margins(x=0.15)
+    axes.axvline(0, color="black", lw=0.8)
+    axes.set(xlabel="weight", title="weights of the FP32 network, by layer")
+    return figure

@@ -1,0 +1,192 @@
+"""The table of runs: for the terminal, and as cells and CSV for the report."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+
+from resnet8ptq.metrics import holm
+from resnet8ptq.tracking import Record, Store
+
+COLUMNS = (
+    *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),
+    *("size kB", "reduction", "speedup", "status"),
+)
+NUMERIC = ("accuracy", "delta", "p", "size kB", "reduction", "speedup")
+P_NOTE = (
+    "p: exact McNemar test against the FP32 baseline of the same framework, on the same images"
+    "{correction}."
+)
+SPEEDUP_NOTE = "speedup: FP32's median latency of one image by the run's, {threads} thread(s)."
+
+
+def columns(records: Sequence[Record]) -> list[str]:
+    """Return the heads of the columns: COLUMNS, and behind `weights` what else the runs vary."""
+    return [*COLUMNS[:4], *varied(records), *COLUMNS[4:]]
+
+
+def rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return one row of cells for each run, behind one for each framework's FP32 baseline."""
+    adjusted, keys = _adjusted_p(records), varied(records)
+    runs = []
+    for record in records:
+        extra = [record.params.get(key, "") for key in keys]
+        figures = _figures(record, adjusted.get(record.run_id))
+        runs.append([*_combination(record), *extra, *figures])
+    return [*_baseline_rows(records, [""] * len(keys)), *runs]
+
+
+def varied(records: Sequence[Record]) -> list[str]:
+    """Return the settings, beyond the four of every table, that differ between runs."""
+    found = set()
+    for backend in {record.params.get("backend") for record in records}:
+        members = [record.params for record in records if record.params.get("backend") == backend]
+        for key in {key for params in members for key in params}:
+            if _is_setting(key) and len({params.get(key) for params in members}) > 1:
+                found.add(key)
+    return sorted(found)
+
+
+def _is_setting(key: str) -> bool:
+    """Tell what a person sets from what follows from it, and from where things are kept."""
+    prefixes = ("backend.", "calib.", "model.", "evaluate.", "latency.")
+    names = ("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "data.name")
+    return key in names or (key.startswith(prefixes) and not key.endswith(".name"))
+
+
+def title(records: Sequence[Record]) -> str:
+    """Return the data sets and models that the rows speak of."""
+    measured = [r for r in records if "total" in r.metrics] or records
+    names = {(r.params.get("data", "?"), r.params.get("model", "?")) for r in measured}
+    totals = {int(r.metrics["total"]) for r in records if "total" in r.metrics}
+    images = f", {totals.pop():,} test images" if len(totals) == 1 else ""
+    return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images
+
+
+def notes(records: Sequence[Record]) -> list[str]:
+    """Return what the table's cells have no room for: reasons, and what p is."""
+    reasons: dict[str, list[str]] = {}
+    for record, label in zip(records, labels(records), strict=True):
+        if record.tags.get("reason"):
+            text = f"{record.tags['status']}: {record.tags['reason']}"
+            reasons.setdefault(text, []).append(label)
+    found = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
+    if tested := len(_adjusted_p(records)):
+        correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
+        found.append(P_NOTE.format(correction=correction))
+    threads = {r.params.get("latency.threads", "?") for r in records if "speedup" in r.metrics}
+    if threads:
+        found.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
+    return found
+
+
+def print_table(records: Sequence[Record], console: Console | None = None) -> None:
+    """Print the table and its notes to stdout."""
+    console = console or Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 160  # a pipe has no width; rich would fold the columns at 80
+    narrow = console.width < 120
+    table = Table(
+        title=title(records),
+        title_justify="left",
+        box=box.SIMPLE if narrow else box.HEAVY_HEAD,
+        padding=(0, 0) if narrow else (0, 1),
+        collapse_padding=narrow,
+    )
+    for column in columns(records):
+        # In a narrow terminal words are folded, figures stay whole.
+        figure = column in NUMERIC
+        justify: JustifyMethod = "right" if figure else "left"
+        table.add_column(column, justify=justify, no_wrap=figure, overflow="fold", min_width=5)
+    for row in rows(records):
+        table.add_row(*row, style=None if row[-1] in ("ok", "baseline") else "yellow")
+    console.print(table)
+    for note in notes(records):
+        console.print(note, highlight=False, markup=False)
+
+
+def print_places(folder: Path, store: Store) -> None:
+    """Say where the files lie and how to browse the runs."""
+    print(f"Files:  {folder}\nBrowse: {store.ui_command}")
+
+
+def to_csv(records: Sequence[Record]) -> str:
+    """Return every parameter and metric of every run, one run a line."""
+    params = sorted({key for record in records for key in record.params})
+    metrics = sorted({key for record in records for key in record.metrics})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run_id", "status", "reason", *params, *metrics])
+    for r in records:
+        values = [*(r.params.get(key, "") for key in params), *(r.metrics.get(k) for k in metrics)]
+        writer.writerow([r.run_id, r.tags.get("status"), r.tags.get("reason"), *values])
+    return text.getvalue()
+
+
+def _quantized(record: Record) -> bool:
+    return "p_value" in record.metrics and record.params.get("dtype") != "fp32"
+
+
+def _adjusted_p(records: Sequence[Record]) -> dict[str, float]:
+    tested = [record for record in records if _quantized(record)]
+    p_values = holm([record.metrics["p_value"] for record in tested])
+    return {record.run_id: p for record, p in zip(tested, p_values, strict=True)}
+
+
+def _baseline_rows(records: Sequence[Record], extra: list[str]) -> list[list[str]]:
+    shown = {_baseline_key(r) for r in records if r.params.get("dtype") == "fp32"}
+    found = {_baseline_key(r): r for r in records if "baseline_accuracy" in r.metrics}
+    return [
+        [
+            *(r.params["backend"], "fp32", "", "", *extra),
+            *(f"{r.metrics['baseline_accuracy']:.2%}", "", ""),
+            *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "baseline"),
+        ]
+        for key, r in sorted(found.items(), key=lambda item: str(item[0]))
+        if key not in shown  # its own run is a row
+    ]
+
+
+def _baseline_key(record: Record) -> tuple[str | None, ...]:
+    return tuple(record.params.get(key) for key in ("backend", "data", "model.fold"))
+
+
+def _figures(record: Record, adjusted_p: float | None) -> list[str]:
+    """Return the cells from `accuracy` on; empty where nothing was measured."""
+    metrics, quantized = record.metrics, record.params.get("dtype") != "fp32"
+    figures = [""] * 6
+    if "accuracy" in metrics:
+        figures[0] = f"{metrics['accuracy']:.2%}"
+        figures[3] = f"{metrics['size_bytes'] / 1000:.1f}"
+    if adjusted_p is not None:
+        figures[1] = f"{100 * metrics['delta']:+.2f}"
+        figures[2] = "<0.001" if adjusted_p < 0.001 else f"{adjusted_p:.3f}"
+        figures[4] = f"{metrics['size_reduction']:.1%}"
+        if "speedup" in metrics:
+            figures[5] = f"{metrics['speedup']:.2f}"
+    status = record.tags.get("status", "?")
+    return [*figures, status if quantized or status != "ok" else "baseline"]
+
+
+def _combination(record: Record) -> list[str]:
+    params = record.params
+    if params.get("dtype") == "fp32":
+        return [params.get("backend", "?"), "fp32", "", ""]
+    granularity = "per channel" if params.get("per_channel") == "true" else "per tensor"
+    return [*(params.get(key, "?") for key in ("backend", "dtype", "calib")), granularity]
+
+
+def labels(records: Sequence[Record]) -> list[str]:
+    """Return each run's combination in words, with what else the runs vary."""
+    keys = varied(records)
+    return [
+        " ".join(
+            [*filter(None, _combination(record))]
+            + [f"{key}={record.params[key]}" for key in keys if key in record.params]
+        )
+        for record in records
+    ]
