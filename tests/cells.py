@@ -1,0 +1,73 @@
+"""Sweeps made by hand: records and cells whose figures follow from a few choices."""
+
+import json
+
+import numpy as np
+
+from resnet8ptq import table
+from resnet8ptq.comparison import Cell, Comparison, compare
+from resnet8ptq.metrics import Paired
+from resnet8ptq.tracking import Record
+
+NAMES = ("cat", "dog")
+IMAGES = 1000
+LABELS = np.arange(IMAGES) % len(NAMES)
+BASELINE = np.where(np.arange(IMAGES) < 900, LABELS, 1 - LABELS)  # right on the first 900
+
+
+def predictions(lost: int = 0, won: int = 0, label: int | None = None) -> np.ndarray:
+    """Return predictions that lose `lost` images (of class `label`) and win `won`."""
+    found = BASELINE.copy()
+    right = np.flatnonzero(BASELINE == LABELS)
+    if label is not None:
+        right = right[LABELS[right] == label]
+    wrong = np.flatnonzero(BASELINE != LABELS)
+    for flipped in (right[:lost], wrong[:won]):
+        found[flipped] = 1 - found[flipped]
+    return found
+
+
+def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
+    """Return a record with the metrics that these predictions have."""
+    params = {
+        **{"backend": "onnx", "dtype": "int8", "calib": "minmax", "per_channel": "false"},
+        **{"data": "pets", "model": "net", "seed": "42", "latency.threads": "1"},
+    }
+    metrics = {
+        "accuracy": float((model == LABELS).mean()),
+        "expected_accuracy": float((model == LABELS).mean()),
+        "ci95_low": 0.8,
+        "ci95_high": 0.95,
+        "delta": float((model == LABELS).mean() - (BASELINE == LABELS).mean()),
+        "baseline_accuracy": 0.9,
+        "baseline_size_bytes": 300_000.0,
+        "p_value": 0.5,
+        "size_bytes": 100_000.0,
+        "size_reduction": 2 / 3,
+        "total": float(IMAGES),
+    }
+    for label, name in enumerate(NAMES):
+        members = label == LABELS
+        hits, before = (model == LABELS)[members], (BASELINE == LABELS)[members]
+        metrics[f"delta_{name}"] = float(hits.mean() - before.mean())
+    for key, value in changes.items():
+        (params if isinstance(value, str) else metrics)[key] = value  # type: ignore[index]
+    tags = {"status": "ok", "class_names": json.dumps(NAMES)}
+    return Record(run_id, params, metrics, tags)
+
+
+def sweep(*cells: tuple[str, np.ndarray, dict[str, float | str]]) -> Comparison:
+    """Compare measured cells given as (run id, predictions, changes of params and metrics)."""
+    records = [record(run_id, model, **changes) for run_id, model, changes in cells]
+    made = [
+        Cell(given, label, Paired(model, BASELINE, LABELS))
+        for given, label, (_, model, _) in zip(records, table.labels(records), cells, strict=True)
+    ]
+    return compare(made)
+
+
+def unmeasured(run_id: str, status: str, reason: str) -> Cell:
+    """Return a cell without figures."""
+    given = record(run_id, BASELINE)
+    bare = Record(run_id, given.params, {}, {"status": status, "reason": reason})
+    return Cell(bare, table.labels([bare])[0])

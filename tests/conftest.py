@@ -1,0 +1,171 @@
+"""Shared fixtures: the embedded set everywhere, the real files where CIFAR10_DIR names them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from resnet8ptq import data, model
+from resnet8ptq.config import RunConfig, parse_config, register_schemas
+
+if TYPE_CHECKING:  # most tests do without MLflow
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+REPO = Path(__file__).parents[1]
+COMMAND = (sys.executable, str(REPO / "run.py"))
+NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
+
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache for the whole session: a network is converted once, not once a test."""
+    root = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RESNET8PTQ_CACHE", str(root))
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield root
+
+
+@pytest.fixture(autouse=True)
+def forget_searches() -> Iterator[None]:
+    """Let each test look for CIFAR-10 anew."""
+    data._find_cifar10.cache_clear()
+    yield
+    data._find_cifar10.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def forget_store() -> Iterator[None]:
+    """MLflow names the store in use in the environment; no later test is to log there."""
+    yield
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+@pytest.fixture
+def real_files() -> None:
+    """Skip where the real CIFAR-10 and the real model are not named."""
+    if not (os.environ.get("CIFAR10_DIR") and os.environ.get("RESNET8_H5")):
+        pytest.skip("needs CIFAR10_DIR and RESNET8_H5")
+
+
+@pytest.fixture(scope="session")
+def shapes() -> data.Dataset:
+    """The embedded data set."""
+    return data.load("shapes", None)
+
+
+@pytest.fixture(scope="session")
+def shapes_model(shapes: data.Dataset, cache_root: Path) -> model.Fp32Model:
+    """The embedded set's network, converted and folded."""
+    return model.load(make_config("data=shapes").model, shapes, cache_root)
+
+
+def make_config(*overrides: str) -> RunConfig:
+    """Compose conf/ with `overrides`, as run.py does."""
+    register_schemas()
+    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
+        return parse_config(compose("config", overrides=list(overrides)))
+
+
+@dataclass(frozen=True)
+class Called:
+    """A finished `run.py`, and the folder it ran in."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+    @property
+    def client(self) -> "MlflowClient":
+        from resnet8ptq.tracking import mlflow
+
+        return mlflow.MlflowClient(tracking_uri=f"sqlite:///{self.folder / 'mlruns' / 'mlflow.db'}")
+
+    @property
+    def runs(self) -> list["Run"]:
+        """All runs of the store, the oldest first."""
+        experiment = self.client.get_experiment_by_name("resnet8ptq")
+        assert experiment is not None
+        order = ["attributes.start_time ASC"]
+        return list(self.client.search_runs([experiment.experiment_id], order_by=order))
+
+    @property
+    def parent(self) -> "Run":
+        (found,) = [run for run in self.runs if "overrides" in run.data.tags]
+        return found
+
+    @property
+    def children(self) -> list["Run"]:
+        parent_id = self.parent.info.run_id
+        return [r for r in self.runs if r.data.tags.get("mlflow.parentRunId") == parent_id]
+
+    def artifacts(self, run: "Run") -> dict[str, Path]:
+        root = Path(run.info.artifact_uri.removeprefix("file://"))
+        return {path.name: path for path in root.iterdir()}
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("error:")]
+
+    @property
+    def table(self) -> list[dict[str, str]]:
+        """The rows of the printed table."""
+        rows = [
+            [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+            for line in self.out.splitlines()
+            if line.startswith(("│", "┃"))
+        ]
+        return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with `changes`, and with no store but one named there."""
+    inherited = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    return {**inherited, **changes}
+
+
+def call(folder: Path, *args: str, **env: str) -> Called:
+    """Call `run.py` in `folder`, as a person would; runs/ and mlruns/ land there."""
+    done = subprocess.run(
+        [*COMMAND, *args],
+        cwd=folder,
+        env=clean_environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return Called(folder, done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
+    """One real sweep for everything that only looks at it: two frameworks, one unsupported cell."""
+    args = ("-m", "backend=onnx,torch", "dtype=int8,uint8", "data=shapes")
+    return call(tmp_path_factory.mktemp("sweep"), *args, **NO_REAL_FILES)
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> RunCli:
+    """Call `run.py` in an empty folder, as a person would; runs/ and mlruns/ land there."""
+
+    def run(*args: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*COMMAND, *args],
+            cwd=tmp_path,
+            env=clean_environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run

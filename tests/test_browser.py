@@ -1,0 +1,101 @@
+"""MLflow's UI on a real sweep, looked at in a real browser."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from conftest import Called
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
+
+from resnet8ptq import ui_view
+
+pytestmark = pytest.mark.slow
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+if CHROMIUM is None:
+    pytest.skip(
+        "needs Chromium on the PATH (Debian: apt install chromium)", allow_module_level=True
+    )
+
+from playwright.sync_api import Page, expect, sync_playwright  # noqa: E402
+
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def ui(sweep: Called) -> Iterator[str]:
+    """Start `mlflow ui` on the sweep's store; yield its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    store = f"sqlite:///{sweep.folder / 'mlruns' / 'mlflow.db'}"
+    command = [str(Path(sys.executable).with_name("mlflow")), "ui", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--backend-store-uri", store, "--workers", "1"]
+    address = f"http://127.0.0.1:{port}"
+    session = requests.Session()
+    patient = Retry(total=60, backoff_factor=0.2, backoff_max=2)  # refused until it listens
+    session.mount(address, HTTPAdapter(max_retries=patient))
+    with (sweep.folder / "ui.log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            assert session.get(f"{address}/health").ok
+            yield address
+        finally:
+            server.terminate()
+            server.wait()
+            session.close()
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        page = browser.new_page(viewport={"width": 2200, "height": 1200})
+        page.set_default_timeout(PATIENCE_MS)
+        yield page
+        browser.close()
+
+
+def test_comparison_page_lists_parent_and_children_with_columns(
+    sweep: Called,
+    ui: str,
+    page: Page,
+) -> None:
+    page.goto(ui + ui_view.path(sweep.parent.info.experiment_id))
+    for run in [sweep.parent, *sweep.children]:
+        expect(page.get_by_role("link", name=run.info.run_name)).to_be_visible(timeout=PATIENCE_MS)
+    for column in ("backend", "dtype", "calib", "per_channel", "accuracy", "size_bytes"):
+        expect(page.get_by_role("columnheader", name=column, exact=True).first).to_be_visible()
+    for run in sweep.children:
+        if "size_bytes" in run.data.metrics:
+            shown = f"{run.data.metrics['size_bytes']:.0f}"
+            expect(page.get_by_text(shown, exact=True).first).to_be_visible()
+
+
+def test_run_page_shows_metrics_and_figures(sweep: Called, ui: str, page: Page) -> None:
+    run = next(run for run in sweep.children if run.data.tags["status"] == "ok")
+    address = f"{ui}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+    page.goto(address)
+    expect(page.get_by_text("accuracy", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text(str(run.data.metrics["accuracy"]), exact=True)).to_be_visible()
+    page.goto(f"{address}/artifacts/confusion.png")
+    picture = page.locator("img[src*='confusion.png'], img[src^='blob:']").first
+    expect(picture).to_be_visible(timeout=PATIENCE_MS)
+    assert picture.evaluate("image => image.complete && image.naturalWidth") > 500
+
+
+def test_parent_page_shows_the_report(sweep: Called, ui: str, page: Page) -> None:
+    run = sweep.parent
+    experiment = f"{ui}/#/experiments/{run.info.experiment_id}"
+    page.goto(f"{experiment}/runs/{run.info.run_id}/artifacts/report.html")
+    report = page.frame_locator("iframe").locator("h1")
+    expect(report).to_contain_text("Quantization report: shapes", timeout=PATIENCE_MS)
+    pictures = page.frame_locator("iframe").locator("img")
+    assert pictures.first.evaluate("image => image.naturalWidth") > 300

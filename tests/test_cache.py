@@ -1,0 +1,302 @@
+"""Entries are made once, whole or not at all; files are written all or nothing."""
+
+import json
+import logging
+import multiprocessing
+import uuid
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from resnet8ptq import cache, files
+from resnet8ptq.errors import ConfigError
+
+KEY: cache.Key = {"model": "abc", "fold": True, "count": 3}
+
+
+class Maker:
+    """Writes two files, and counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, folder: Path) -> None:
+        assert list(folder.iterdir()) == []
+        self.calls += 1
+        (folder / "one.txt").write_text("one")
+        (folder / "two.bin").write_bytes(b"two")
+
+
+@pytest.fixture
+def make() -> Maker:
+    return Maker()
+
+
+def visible(root: Path) -> list[Path]:
+    """Return what lies in the cache, except for the locks."""
+    return [path for path in root.glob("*/*") if path.suffix != ".lock"]
+
+
+# Entries
+
+
+def test_an_entry_is_made_once(tmp_path, make):
+    first = cache.entry(tmp_path, "models", KEY, make)
+    second = cache.entry(tmp_path, "models", dict(reversed(KEY.items())), make)
+    assert first == second
+    assert make.calls == 1
+    assert (first / "one.txt").read_text() == "one"
+    assert (first / "two.bin").read_bytes() == b"two"
+
+
+def test_an_entry_says_what_it_is(tmp_path, make):
+    folder = cache.entry(tmp_path, "models", KEY, make)
+    record = json.loads((folder / "entry.json").read_text())
+    assert record["key"] == KEY
+    assert record["sha256"] == {
+        name: files.sha256(folder / name) for name in ("one.txt", "two.bin")
+    }
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{**KEY, "model": "abd"}, {**KEY, "fold": False}, {**KEY, "count": 4}, {**KEY, "more": 1}, {}],
+    ids=repr,
+)
+def test_another_key_is_another_entry(tmp_path, make, other):
+    first = cache.entry(tmp_path, "models", KEY, make)
+    assert cache.entry(tmp_path, "models", other, make) != first
+    assert make.calls == 2
+
+
+def test_another_kind_is_another_entry(tmp_path, make):
+    first = cache.entry(tmp_path, "models", KEY, make)
+    assert cache.entry(tmp_path, "baselines", KEY, make) != first
+    assert make.calls == 2
+
+
+def damage_bytes(folder: Path) -> None:
+    (folder / "one.txt").write_text("two")
+
+
+def truncate(folder: Path) -> None:
+    (folder / "two.bin").write_bytes(b"")
+
+
+def remove_file(folder: Path) -> None:
+    (folder / "two.bin").unlink()
+
+
+def remove_record(folder: Path) -> None:
+    (folder / "entry.json").unlink()
+
+
+def garble_record(folder: Path) -> None:
+    (folder / "entry.json").write_bytes(b"\xff{]")
+
+
+def edit_key(folder: Path) -> None:
+    edit(folder, key={**KEY, "count": 4})
+
+
+def edit_hash(folder: Path) -> None:
+    edit(folder, sha256={"one.txt": "0" * 64, "two.bin": files.sha256(folder / "two.bin")})
+
+
+def empty_record(folder: Path) -> None:
+    (folder / "entry.json").write_text("{}")
+
+
+def listed_record(folder: Path) -> None:
+    (folder / "entry.json").write_text("[1, 2]")
+
+
+def folder_for_file(folder: Path) -> None:
+    (folder / "one.txt").unlink()
+    (folder / "one.txt").mkdir()
+
+
+def edit(folder: Path, **change: object) -> None:
+    path = folder / "entry.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(damage_bytes, truncate, remove_file, folder_for_file),
+        *(remove_record, garble_record, edit_key, edit_hash, empty_record, listed_record),
+    ],
+)
+def test_a_damaged_entry_is_made_again_with_a_warning(tmp_path, make, caplog, damage):
+    folder = cache.entry(tmp_path, "models", KEY, make)
+    damage(folder)
+    with caplog.at_level(logging.WARNING):
+        assert cache.entry(tmp_path, "models", KEY, make) == folder
+    assert make.calls == 2
+    assert (folder / "one.txt").read_text() == "one"
+    assert (folder / "two.bin").read_bytes() == b"two"
+    [record] = caplog.records
+    assert str(folder) in record.getMessage()
+
+
+def test_a_whole_entry_is_taken_without_a_warning(tmp_path, make, caplog):
+    for _ in range(2):
+        cache.entry(tmp_path, "models", KEY, make)
+    assert caplog.records == []
+
+
+def test_a_file_in_place_of_an_entry_is_made_again(tmp_path, make):
+    folder = cache.entry(tmp_path, "models", KEY, make)
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_text("")
+    assert cache.entry(tmp_path, "models", KEY, make) == folder
+    assert (folder / "one.txt").read_text() == "one"
+
+
+# Failure
+
+
+def fail(folder: Path) -> None:
+    (folder / "half").write_text("half")
+    raise ValueError("half way")
+
+
+def test_a_failed_build_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ValueError, match="half way"):
+        cache.entry(tmp_path, "models", KEY, fail)
+    assert visible(tmp_path) == []
+
+
+def test_a_failed_build_lets_go_of_the_lock(tmp_path):
+    """Also while somebody, as Hydra does, keeps the exception and with it the frames."""
+    with pytest.raises(ValueError, match="half way") as kept:
+        cache.entry(tmp_path, "models", KEY, fail)
+    [path] = tmp_path.glob("*/.*.lock")
+    lock = FileLock(path, timeout=0)
+    lock.acquire()
+    lock.release()
+    assert kept.tb is not None
+
+
+def test_a_failed_build_can_be_tried_again(tmp_path, make):
+    with pytest.raises(ValueError, match="half way"):
+        cache.entry(tmp_path, "models", KEY, fail)
+    folder = cache.entry(tmp_path, "models", KEY, make)
+    assert sorted(path.name for path in folder.iterdir()) == ["entry.json", "one.txt", "two.bin"]
+
+
+@pytest.mark.parametrize("in_the_way", ["root", "kind"])
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path, make, in_the_way):
+    root = tmp_path / "cache"
+    if in_the_way == "root":
+        root.write_text("")
+    else:
+        root.mkdir()
+        (root / "models").write_text("")
+    with pytest.raises(ConfigError, match=r"^cache_dir: cannot write to .*cache/models"):
+        cache.entry(root, "models", KEY, make)
+    assert make.calls == 0
+
+
+# Processes
+
+
+def ask_for_entry(root: Path, calls: Path, together: Barrier) -> None:
+    def make(folder: Path) -> None:
+        (calls / uuid.uuid4().hex).touch()
+        for number in range(50):
+            (folder / str(number)).write_text(str(number))
+
+    together.wait(timeout=60)
+    folder = cache.entry(root, "models", KEY, make)
+    assert len(list(folder.iterdir())) == 51
+
+
+def test_processes_that_ask_at_once_make_it_once(tmp_path):
+    root, calls = tmp_path / "cache", tmp_path / "calls"
+    calls.mkdir()
+    context = multiprocessing.get_context("spawn")
+    together = context.Barrier(2)
+    processes = [
+        context.Process(target=ask_for_entry, args=(root, calls, together)) for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert len(list(calls.iterdir())) == 1
+
+
+# Where it lies
+
+
+def test_the_setting_wins_over_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("RESNET8PTQ_CACHE", str(tmp_path / "env"))
+    assert cache.folder(str(tmp_path / "set")) == tmp_path / "set"
+    assert cache.folder(None) == tmp_path / "env"
+
+
+def test_without_either_it_is_the_users_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("RESNET8PTQ_CACHE")
+    found = cache.folder(None)
+    assert found.is_absolute()
+    assert found.name == "resnet8ptq"
+
+
+def test_a_relative_or_home_folder_is_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache.folder("here") == tmp_path / "here"
+    assert cache.folder("~/there") == tmp_path / "home" / "there"
+
+
+# files
+
+
+def test_an_atomic_write_appears_whole(tmp_path):
+    target = tmp_path / "model.onnx"
+    with files.atomic(target) as temporary:
+        temporary.write_bytes(b"new")
+        assert not target.exists()
+        assert temporary.suffix == target.suffix  # frameworks look at it
+    assert target.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_failed_write_leaves_neither_file(tmp_path):
+    with (
+        pytest.raises(RuntimeError, match="half way"),
+        files.atomic(tmp_path / "target") as temporary,
+    ):
+        temporary.write_bytes(b"half")
+        raise RuntimeError("half way")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_old_content_outlives_a_failed_write(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("old")
+    with pytest.raises(KeyboardInterrupt), files.atomic(target) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_old_content_is_replaced(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("something much longer")
+    files.write_text(target, "neu: ä")
+    assert target.read_bytes() == "neu: ä".encode()
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_sha256_of_known_bytes(tmp_path):
+    path = tmp_path / "abc"
+    path.write_bytes(b"abc")
+    assert files.sha256(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,0 +1,322 @@
+"""Ranges against ONNX Runtime's own on the same histograms, and properties that any method has."""
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from onnxruntime.quantization.calibrate import HistogramCollector
+
+from resnet8ptq import calibration
+from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
+from resnet8ptq.config import CALIBRATIONS, CalibConfig
+
+BINS, LEVELS = 512, 128
+
+
+def make_config(
+    name: str, percentile: float = 99.99, bins: int = BINS, levels: int = LEVELS
+) -> CalibConfig:
+    return CalibConfig(name=name, percentile=percentile, num_bins=bins, num_quantized_bins=levels)
+
+
+def observe(*batches: np.ndarray, bins: int = BINS) -> TensorStats:
+    """Take statistics in two passes, as the backends do."""
+    stats = TensorStats()
+    for batch in batches:
+        stats.observe_range(batch)
+    for batch in batches:
+        stats.observe_histogram(batch, bins)
+    return stats
+
+
+def draw(name: str, seed: int = 0, count: int = 20_000) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    normal = random.standard_normal(count)
+    match name:
+        case "gaussian":
+            values = normal
+        case "relu":
+            values = np.maximum(normal, 0)
+        case "shifted":
+            values = 3 * normal - 4
+        case "heavy tail":
+            values = random.standard_t(2, count)
+        case "uniform":
+            values = random.uniform(-1, 1, count)
+        case "exponential":
+            values = random.exponential(2.0, count)
+        case "two spikes":
+            values = np.where(normal > 0, 1.0, -0.25) + 0.001 * random.standard_normal(count)
+        case "outlier":
+            values = np.append(normal, 60.0)
+        case _:
+            raise ValueError(name)
+    return values.astype(np.float32)
+
+
+DISTRIBUTIONS = [
+    *("gaussian", "relu", "shifted", "heavy tail", "uniform", "exponential"),
+    *("two spikes", "outlier"),
+]
+
+
+def collector_of(stats: TensorStats, config: CalibConfig) -> HistogramCollector:
+    """ONNX Runtime's own calibration, over the histogram in `stats`."""
+    collector = HistogramCollector(
+        method=config.name,
+        symmetric=False,
+        num_bins=config.num_bins,
+        num_quantized_bins=config.num_quantized_bins,
+        percentile=config.percentile,
+        scenario="same",
+    )
+    low, high, threshold = (np.float64(v) for v in (stats.low, stats.high, stats.threshold))
+    collector.histogram_dict = {"x": (stats.counts, stats.edges, low, high, threshold)}
+    return collector
+
+
+def range_of_onnxruntime(stats: TensorStats, config: CalibConfig) -> Range:
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = collector_of(stats, config).compute_collection_result()["x"]
+    return float(found[0]), float(found[1])
+
+
+def entropy_range_of_onnxruntime(stats: TensorStats, config: CalibConfig) -> Range:
+    """Return it, or skip the example: float32 sums of a sparse histogram can fail its asserts."""
+    try:
+        return range_of_onnxruntime(stats, config)
+    except AssertionError:
+        pytest.skip("ONNX Runtime asserts on this histogram")
+
+
+def as_wide_as_its_histogram(stats: TensorStats) -> TensorStats:
+    """Return statistics in which no candidate is cut to what was seen, so that it can be told."""
+    return TensorStats(-stats.threshold, stats.threshold, stats.counts)
+
+
+def divergence_of(stats: TensorStats, low: float, levels: int) -> float:
+    """Score the candidate whose window begins at `low`."""
+    middle = len(stats.counts) // 2
+    start = int(np.abs(stats.edges - low).argmin())
+    return calibration._divergence(stats.counts, middle, middle - start, levels)
+
+
+# Against ONNX Runtime
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_entropy_is_as_good_as_that_of_onnxruntime(name, seed):
+    config = make_config("entropy")
+    stats = as_wide_as_its_histogram(observe(draw(name, seed)))
+    ours, theirs = find_range(stats, config), entropy_range_of_onnxruntime(stats, config)
+    if ours != theirs:  # it sums in float32
+        best = divergence_of(stats, ours[0], LEVELS)
+        assert best == pytest.approx(divergence_of(stats, theirs[0], LEVELS), rel=1e-4, abs=2e-7)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "relu", "heavy tail"])
+def test_entropy_cuts_to_what_was_seen_as_onnxruntime_does(name):
+    config = make_config("entropy")
+    stats = observe(draw(name))
+    assert find_range(stats, config) == entropy_range_of_onnxruntime(stats, config)
+
+
+@pytest.mark.slow
+def test_entropy_agrees_at_the_default_number_of_bins():
+    config = CalibConfig(name="entropy")
+    stats = observe(draw("relu"), bins=config.num_bins)
+    assert find_range(stats, config) == entropy_range_of_onnxruntime(stats, config)
+
+
+@pytest.mark.parametrize("percentile", [51.0, 90.0, 99.0, 99.9, 99.99, 99.999, 100.0])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_percentile_is_that_of_onnxruntime(name, percentile):
+    config = make_config("percentile", percentile=percentile)
+    stats = observe(draw(name))
+    assert find_range(stats, config) == range_of_onnxruntime(stats, config)
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 500), skew=st.floats(0.1, 4))
+@settings(deadline=None, max_examples=40)
+def test_entropy_on_sparse_histograms_is_as_good_as_that_of_onnxruntime(seed, count, skew):
+    config = make_config("entropy", bins=64, levels=16)
+    values = np.random.default_rng(seed).standard_normal(count)
+    values = (np.sign(values) * np.abs(values) ** skew).astype(np.float32)
+    stats = as_wide_as_its_histogram(observe(values, bins=64))
+    try:
+        theirs = range_of_onnxruntime(stats, config)
+    except AssertionError:
+        assume(False)
+    best = divergence_of(stats, find_range(stats, config)[0], 16)
+    if np.isinf(best):
+        assert np.isinf(divergence_of(stats, theirs[0], 16))
+    else:
+        assert best == pytest.approx(divergence_of(stats, theirs[0], 16), rel=1e-4, abs=1e-6)
+
+
+# By hand
+
+
+def test_minmax_is_what_was_seen():
+    stats = observe(np.array([-1, 2], np.float32), np.array([[0.5], [-3.25]], np.float32))
+    assert find_range(stats, make_config("minmax")) == (-3.25, 2.0)
+
+
+def test_percentile_by_hand():
+    """A hundred values, one in each of a hundred bins: 90% leaves five bins on either side."""
+    values = (np.arange(100) + 0.5) / 50 - 1
+    stats = TensorStats(-1.0, 1.0, np.ones(100, dtype=np.int64))
+    assert np.array_equal(np.histogram(values, 100, (-1, 1))[0], stats.counts)
+    low, high = find_range(stats, make_config("percentile", percentile=90, bins=100))
+    assert low == pytest.approx(-0.9, abs=0.021)
+    assert high == pytest.approx(0.9, abs=0.021)
+
+
+def test_entropy_cuts_off_an_outlier_and_minmax_does_not():
+    stats = observe(draw("outlier"))
+    assert find_range(stats, make_config("minmax"))[1] == 60.0
+    assert find_range(stats, make_config("entropy"))[1] < 30.0
+
+
+def test_entropy_keeps_a_uniform_distribution():
+    stats = observe(draw("uniform"))
+    low, high = find_range(stats, make_config("entropy"))
+    assert low < -0.95
+    assert high > 0.95
+
+
+def test_entropy_is_another_range_than_minmax_at_the_default_settings():
+    """With as many bins as levels there would be one candidate only: minmax by another name."""
+    config = CalibConfig(name="entropy")
+    stats = observe(draw("heavy tail"), bins=config.num_bins)
+    assert find_range(stats, config) != (stats.low, stats.high)
+
+
+def test_only_minmax_does_without_a_histogram():
+    assert [name for name in calibration.METHODS if not needs_histogram(name)] == ["minmax"]
+
+
+def test_every_method_is_one_that_the_config_takes():
+    assert {*calibration.METHODS, "histogram"} == set(CALIBRATIONS)
+
+
+# Properties
+
+METHODS = [
+    make_config("minmax", bins=64, levels=16),
+    make_config("entropy", bins=64, levels=16),
+    *(
+        make_config("percentile", percentile, bins=64, levels=16)
+        for percentile in (50.5, 90, 99.99, 100)
+    ),
+]
+method = st.sampled_from(METHODS)
+# As activations are: zero, or of a size that float32 can divide into bins.
+number = st.one_of(
+    st.just(0.0),
+    st.floats(2.0**-20, 2.0**20, width=32),
+    st.floats(-(2.0**20), -(2.0**-20), width=32),
+)
+tensor = arrays.arrays(np.float32, st.integers(1, 60), elements=number)
+
+
+@given(values=tensor, config=method)
+@settings(deadline=None, max_examples=300)
+def test_a_range_lies_in_order_and_within_what_was_seen(values, config):
+    stats = observe(values, bins=64)
+    low, high = find_range(stats, config)
+    assert stats.low <= low <= high <= stats.high
+
+
+@pytest.mark.parametrize("config", METHODS, ids=lambda config: config.name)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_range_far_from_zero_lies_in_order(config, sign):
+    """All of it falls into few bins at one end of the histogram."""
+    values = (sign * np.linspace(0.995, 1, 1000)).astype(np.float32)
+    stats = observe(values, bins=64)
+    low, high = find_range(stats, config)
+    assert stats.low <= low <= high <= stats.high
+
+
+@given(values=tensor)
+@settings(deadline=None, max_examples=50)
+def test_minmax_is_exact(values):
+    stats = observe(values, bins=64)
+    assert find_range(stats, METHODS[0]) == (values.min(), values.max())
+
+
+@given(values=tensor)
+@settings(deadline=None, max_examples=200)
+def test_percentile_100_is_minmax_but_for_a_bin(values):
+    stats = observe(values, bins=64)
+    width = 2 * stats.threshold / 64
+    low, high = find_range(stats, make_config("percentile", percentile=100, bins=64))
+    assert low - stats.low <= width * 1.001
+    assert stats.high - high <= width * 1.001
+
+
+@given(values=tensor, cuts=st.tuples(st.floats(50.01, 100), st.floats(50.01, 100)))
+@settings(deadline=None, max_examples=200)
+def test_a_higher_percentile_is_no_narrower(values, cuts):
+    stats = observe(values, bins=64)
+    narrow, wide = (
+        find_range(stats, make_config("percentile", percentile, bins=64))
+        for percentile in sorted(cuts)
+    )
+    assert wide[0] <= narrow[0]
+    assert wide[1] >= narrow[1]
+
+
+@given(values=tensor, data=st.data())
+@settings(deadline=None, max_examples=200)
+def test_statistics_do_not_depend_on_batches_or_order(values, data):
+    whole = observe(values, bins=64)
+    shuffled = np.array(data.draw(st.permutations(values.tolist())), dtype=np.float32)
+    places = sorted(data.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
+    parts = [part for part in np.split(shuffled, places) if part.size]
+    split = observe(*parts, bins=64)
+    assert (split.low, split.high) == (whole.low, whole.high)
+    assert np.array_equal(split.counts, whole.counts)
+
+
+@given(values=tensor)
+@settings(deadline=None, max_examples=100)
+def test_a_histogram_counts_every_value_once(values):
+    stats = observe(values, bins=64)
+    assert stats.counts.sum() == values.size
+    assert len(stats.edges) == len(stats.counts) + 1
+    assert (-stats.edges[0], stats.edges[-1]) == (stats.threshold, stats.threshold)
+
+
+@pytest.mark.parametrize("config", METHODS, ids=lambda config: config.name)
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 1e-30, -1e30])
+def test_a_constant_tensor_keeps_its_value(config, value):
+    values = np.full((3, 4), value, dtype=np.float32)
+    assert find_range(observe(values, values, bins=64), config) == (values[0, 0], values[0, 0])
+
+
+@pytest.mark.parametrize("config", METHODS, ids=lambda config: config.name)
+@pytest.mark.parametrize("scale", [1e-30, 1e-40, 1e30])
+def test_very_small_and_very_large_tensors_have_ranges(config, scale):
+    """Denormal values among them: a layer may well be all but dead."""
+    values = (np.linspace(-1, 2, 500) * scale).astype(np.float32)
+    low, high = find_range(observe(values, bins=64), config)
+    assert values.min() <= low <= high <= values.max()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers_do_not_go_unseen(wrong):
+    """A range taken without them would quantize a broken network as if it were sound."""
+    values = np.array([1.0, wrong, 2.0], dtype=np.float32)
+    stats = TensorStats()
+    try:
+        stats.observe_range(np.ones(3, dtype=np.float32))
+        stats.observe_range(values)
+    except Exception:
+        return  # refusing is as good
+    assert not np.isfinite([stats.low, stats.high]).all()

@@ -1,0 +1,182 @@
+"""Every option composes, and every refusal names the key, what it got and what it takes."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from conftest import REPO, make_config
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from resnet8ptq.config import TorchConfig, parse_config, register_schemas
+from resnet8ptq.errors import ConfigError
+
+CONF = REPO / "conf"
+DEFAULTS = (CONF / "config.yaml").read_text()
+OPTIONS = sorted(
+    # A group that the defaults do not name is added to them by a plus.
+    f"{'' if f'- {path.parent.name}:' in DEFAULTS else '+'}{path.parent.name}={path.stem}"
+    for path in CONF.glob("*/*.yaml")
+    if path.parent.name != "hydra"
+)
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+
+def compose_whole(*overrides: str) -> DictConfig:
+    """Compose with Hydra's own settings, as the sweeper sees them."""
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=list(overrides), return_hydra_config=True)
+
+
+def complaint(*overrides: str) -> str:
+    """Return what is said about `overrides`, with the cause where Hydra keeps it there."""
+    with pytest.raises((HydraException, ConfigError)) as caught:
+        make_config(*overrides)
+    return f"{caught.value}: {caught.value.__cause__ or ''}"
+
+
+def test_every_group_has_options():
+    groups = {option.removeprefix("+").partition("=")[0] for option in OPTIONS}
+    assert groups >= {"backend", "dtype", "calib", "model", "data", "experiment"}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_and_parses(option):
+    group, _, name = option.partition("=")
+    config = make_config(option)
+    if group in ("dtype", "calib", "data", "model"):
+        assert getattr(config, group).name == name
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_cell_of_a_named_sweep_parses(name):
+    params = compose_whole(f"experiment={name}").hydra.sweeper.params
+    axes = [[f"{key}={value}" for value in str(params[key]).split(",")] for key in params]
+    cells = [make_config(f"experiment={name}", *cell) for cell in product(*axes)]
+    assert len({str(cell) for cell in cells}) == len(cells)  # every axis has an effect
+
+
+def test_defaults():
+    config = make_config()
+    assert (config.backend.name, config.dtype.name, config.calib.name) == ("onnx", "int8", "minmax")
+    assert (config.per_channel, config.seed, config.calib.samples_per_class) == (False, 42, 100)
+    assert config.model.fold
+    assert config.data.name == "cifar10"
+
+
+def test_published_experiment_resolves_per_backend():
+    onnx = make_config("experiment=published", "backend=onnx")
+    torch = make_config("experiment=published", "backend=torch_fbgemm")
+    assert (onnx.calib.name, onnx.per_channel) == ("minmax", False)
+    assert (torch.calib.name, torch.per_channel) == ("histogram", True)
+    assert isinstance(torch.backend, TorchConfig)
+    assert (torch.backend.engine, torch.backend.reduce_range) == ("fbgemm", True)
+    assert not onnx.model.fold
+    assert not torch.model.fold
+
+
+def test_a_key_set_on_the_command_line_wins_over_a_named_sweep():
+    assert make_config("experiment=published", "per_channel=true").per_channel is True
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "got", "takes"),
+    [
+        (["calib.percentile=120"], "calib.percentile", "120.0", "50 < p <= 100"),
+        (["calib.percentile=50"], "calib.percentile", "50.0", "50 < p <= 100"),
+        (["calib.percentile=nan"], "calib.percentile", "nan", "50 < p <= 100"),
+        (["calib.samples_per_class=0"], "calib.samples_per_class", "0", ">= 1"),
+        (["calib.samples_per_class=-5"], "calib.samples_per_class", "-5", ">= 1"),
+        (["calib.batch_size=0"], "calib.batch_size", "0", ">= 1"),
+        (["evaluate.batch_size=0"], "evaluate.batch_size", "0", ">= 1"),
+        (["calib.num_bins=2047"], "calib.num_bins", "2047", "even number > 2"),
+        (["calib.num_bins=256"], "calib.num_bins", "256", "= 256"),
+        (["calib.num_quantized_bins=1"], "calib.num_quantized_bins", "1", ">= 2"),
+        (["calib.num_quantized_bins=2000"], "calib.num_bins", "2048", "= 4000"),
+        (["seed=-1"], "seed", "-1", "0 <= seed < 2**32"),
+        ([f"seed={2**32}"], "seed", str(2**32), "0 <= seed < 2**32"),
+        (["threads=0"], "threads", "0", ">= 1"),
+        (["data.on_missing=foo"], "data.on_missing", "'foo'", "shapes | error"),
+        (["backend=torch", "backend.engine=foo"], "backend.engine", "'foo'", "fbgemm"),
+        (["backend.name=foo"], "backend.name", "'foo'", "onnx | torch"),
+        (["dtype.name=foo"], "dtype.name", "'foo'", "u8s8"),
+        (["calib.name=foo"], "calib.name", "'foo'", "entropy"),
+        (["data.name=foo"], "data.name", "'foo'", "cifar10 | shapes"),
+        (["report.max_drop=1.5"], "report.max_drop", "1.5", "a fraction"),
+        (["report.min_accuracy=-0.1"], "report.min_accuracy", "-0.1", "a fraction"),
+        (["nodes_to_quantize=[]"], "nodes_to_quantize", "[]", "null or a list"),
+        (["tracking.experiment_name=' '"], "tracking.experiment_name", "''", "a name"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(overrides, key, got, takes):
+    with pytest.raises(ConfigError) as caught:
+        make_config(*overrides)
+    message = str(caught.value)
+    assert message.startswith(f"{key}: got {got}, takes ")
+    assert takes in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("calib.percentile", "50.1"),
+        ("calib.percentile", "100"),
+        ("calib.samples_per_class", "1"),
+        ("calib.num_bins", "258"),
+        ("seed", "0"),
+        ("seed", str(2**32 - 1)),
+        ("threads", "1"),
+        ("threads", "null"),
+    ],
+)
+def test_a_value_at_the_edge_is_taken(key, value):
+    make_config(f"{key}={value}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["calib.percentile=abc", "seed=1.5", "per_channel=maybe", "threads=many", "model.fold=2.5"],
+)
+def test_a_wrong_type_is_refused_by_key_and_value(override):
+    key, _, value = override.partition("=")
+    said = complaint(override)
+    assert key in said
+    assert value in said
+
+
+@pytest.mark.parametrize("group", ["backend", "dtype", "calib", "model", "data", "experiment"])
+def test_an_unknown_option_is_refused_with_those_there_are(group):
+    said = complaint(f"{group}=nope")
+    assert f"{group}/nope" in said
+    for path in (CONF / group).glob("*.yaml"):
+        assert path.stem in said
+
+
+@pytest.mark.parametrize(
+    "key", ["nope", "calib.nope", "tracking.nope", "backend.engine", "evaluate.nope"]
+)
+def test_an_unknown_key_is_refused(key):
+    """`backend.engine` is a key of torch, not of the default backend."""
+    assert key.rpartition(".")[2] in complaint(f"{key}=1")
+
+
+def test_a_missing_value_is_refused_by_its_key():
+    assert "dtype.name" in complaint("dtype.name=???")
+
+
+def test_torch_options_only_come_with_their_schema():
+    """`backend.name=torch` alone would give a torch run that has none of torch's options."""
+    with pytest.raises(ConfigError, match=r"backend\.name"):
+        make_config("backend.name=torch")
+
+
+def test_a_config_without_the_schema_is_refused(tmp_path: Path):
+    tmp_path.joinpath("config.yaml").write_text("seed: 1\n")
+    with (
+        initialize_config_dir(str(tmp_path), version_base="1.3"),
+        pytest.raises(ConfigError, match="schema"),
+    ):
+        parse_config(compose("config"))

@@ -1,0 +1,137 @@
+"""Latency: what is measured and how it is named; never how long anything took."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_config
+
+from resnet8ptq import data, evaluate, latency
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.errors import ConfigError
+from resnet8ptq.latency import Latency, Timings
+from resnet8ptq.model import Fp32Model
+
+OWN = {f"latency{size}_p{percent}_ms" for size in ("", "_batch") for percent in (50, 95)}
+FEW = ("data=shapes", "latency.repeats=4", "latency.batch_repeats=2", "latency.batch_size=8")
+
+
+def timings(single: list[float], batch: list[float]) -> Timings:
+    return Timings(np.array(single), np.array(batch))
+
+
+def test_metrics_by_hand():
+    found = Latency(timings([1, 2, 3], [10, 20]), timings([3, 4, 8], [30, 60])).to_metrics()
+    expected = {
+        "latency_p50_ms": 2,
+        "latency_p95_ms": 2.9,
+        "latency_batch_p50_ms": 15,
+        "latency_batch_p95_ms": 19.5,
+        "baseline_latency_p50_ms": 4,
+        "baseline_latency_p95_ms": 7.6,
+        "baseline_latency_batch_p50_ms": 45,
+        "baseline_latency_batch_p95_ms": 58.5,
+        "speedup": 2,
+        "speedup_batch": 3,
+    }
+    assert found == pytest.approx(expected)
+
+
+def measure(
+    overrides: tuple[str, ...], shapes: data.Dataset, fp32: Fp32Model, cache_root: Path, into: Path
+) -> dict[str, float]:
+    config = make_config(*FEW, *overrides)
+    quantizer = BACKENDS[config.backend.name](config)
+    calibration = data.draw_calibration(shapes, 5, config.seed).split
+    artifact = quantizer.quantize(fp32, calibration, into)
+    baseline = evaluate.load_baseline(config, fp32, shapes, cache_root)
+    assert baseline.path.stat().st_size == baseline.size_bytes
+    images = shapes.test.images[:5]  # fewer than a batch
+    return latency.measure(config, artifact.path, baseline.path, images).to_metrics()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_quantized_model_and_its_baseline(
+    backend: str, shapes: data.Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
+) -> None:
+    found = measure((f"backend={backend}",), shapes, shapes_model, cache_root, tmp_path)
+    baseline = {f"baseline_{name}" for name in OWN}
+    assert set(found) == OWN | baseline | {"speedup", "speedup_batch"}
+    assert all(value > 0 for value in found.values())
+    for name in OWN | baseline:
+        assert found[name] <= found[name.replace("p50", "p95")]
+
+
+def test_fp32_has_a_latency_and_no_speedup(
+    shapes: data.Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
+) -> None:
+    assert set(measure(("dtype=fp32",), shapes, shapes_model, cache_root, tmp_path)) == OWN
+
+
+def test_turns_alternate_and_the_warm_up_is_not_counted():
+    calls: list[str] = []
+
+    class Fake:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def predict(self, batch):
+            assert batch.shape == (4, 2, 2, 3)
+            calls.append(self.name)
+            return batch
+
+    images = np.zeros((3, 2, 2, 3), np.uint8)
+    found = latency._time_in_turns([Fake("a"), Fake("b")], images, 4, repeats=2)
+    assert calls == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]  # 3 to warm up, then 2
+    assert [len(times) for times in found] == [2, 2]
+
+
+def test_threads_are_pinned_while_measuring_and_restored(
+    monkeypatch: pytest.MonkeyPatch,
+    shapes: data.Dataset,
+    shapes_model: Fp32Model,
+    cache_root: Path,
+    tmp_path: Path,
+) -> None:
+    import torch
+
+    seen: list[int] = []
+
+    def note(predictors, images, batch_size, repeats):
+        seen.append(torch.get_num_threads())
+        return [np.ones(repeats) for _ in predictors]
+
+    monkeypatch.setattr(latency, "_time_in_turns", note)
+    before = torch.get_num_threads()
+    try:
+        measure(("backend=torch", "threads=2"), shapes, shapes_model, cache_root, tmp_path)
+        assert seen == [1, 1]
+        assert torch.get_num_threads() == 2  # as evaluating left it
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("key", ["batch_size", "threads", "repeats", "batch_repeats"])
+def test_a_wrong_setting_names_its_key(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"latency.{key}: got 0, takes an integer >= 1"):
+        make_config(f"latency.{key}=0")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_has_latency_metrics_unless_disabled(enabled: bool, tmp_path: Path) -> None:
+    from resnet8ptq.pipeline import run_experiment
+
+    class Silent:
+        """An MLflow run that records nothing."""
+
+        def __getattr__(self, name: str):
+            return lambda *args, **kwargs: None
+
+    config = make_config(*FEW, "calib.samples_per_class=5")
+    config = replace(config, latency=replace(config.latency, enabled=enabled))
+    metrics = run_experiment(config, tmp_path, Silent()).to_metrics()
+    assert (metrics.keys() >= OWN) is enabled
+    assert any("latency" in name or "speedup" in name for name in metrics) is enabled
+    assert metrics["sqnr_db"] > 5
+    assert metrics["kl_divergence"] > 0

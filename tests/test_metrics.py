@@ -1,0 +1,301 @@
+"""Figures against numbers worked out by hand, or by counting every case."""
+
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from resnet8ptq.metrics import Comparison, Scores
+from resnet8ptq.results import Measurement, RunResult
+
+
+def scores_of(rows: list[list[float]], labels: list[int]) -> Scores:
+    return Scores(np.array(rows, dtype=np.float32), np.array(labels, dtype=np.int64))
+
+
+def scores_for(predictions: list[int], labels: list[int], classes: int = 3) -> Scores:
+    """Scores of a model that is certain of `predictions`."""
+    return scores_of(np.eye(classes)[predictions].tolist(), labels)
+
+
+def binary(hits: str) -> Scores:
+    """Scores of a model that is right where `hits` has a 1; every label is class 0."""
+    return scores_for([1 - int(hit) for hit in hits], [0] * len(hits))
+
+
+few_scores = (
+    st.integers(1, 6)
+    .flatmap(
+        lambda count: st.tuples(
+            arrays.arrays(np.float32, (count, 3), elements=st.sampled_from([0.0, 0.25, 0.5])),
+            arrays.arrays(np.int64, count, elements=st.integers(0, 2)),
+        )
+    )
+    .map(lambda pair: Scores(*pair))
+)
+twins = few_scores.flatmap(
+    lambda ours: arrays.arrays(
+        np.float32, ours.probabilities.shape, elements=st.sampled_from([0.0, 0.25, 0.5])
+    ).map(lambda theirs: Comparison(ours, Scores(theirs, ours.labels)))
+)
+
+
+# One model
+
+
+def test_accuracy_by_hand():
+    scores = scores_for([0, 1, 2, 2], [0, 1, 2, 0])
+    assert (scores.correct, scores.total, scores.accuracy) == (3, 4, 0.75)
+    assert scores.predictions.tolist() == [0, 1, 2, 2]
+    assert scores.hits.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "low", "high"),
+    [
+        (8703, 9980, 0.86534700, 0.87845487),
+        (1, 4, 0.04558726, 0.69935816),
+        (0, 10, 0.0, 0.27753280),
+        (10, 10, 0.72246720, 1.0),
+    ],
+)
+def test_interval_by_hand(correct, total, low, high):
+    found = binary("1" * correct + "0" * (total - correct)).interval
+    assert found == pytest.approx((low, high), abs=1e-8)
+
+
+@given(few_scores)
+@settings(deadline=None, max_examples=50)
+def test_the_interval_holds_the_accuracy(scores):
+    low, high = scores.interval
+    assert -1e-12 <= low <= scores.accuracy + 1e-12
+    assert scores.accuracy - 1e-12 <= high <= 1 + 1e-12
+
+
+def test_the_first_of_tied_classes_is_predicted():
+    assert scores_of([[0.0, 0.5, 0.5]], [2]).predictions.tolist() == [1]
+
+
+def test_ties_by_hand():
+    scores = scores_of(
+        [
+            [0.5, 0.5, 0.0],  # right, tied with one more: 1/2
+            [0.5, 0.5, 0.0],  # not predicted, but tied with the prediction: 1/2
+            [0.2, 0.2, 0.2],  # 1/3
+            [0.1, 0.1, 0.8],  # a tie below the top is none: 1
+            [0.5, 0.5, 0.0],  # wrong in any case: 0
+        ],
+        [0, 1, 2, 2, 2],
+    )
+    assert scores.tied == 4
+    assert scores.correct == 2
+    assert scores.expected_correct == pytest.approx(1 / 2 + 1 / 2 + 1 / 3 + 1)
+
+
+@given(few_scores)
+@settings(deadline=None, max_examples=100)
+def test_expected_correct_is_the_mean_over_every_way_to_break_ties(scores):
+    tops = [np.flatnonzero(row == row.max()).tolist() for row in scores.probabilities]
+    ways = list(product(*tops))
+    right = sum(
+        guess == label for way in ways for guess, label in zip(way, scores.labels, strict=True)
+    )
+    assert scores.expected_correct == pytest.approx(float(Fraction(right, len(ways))))
+    assert scores.tied == sum(len(top) > 1 for top in tops)
+
+
+def test_without_ties_the_expected_is_the_plain_number():
+    scores = scores_for([0, 1, 2, 2], [0, 1, 2, 0])
+    assert (scores.tied, scores.expected_correct) == (0, 3.0)
+
+
+def test_class_accuracy_by_hand():
+    scores = scores_for([0, 1, 1, 1], [0, 0, 1, 1])
+    assert [scores.class_accuracy(label) for label in range(3)] == [0.5, 1.0, None]
+
+
+def test_confusion_by_hand():
+    scores = scores_for([0, 1, 1, 2], [0, 0, 1, 1])
+    assert scores.confusion().tolist() == [[1, 1, 0], [0, 1, 1], [0, 0, 0]]
+
+
+@given(few_scores)
+@settings(deadline=None, max_examples=50)
+def test_confusion_counts_every_image_once(scores):
+    table = scores.confusion()
+    assert table.sum(axis=1).tolist() == np.bincount(scores.labels, minlength=3).tolist()
+    assert table.sum(axis=0).tolist() == np.bincount(scores.predictions, minlength=3).tolist()
+    assert np.trace(table) == scores.correct
+
+
+# Two models
+
+
+def test_flips_by_hand():
+    comparison = Comparison(model=binary("110010"), baseline=binary("101110"))
+    assert comparison.right_to_wrong == 2
+    assert comparison.wrong_to_right == 1
+    assert comparison.delta == pytest.approx(-1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("worse", "better", "p"),
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),
+        (5, 0, 0.0625),  # 2 / 2**5
+        (0, 5, 0.0625),
+        (4, 1, 0.375),  # 2 * (1 + 5) / 2**5
+        (3, 3, 1.0),
+        (10, 2, 0.03857421875),  # 2 * (1 + 12 + 66) / 2**12
+    ],
+)
+def test_mcnemar_by_hand(worse, better, p):
+    agreed = "11100"
+    model = binary("0" * worse + "1" * better + agreed)
+    baseline = binary("1" * worse + "0" * better + agreed)
+    assert Comparison(model, baseline).p_value == pytest.approx(p)
+
+
+@given(twins)
+@settings(deadline=None, max_examples=100)
+def test_a_comparison_turned_round(comparison):
+    turned = Comparison(comparison.baseline, comparison.model)
+    assert turned.p_value == pytest.approx(comparison.p_value)
+    assert turned.delta == pytest.approx(-comparison.delta)
+    assert turned.expected_delta == pytest.approx(-comparison.expected_delta)
+    assert turned.right_to_wrong == comparison.wrong_to_right
+    assert turned.agreement == comparison.agreement
+    assert 0 < comparison.p_value <= 1 + 1e-12
+    gained = comparison.wrong_to_right - comparison.right_to_wrong
+    assert comparison.delta * comparison.model.total == pytest.approx(gained)
+
+
+def test_a_model_compared_with_itself():
+    scores = scores_for([0, 1, 2, 2], [0, 1, 2, 0])
+    same = Comparison(scores, scores)
+    assert (same.delta, same.expected_delta, same.p_value, same.agreement) == (0, 0, 1, 1)
+    assert (same.right_to_wrong, same.wrong_to_right) == (0, 0)
+
+
+def test_agreement_counts_predictions_and_not_hits():
+    labels = [0, 0, 0, 0]
+    comparison = Comparison(scores_for([0, 1, 2, 2], labels), scores_for([0, 1, 1, 0], labels))
+    assert comparison.agreement == 0.5
+
+
+def test_expected_delta_takes_luck_out_on_both_sides():
+    labels = [0, 0]
+    lucky = scores_of([[0.5, 0.5], [0.5, 0.5]], labels)
+    sure = scores_of([[0.9, 0.1], [0.1, 0.9]], labels)
+    comparison = Comparison(lucky, sure)
+    assert comparison.delta == 0.5
+    assert comparison.expected_delta == 0.0
+
+
+def test_class_delta_by_hand():
+    labels = [0, 0, 1]
+    comparison = Comparison(scores_for([0, 1, 1], labels), scores_for([0, 0, 2], labels))
+    assert [comparison.class_delta(label) for label in range(3)] == [-0.5, 1.0, None]
+
+
+# Results
+
+
+def make_result(peak_memory_bytes: int | None = 1_000_000) -> RunResult:
+    labels = [0, 0, 1]  # and none of class 2
+    comparison = Comparison(scores_for([0, 1, 1], labels), scores_for([0, 0, 1], labels))
+    measurement = Measurement(
+        class_names=("cat", "dog", "emu"),
+        comparison=comparison,
+        size_bytes=100_000,
+        baseline_size_bytes=400_000,
+        quantized_layers=11,
+        quantize_s=2.5,
+        evaluate_s=0.5,
+        peak_memory_bytes=peak_memory_bytes,
+    )
+    return RunResult("ok", measurement=measurement, resolved={"weight_dtype": "int8"})
+
+
+def test_metrics_by_hand():
+    metrics = make_result().to_metrics()
+    expected = {
+        "accuracy": 2 / 3,
+        "delta": -1 / 3,
+        "expected_accuracy": 2 / 3,
+        "expected_delta": -1 / 3,
+        "agreement": 2 / 3,
+        "baseline_accuracy": 1,
+        "baseline_correct": 3,
+        "baseline_size_bytes": 400_000,
+        "correct": 2,
+        "expected_correct": 2,
+        "evaluate_s": 0.5,
+        "images_per_s": 6,
+        "p_value": 1,
+        "peak_memory_bytes": 1_000_000,
+        "quantize_s": 2.5,
+        "quantized_layers": 11,
+        "right_to_wrong": 1,
+        "size_bytes": 100_000,
+        "size_reduction": 0.75,
+        "tied": 0,
+        "total": 3,
+        "wrong_to_right": 0,
+        "accuracy_cat": 0.5,
+        "delta_cat": -0.5,
+        "accuracy_dog": 1,
+        "delta_dog": 0,
+    }
+    low, high = metrics.pop("ci95_low"), metrics.pop("ci95_high")
+    assert low < 2 / 3 < high
+    assert metrics.pop("kl_divergence") > 0
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected)
+
+
+def test_every_metric_is_a_finite_float():
+    for key, value in make_result().to_metrics().items():
+        assert type(value) is float, key
+        assert math.isfinite(value), key
+
+
+def test_a_class_without_images_has_no_metric():
+    assert not [key for key in make_result().to_metrics() if "emu" in key]
+
+
+def test_memory_that_cannot_be_measured_is_no_metric():
+    with_memory, without = make_result().to_metrics(), make_result(None).to_metrics()
+    assert set(with_memory) - set(without) == {"peak_memory_bytes"}
+
+
+@pytest.mark.parametrize("name", ["low", "expected", "delta", "accuracy", "total"])
+def test_a_class_name_does_not_take_the_place_of_a_metric(name):
+    """Class names come from the data set's own files."""
+    result = make_result()
+    assert result.measurement is not None
+    plain = {key: value for key, value in result.to_metrics().items() if not key.endswith("_cat")}
+    fields = {**vars(result.measurement), "class_names": (name, "dog", "emu")}
+    named = RunResult("ok", measurement=Measurement(**fields)).to_metrics()
+    assert named == {**plain, f"accuracy_{name}": 0.5, f"delta_{name}": -0.5}
+
+
+def test_an_unsupported_run_has_no_metrics():
+    result = RunResult("unsupported", "no such kernel")
+    assert result.to_metrics() == {}
+    assert result.accuracy_drop is None
+    assert result.summary() == "unsupported: no such kernel"
+
+
+def test_the_drop_is_what_was_lost():
+    assert make_result().accuracy_drop == pytest.approx(1 / 3)
+
+
+def test_the_summary_is_one_line_with_the_figures():
+    summary = make_result().summary()
+    assert summary == "2 of 3 right (66.67%, -33.33 points), 100.0 kB"

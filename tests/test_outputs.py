@@ -1,0 +1,241 @@
+"""The files of a run: complete, whole, and of one mind."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import make_config
+from matplotlib import image
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+
+from resnet8ptq import outputs, plots
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import CalibrationSet, Split
+from resnet8ptq.interfaces import Artifact
+from resnet8ptq.metrics import Comparison, Paired, Scores
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.results import Measurement, RunResult
+
+NAMES = ("cat", "dog", "frog")
+# True classes, and what model and baseline make of them. No image is a frog.
+LABELS = np.array([0, 0, 0, 0, 1, 1])
+MODEL = np.array([0, 0, 0, 2, 1, 0])
+BASELINE = np.array([0, 0, 1, 1, 1, 1])
+
+FILES = {
+    *("config.yaml", "result.json", "per_class.csv", "confusion.csv", "confusion.png"),
+    *("classes.png", "predictions.npz", "calibration.csv", "ranges.json"),
+}
+
+Write = Callable[..., tuple[RunConfig, RunResult]]
+
+
+def scores(predictions: np.ndarray) -> Scores:
+    probabilities = np.full((len(predictions), len(NAMES)), 0.1, dtype=np.float32)
+    probabilities[np.arange(len(predictions)), predictions] = 0.8
+    return Scores(probabilities, LABELS)
+
+
+@pytest.fixture
+def written(shapes_model: Fp32Model) -> Write:
+    """Write the files of a run into a folder; return its config and result."""
+
+    def write(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
+        config, result, artifact, calibration = made(folder, *overrides)
+        outputs.write(folder, config, result, artifact, calibration, shapes_model)
+        return config, result
+
+    return write
+
+
+def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact, CalibrationSet]:
+    measurement = Measurement(
+        class_names=NAMES,
+        comparison=Comparison(scores(MODEL), scores(BASELINE)),
+        size_bytes=100,
+        baseline_size_bytes=400,
+        quantized_layers=10,
+        quantize_s=1.5,
+        evaluate_s=2.0,
+        peak_memory_bytes=None,
+    )
+    config = make_config("data=shapes", *overrides)
+    result = RunResult("ok", measurement=measurement, resolved={"weight_dtype": "int8"})
+    artifact = Artifact(folder / "model.onnx", 10, {"input": (0.0, 255.0)})
+    images = np.zeros((3, 32, 32, 3), dtype=np.uint8)
+    calibration = CalibrationSet(Split(images, np.array([2, 0, 1]), "here"), np.array([4, 7, 9]))
+    return config, result, artifact, calibration
+
+
+def paired(model: np.ndarray, baseline: np.ndarray, labels: np.ndarray) -> Paired:
+    return Paired(*(np.asarray(classes, dtype=np.int64) for classes in (model, baseline, labels)))
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_writes_every_file_and_leaves_no_temporary(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+
+
+def test_config_reads_back(tmp_path: Path, written: Write) -> None:
+    config, _ = written(tmp_path, "backend=torch", "calib.percentile=99.5", "per_channel=true")
+    found = OmegaConf.load(tmp_path / "config.yaml")
+    assert OmegaConf.to_container(found) == OmegaConf.to_container(OmegaConf.structured(config))
+    assert found.backend.engine == "auto"
+    assert found.calib.percentile == 99.5
+
+
+def test_no_file_holds_a_password_of_the_environment(
+    tmp_path: Path, written: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hunter2@127.0.0.1:9")
+    written(tmp_path)
+    for path in tmp_path.iterdir():
+        assert b"hunter2" not in path.read_bytes()
+
+
+def test_result_holds_every_metric(tmp_path: Path, written: Write) -> None:
+    _, result = written(tmp_path)
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["status"] == "ok"
+    assert record["resolved"] == {"weight_dtype": "int8"}
+    assert record["metrics"] == result.to_metrics()
+    assert record["metrics"]["correct"] == 4
+    assert record["metrics"]["baseline_correct"] == 4
+    assert record["metrics"]["size_reduction"] == 0.75
+    assert record["metrics"]["delta_cat"] == 0.25
+
+
+def test_what_was_not_measured_is_left_out(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    metrics = json.loads((tmp_path / "result.json").read_text())["metrics"]
+    assert "peak_memory_bytes" not in metrics
+    assert "accuracy_frog" not in metrics  # not NaN, which is no JSON
+
+
+def test_confusion_counts_true_classes_down_and_predictions_across(
+    tmp_path: Path, written: Write
+) -> None:
+    written(tmp_path)
+    header, *rows = read_csv(tmp_path / "confusion.csv")
+    assert header[1:] == list(NAMES)
+    assert rows == [["cat", "3", "0", "1"], ["dog", "1", "1", "0"], ["frog", "0", "0", "0"]]
+
+
+def test_per_class_accuracies(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    header, *rows = read_csv(tmp_path / "per_class.csv")
+    assert header == ["class", "accuracy", "baseline_accuracy", "delta"]
+    assert rows == [
+        ["cat", "0.75", "0.5", "0.25"],
+        ["dog", "0.5", "1.0", "-0.5"],
+        ["frog", "", "", ""],
+    ]
+
+
+def test_predictions_read_back(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    with np.load(tmp_path / "predictions.npz", allow_pickle=False) as arrays:
+        assert arrays["predictions"].tolist() == MODEL.tolist()
+        assert arrays["baseline_predictions"].tolist() == BASELINE.tolist()
+        assert arrays["labels"].tolist() == LABELS.tolist()
+        assert np.array_equal(arrays["probabilities"], scores(MODEL).probabilities)
+
+
+def test_calibration_images_can_be_found_again(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    assert read_csv(tmp_path / "calibration.csv") == [
+        *(["index", "label"], ["4", "2"], ["7", "0"], ["9", "1"])
+    ]
+
+
+def test_ranges_read_back(tmp_path: Path, written: Write, shapes_model: Fp32Model) -> None:
+    written(tmp_path)
+    found = json.loads((tmp_path / "ranges.json").read_text())
+    assert found.keys() == {"activations", "weights"}
+    assert found["activations"] == {"input": [0.0, 255.0]}
+    initializers = onnx.load(shapes_model.onnx_path).graph.initializer
+    arrays = [onnx.numpy_helper.to_array(tensor) for tensor in initializers]
+    extremes = {(float(array.min()), float(array.max())) for array in arrays if array.ndim > 1}
+    assert len(found["weights"]) == 10  # ResNet8: nine convolutions, one dense layer
+    assert {(low, high) for low, high in found["weights"].values()} <= extremes
+
+
+def test_writing_again_replaces(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    (tmp_path / "result.json").write_text("stale")
+    written(tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+
+
+def test_result_comes_last(tmp_path: Path, written: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a result.json is a whole one."""
+
+    def fail(*args: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(plots, "confusion", fail)
+    with pytest.raises(OSError, match="disk full"):
+        written(tmp_path)
+    assert "result.json" not in {path.name for path in tmp_path.iterdir()}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_confusion_plot_is_a_picture_that_shows_the_counts(tmp_path: Path) -> None:
+    labels = np.repeat([0, 1, 2], [5, 7, 9])
+    pictures = []
+    for name, model in (("right", labels), ("mirrored", 2 - labels)):
+        figure = plots.confusion(paired(model, labels, labels), NAMES, "title")
+        plots.save(figure, tmp_path / f"{name}.png")
+        pictures.append(image.imread(tmp_path / f"{name}.png"))
+        shown = {text.get_text() for text in figure.axes[0].texts}
+        assert shown == {"5", "7", "9"}
+    one, other = pictures
+    assert one.shape == other.shape
+    assert min(one.shape[:2]) > 300
+    assert not np.array_equal(one, other)
+
+
+def test_confusion_plot_shows_the_change_from_fp32() -> None:
+    figure = plots.confusion(paired(MODEL, BASELINE, LABELS), NAMES, "title")
+    counts, change = (
+        {text.get_position()[::-1]: text.get_text() for text in axes.texts} for axes in figure.axes
+    )
+    # By (true class, predicted class); empty cells stay empty.
+    assert counts == {(0, 0): "3", (0, 2): "1", (1, 0): "1", (1, 1): "1"}
+    assert change == {(0, 0): "+1", (0, 1): "-2", (0, 2): "+1", (1, 0): "+1", (1, 1): "-1"}
+
+
+def test_class_plot_has_a_bar_of_each_for_each_class_with_images() -> None:
+    figure = plots.classes(paired(MODEL, BASELINE, LABELS), NAMES, "title")
+    heights = sorted(bar.get_height() for bar in figure.axes[0].patches)
+    assert heights == [50, 50, 75, 100]  # cat: 50 and 75, dog: 100 and 50, no frog
+
+
+@pytest.mark.parametrize("plot", [plots.confusion, plots.classes])
+@pytest.mark.parametrize("model", [LABELS, 1 - LABELS], ids=["all right", "all wrong"])
+def test_plots_take_extremes_and_classes_without_images(
+    tmp_path: Path, plot: Callable[..., Figure], model: np.ndarray
+) -> None:
+    path = tmp_path / "extreme.png"
+    plots.save(plot(paired(model, model, LABELS), NAMES, "title"), path)
+    assert image.imread(path).std() > 0
+
+
+def test_only_measured_runs_leave_files(tmp_path: Path, shapes_model: Fp32Model) -> None:
+    config, result, artifact, calibration = made(tmp_path)
+    unmeasured = replace(result, measurement=None)
+    with pytest.raises(AssertionError):
+        outputs.write(tmp_path, config, unmeasured, artifact, calibration, shapes_model)
+    assert list(tmp_path.iterdir()) == []

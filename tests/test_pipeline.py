@@ -1,0 +1,213 @@
+"""A run from config to result, and the figures that are to be reproduced."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+from conftest import make_config
+
+from resnet8ptq import data, environment, evaluate, model, pipeline, tracking
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.onnx import OnnxQuantizer
+from resnet8ptq.config import RunConfig, TrackingConfig
+from resnet8ptq.errors import ConfigError
+from resnet8ptq.interfaces import Artifact
+from resnet8ptq.metrics import Scores
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.results import RunResult
+from resnet8ptq.tracking import Record, Store
+
+FEW = ("calib.samples_per_class=20", "latency.enabled=false")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return tracking.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+
+
+@pytest.fixture(autouse=True)
+def no_run_left_open() -> Iterator[None]:
+    yield
+    while mlflow.active_run():
+        mlflow.end_run()
+
+
+def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, Record]:
+    config = make_config("data=shapes", *FEW, *overrides)
+    with tracking.start_run(store, "name", {}, folder) as opened:
+        result = pipeline.run_experiment(config, folder, opened)
+    return result, tracking.load_run(store, opened.run_id)
+
+
+@pytest.mark.slow
+def test_run_is_measured_and_logged(store: Store, tmp_path: Path) -> None:
+    result, record = run(store, tmp_path, "dtype=uint8")
+    found = result.measurement
+    assert found is not None
+    assert record.tags["status"] == result.status == "ok"
+    assert record.metrics == result.to_metrics()
+    assert record.params["weight_dtype"] == record.params["activation_dtype"] == "uint8"
+    assert result.accuracy_drop is not None
+    drop = record.metrics["baseline_accuracy"] - record.metrics["accuracy"]
+    assert result.accuracy_drop == pytest.approx(drop)
+    assert found.size_bytes == (tmp_path / "model.onnx").stat().st_size
+    assert found.comparison.baseline.accuracy > 0.85
+    assert found.comparison.agreement < 1
+    assert found.quantized_layers == 10
+
+
+@pytest.mark.parametrize(
+    "overrides", [("backend=torch", "dtype=uint8"), ("backend=onnx", "calib=histogram")]
+)
+def test_unsupported_combination_does_no_work(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr(data, "load", refuse)
+    monkeypatch.setattr(model, "load", refuse)
+    result, record = run(store, tmp_path, *overrides)
+    assert result.status == record.tags["status"] == "unsupported"
+    assert result.reason == record.tags["reason"] != ""
+    assert result.accuracy_drop is None
+    assert record.metrics == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+@dataclass(frozen=True)
+class Swapping(OnnxQuantizer):
+    """Leaves the FP32 network on disk in place of what it quantized."""
+
+    def quantize(self, model: Fp32Model, calibration: data.Split, folder: Path) -> Artifact:
+        artifact = super().quantize(model, calibration, folder)
+        shutil.copyfile(model.onnx_path, artifact.path)
+        return artifact
+
+
+@pytest.mark.slow
+def test_what_is_evaluated_is_the_file_on_disk(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKENDS, "onnx", Swapping)
+    result, record = run(store, tmp_path)
+    assert result.measurement is not None
+    assert result.measurement.comparison.agreement == 1
+    assert result.accuracy_drop == 0
+    assert record.metrics["size_reduction"] == 0
+
+
+@dataclass(frozen=True)
+class Truncating(OnnxQuantizer):
+    """Leaves half a file on disk."""
+
+    def quantize(self, model: Fp32Model, calibration: data.Split, folder: Path) -> Artifact:
+        artifact = super().quantize(model, calibration, folder)
+        whole = artifact.path.read_bytes()
+        artifact.path.write_bytes(whole[: len(whole) // 2])
+        return artifact
+
+
+def test_damaged_artifact_fails_the_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKENDS, "onnx", Truncating)
+    config = make_config("data=shapes", *FEW)
+    with (
+        pytest.raises(Exception, match=r"(?i)protobuf|parse|load"),
+        tracking.start_run(store, "name", {}, tmp_path) as opened,
+    ):
+        pipeline.run_experiment(config, tmp_path, opened)
+    record = tracking.load_run(store, opened.run_id)
+    assert record.tags["status"] == "failed"
+    assert record.metrics == {}
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_too_many_calibration_images_are_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"calib.samples_per_class: got 1001, takes at most 1000"):
+        run(store, tmp_path, "calib.samples_per_class=1001")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp32_run_equals_its_baseline(store: Store, tmp_path: Path, backend: str) -> None:
+    result, record = run(store, tmp_path, f"backend={backend}", "dtype=fp32")
+    assert result.measurement is not None
+    assert result.measurement.comparison.agreement == 1
+    assert result.accuracy_drop == 0
+    assert record.metrics["p_value"] == 1
+    assert record.metrics["size_reduction"] == 0
+    assert record.metrics["quantized_layers"] == 0
+
+
+@pytest.fixture(scope="module")
+def cifar10() -> data.Dataset:
+    settled = data.settle(make_config("data.on_missing=error").data)
+    return data.load(settled.name, settled.root)
+
+
+@pytest.fixture(scope="module")
+def resnet8(cifar10: data.Dataset, cache_root: Path) -> Fp32Model:
+    return model.load(make_config().model, cifar10, cache_root)
+
+
+def score(config: RunConfig, network: Fp32Model, dataset: data.Dataset, folder: Path) -> Scores:
+    """Quantize, reload, evaluate: the middle of the recipe."""
+    calibration = data.draw_calibration(dataset, 100, 42)
+    quantizer = BACKENDS[config.backend.name](config)
+    artifact = quantizer.quantize(network, calibration.split, folder)
+    return evaluate.evaluate(quantizer.load(artifact.path), dataset.test, 256)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_files")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp32_accuracy_is_reproduced(
+    backend: str, request: pytest.FixtureRequest, cache_root: Path
+) -> None:
+    dataset: data.Dataset = request.getfixturevalue("cifar10")
+    network: Fp32Model = request.getfixturevalue("resnet8")
+    config = make_config(f"backend={backend}")
+    baseline = evaluate.load_baseline(config, network, dataset, cache_root).scores
+    assert (baseline.correct, baseline.total) == (8703, 9980)
+    dog = dataset.class_names.index("dog")
+    assert baseline.class_accuracy(dog) == pytest.approx(0.742, abs=0.0005)
+
+
+# Measured with onnxruntime 1.31.1 and torch 2.13: minmax, batch normalization folded, percent.
+REFERENCE = [
+    ("onnx", "int8", "false", 86.75),
+    ("onnx", "int8", "true", 86.99),
+    ("onnx", "uint8", "false", 86.72),
+    ("onnx", "uint8", "true", 86.85),
+    ("onnx", "u8s8", "false", 86.75),
+    ("onnx", "u8s8", "true", 87.01),
+    ("torch", "int8", "false", 86.84),
+    ("torch", "int8", "true", 86.88),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_files")
+@pytest.mark.parametrize(("backend", "dtype", "per_channel", "expected"), REFERENCE)
+def test_accuracy_is_reproduced(
+    backend: str,
+    dtype: str,
+    per_channel: str,
+    expected: float,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    if backend == "torch" and not environment.has_vnni():
+        pytest.skip("measured with oneDNN on a CPU with VNNI")
+    config = make_config(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}")
+    dataset: data.Dataset = request.getfixturevalue("cifar10")
+    network: Fp32Model = request.getfixturevalue("resnet8")
+    found = score(config, network, dataset, tmp_path)
+    assert 100 * found.accuracy == pytest.approx(expected, abs=0.3)
+    assert np.isfinite(found.probabilities).all()

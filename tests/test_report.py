@@ -1,0 +1,123 @@
+"""The report's pages, from sweeps made by hand; the real sweep's is looked at in test_browser."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from cells import predictions, sweep, unmeasured
+
+from resnet8ptq import report, spread, table
+from resnet8ptq.comparison import Comparison, compare
+from resnet8ptq.config import ReportConfig
+from resnet8ptq.sweep_plots import (
+    activation_ranges,
+    class_impact,
+    pareto,
+    trade_offs,
+    weight_ranges,
+)
+
+LIMITS = ReportConfig()
+
+
+@pytest.fixture
+def found() -> Comparison:
+    measured = sweep(
+        ("a", predictions(lost=30, label=1), {}),
+        ("b", predictions(won=2), {"backend": "torch", "calib": "entropy"}),
+    )
+    cells = [*measured.cells, unmeasured("c", "unsupported", "no <b>kernel</b> | sorry")]
+    cells.append(unmeasured("d", "failed", "calib.percentile: got 120"))
+    return compare(cells)
+
+
+def test_every_requested_cell_and_reason_is_in_the_table(found: Comparison) -> None:
+    text = report.to_markdown(found, LIMITS, {})
+    rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + 2 + 4  # head, baselines, cells
+    assert [row.split(" | ")[-3] for row in rows[-2:]] == ["unsupported", "failed"]
+    assert "calib.percentile: got 120" in text
+
+
+def test_summary_counts_and_says_who_is_worse(found: Comparison) -> None:
+    text = report.to_markdown(found, LIMITS, {})
+    assert "4 combinations asked for: 2 measured, 1 unsupported, 1 failed" in text
+    assert (
+        "Significantly less accurate than FP32: 1 of the 2 quantized models; for the other 1"
+        in text
+    )
+    assert "onnx int8 minmax per tensor: significantly worse on dog" in text
+
+
+def test_numbers_equal_the_records(found: Comparison) -> None:
+    text = report.to_markdown(found, LIMITS, {})
+    for cell in found.measured:
+        assert f"{cell.metric('accuracy'):.2%}" in text
+        assert f"{100 * cell.metric('delta'):+.2f}" in text
+
+
+def test_text_from_outside_is_escaped_in_the_page(found: Comparison) -> None:
+    page = report.to_html(found, LIMITS, {})
+    assert "<b>kernel</b>" not in page
+    assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in page
+    assert "<script" not in page.lower()
+
+
+def test_the_page_holds_its_figures_and_asks_for_nothing(found: Comparison) -> None:
+    page = report.to_html(found, LIMITS, {"trade_offs.png": b"\x89PNG"})
+    assert '<img src="data:image/png;base64,iVBORw==' in page
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+
+
+def test_nothing_measured_recommends_nothing() -> None:
+    bare = compare([unmeasured("a", "unsupported", "why")])
+    text = report.to_markdown(bare, LIMITS, {})
+    assert "nothing can be recommended" in text
+    assert "## Recommendation" not in text
+
+
+def test_limits_show_as_pass_and_fail(found: Comparison) -> None:
+    strict = ReportConfig(max_drop=0.01)
+    text = report.to_markdown(found, strict, {})
+    assert "fail: drop \\> 1 points" in text
+    assert "| pass |" in text
+
+
+def test_spread_over_seeds_by_hand() -> None:
+    cells = [(f"s{n}", predictions(lost=n), {"seed": str(n)}) for n in (0, 10, 20)]
+    (group,) = spread.measure(sweep(*cells))
+    assert group.label == "onnx int8 minmax per tensor"
+    assert (group.draws, group.lowest, group.highest) == (3, pytest.approx(0.88), 0.9)
+    assert group.mean == pytest.approx(0.89)
+    assert group.standard_deviation == pytest.approx(0.01)
+    assert spread.measure(sweep(cells[0])) == []
+
+
+def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label() -> None:
+    found = sweep(("a", predictions(), {"seed": "1"}), ("b", predictions(), {"seed": "2"}))
+    assert table.columns(found.records)[4] == "seed"
+    assert [cell.label for cell in found.cells] == [
+        "onnx int8 minmax per tensor seed=1",
+        "onnx int8 minmax per tensor seed=2",
+    ]
+
+
+def test_pareto_by_hand() -> None:
+    points = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
+    assert pareto(points) == [(1.0, 0.5), (2.0, 0.7), (4.0, 0.9)]
+
+
+def test_figures_are_drawn_where_there_is_data(found: Comparison) -> None:
+    assert class_impact(found) is not None
+    assert trade_offs(found) is not None
+    assert activation_ranges(found, "onnx") is None
+    assert weight_ranges(found) is None
+    ranges = {"activations": {"conv": [-1.0, 2.0]}, "weights": {"conv": [-0.5, 0.25]}}
+    full = replace(found, cells=tuple(replace(cell, ranges=ranges) for cell in found.cells))
+    assert activation_ranges(full, "onnx") is not None
+    figure = weight_ranges(full)
+    assert figure is not None
+    assert [text.get_text() for text in figure.axes[0].texts] == [" -0.50 to 0.25"]
+    empty = replace(found, cells=())
+    assert class_impact(empty) is None
+    assert trade_offs(empty) is None

@@ -1,0 +1,368 @@
+"""`run.py` from the outside: what a person types, sees, and finds on disk and in MLflow."""
+
+import csv
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import COMMAND, NO_REAL_FILES, Called, call, clean_environment, make_config
+from hydra.errors import HydraException
+from mlflow.entities import Run
+
+from resnet8ptq import cli, data, shapes
+from resnet8ptq.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+QUICK = ("data=shapes", "latency.enabled=false")
+REASON = "FBGEMM's and oneDNN's quantized convolutions require qint8 weights"
+
+METRICS = {
+    *("accuracy", "ci95_low", "ci95_high", "delta", "correct", "total"),
+    *("tied", "expected_correct", "expected_accuracy", "expected_delta"),
+    *("baseline_accuracy", "baseline_correct", "right_to_wrong", "wrong_to_right"),
+    *("p_value", "agreement", "size_bytes", "baseline_size_bytes", "size_reduction"),
+    *("quantized_layers", "quantize_s", "evaluate_s", "images_per_s"),
+    *("sqnr_db", "kl_divergence", "speedup", "latency_p50_ms", "baseline_latency_p50_ms"),
+    *(f"accuracy_{name}" for name in shapes.CLASS_NAMES),
+    *(f"delta_{name}" for name in shapes.CLASS_NAMES),
+}
+ARTIFACTS = {
+    *("config.yaml", "result.json", "per_class.csv", "confusion.png", "confusion.csv"),
+    *("classes.png", "predictions.npz", "calibration.csv", "ranges.json", "run.log"),
+}
+
+
+def cell_of(run: Run) -> tuple[str, str]:
+    return run.data.params["backend"], run.data.params["dtype"]
+
+
+def test_sweep_prints_every_cell_and_the_reason(sweep: Called) -> None:
+    assert sweep.code == 0, sweep.err
+    found = {(r["framework"], r["dtype"]): r["status"] for r in sweep.table}
+    assert found == {
+        ("onnx", "fp32"): "baseline",
+        ("torch", "fp32"): "baseline",
+        ("onnx", "int8"): "ok",
+        ("onnx", "uint8"): "ok",
+        ("torch", "int8"): "ok",
+        ("torch", "uint8"): "unsupported",
+    }
+    assert f"unsupported: {REASON} (torch uint8" in sweep.out
+    assert "shapes, resnet8, 5,000 test images" in sweep.out
+    assert "Traceback" not in sweep.err
+    assert "Warning" not in sweep.err
+
+
+def test_sweep_is_one_parent_with_a_child_for_each_cell(sweep: Called) -> None:
+    assert len(sweep.runs) == 5
+    assert (sweep.parent.info.status, sweep.parent.data.tags["status"]) == ("FINISHED", "ok")
+    assert sweep.parent.data.tags["overrides"].startswith("backend=onnx,torch")
+    assert {cell_of(run): run.data.tags["status"] for run in sweep.children} == {
+        ("onnx", "int8"): "ok",
+        ("onnx", "uint8"): "ok",
+        ("torch", "int8"): "ok",
+        ("torch", "uint8"): "unsupported",
+    }
+    assert {run.info.status for run in sweep.children} == {"FINISHED"}
+
+
+def test_children_carry_params_metrics_and_artifacts(sweep: Called) -> None:
+    for run in sweep.children:
+        params, tags = run.data.params, run.data.tags
+        assert params["data"] == params["data.name"] == "shapes"
+        assert (params["calib"], params["per_channel"]) == ("minmax", "false")
+        if tags["status"] == "unsupported":
+            assert tags["reason"] == REASON
+            assert run.data.metrics == {}
+            continue
+        assert {"weight_dtype", "activation_dtype"} <= set(params)
+        assert set(run.data.metrics) >= METRICS
+        model = "model.onnx" if params["backend"] == "onnx" else "model.pt"
+        assert set(sweep.artifacts(run)) >= {*ARTIFACTS, model}
+
+
+def test_table_result_file_and_mlflow_agree(sweep: Called) -> None:
+    for run in sweep.children:
+        if run.data.tags["status"] != "ok":
+            continue
+        files, metrics = sweep.artifacts(run), run.data.metrics
+        record = json.loads(files["result.json"].read_text())
+        assert {key: metrics[key] for key in record["metrics"]} == record["metrics"]
+
+        (row,) = [r for r in sweep.table if (r["framework"], r["dtype"]) == cell_of(run)]
+        assert row["accuracy"] == f"{metrics['accuracy']:.2%}"
+        assert row["delta"] == f"{100 * metrics['delta']:+.2f}"
+        assert row["size kB"] == f"{metrics['size_bytes'] / 1000:.1f}"
+        assert row["reduction"] == f"{metrics['size_reduction']:.1%}"
+        assert row["speedup"] == f"{metrics['speedup']:.2f}"
+        model = files["model.onnx" if row["framework"] == "onnx" else "model.pt"]
+        assert model.stat().st_size == metrics["size_bytes"]
+
+        with np.load(files["predictions.npz"], allow_pickle=False) as arrays:
+            hits = arrays["predictions"] == arrays["labels"]
+            baseline_hits = arrays["baseline_predictions"] == arrays["labels"]
+        assert (hits.sum(), len(hits)) == (metrics["correct"], metrics["total"])
+        assert baseline_hits.sum() == metrics["baseline_correct"]
+        with files["confusion.csv"].open(newline="") as file:
+            counts = np.array([row[1:] for row in list(csv.reader(file))[1:]], dtype=int)
+        assert counts.trace() == metrics["correct"]
+        assert counts.sum() == metrics["total"]
+
+
+def test_run_folder_holds_what_was_uploaded(sweep: Called) -> None:
+    for run in sweep.children:
+        folder = Path(run.data.tags["folder"])
+        uploaded = {n: p.read_bytes() for n, p in sweep.artifacts(run).items() if p.is_file()}
+        left = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        assert left.keys() == uploaded.keys()
+        same = left.keys() - {"run.log"}  # the log goes on after the upload
+        assert all(left[name] == uploaded[name] for name in same)
+        log = uploaded["run.log"].decode()
+        assert f"{run.info.run_name}: started" in log
+        if run.data.tags["status"] == "ok":
+            metrics = run.data.metrics
+            outcome = f"{metrics['correct']:.0f} of {metrics['total']:.0f} right"
+        else:
+            outcome = "unsupported"
+        assert f"{run.info.run_name}: {outcome}" in log
+
+
+def test_uploaded_model_is_a_quantized_one(sweep: Called) -> None:
+    (run,) = [run for run in sweep.children if cell_of(run) == ("onnx", "uint8")]
+    graph = onnx.load(sweep.artifacts(run)["model.onnx"]).graph
+    assert any(node.op_type == "QuantizeLinear" for node in graph.node)
+
+
+def test_sweep_leaves_its_report(sweep: Called) -> None:
+    (path,) = (sweep.folder / "runs" / "sweeps").rglob("runs.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run_id"] for row in rows] == [run.info.run_id for run in sweep.children]
+    for row, run in zip(rows, sweep.children, strict=True):
+        for key, value in run.data.metrics.items():
+            assert float(row[key]) == value
+    report = {name: file.read_bytes() for name, file in sweep.artifacts(sweep.parent).items()}
+    figures = {"trade_offs.png", "classes.png", "confusion.png"}
+    assert set(report) >= {"runs.csv", "report.md", "report.html", *figures}
+    assert report == {name: (path.parent / name).read_bytes() for name in report}
+
+
+@pytest.fixture(scope="module")
+def broken_sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
+    args = ("-m", *QUICK, "calib=percentile", "calib.percentile=120,99.9")
+    return call(tmp_path_factory.mktemp("broken"), *args, **NO_REAL_FILES)
+
+
+def test_failing_cell_does_not_stop_the_sweep(broken_sweep: Called) -> None:
+    assert broken_sweep.code == 1
+    bad, good = broken_sweep.children
+    assert (bad.info.status, bad.data.tags["status"]) == ("FAILED", "failed")
+    assert (good.info.status, good.data.tags["status"]) == ("FINISHED", "ok")
+    assert bad.data.params["calib.percentile"] == "120.0"
+    assert good.data.metrics["accuracy"] > 0.85
+
+
+def test_failing_cell_leaves_its_traceback(broken_sweep: Called) -> None:
+    bad, _ = broken_sweep.children
+    assert bad.data.tags["reason"] == "calib.percentile: got 120.0, takes 50 < p <= 100"
+    assert "ConfigError" in broken_sweep.artifacts(bad)["traceback.txt"].read_text()
+
+
+def test_sweep_with_a_failing_cell_has_failed(broken_sweep: Called) -> None:
+    parent = broken_sweep.parent
+    assert (parent.info.status, parent.data.tags["status"]) == ("FAILED", "failed")
+    assert len(broken_sweep.errors) == 1
+
+
+def test_failing_cell_stays_in_the_table(broken_sweep: Called) -> None:
+    found = [(row["calib.percentile"], row["status"]) for row in broken_sweep.table]
+    assert found == [("", "baseline"), ("120.0", "failed"), ("99.9", "ok")]
+    assert "failed: calib.percentile: got 120.0, takes 50 < p <= 100 (" in broken_sweep.out
+
+
+@pytest.mark.parametrize(
+    ("override", "named", "recorded"),
+    [
+        ("backend=onxx,onnx", "onxx", ["FAILED"]),
+        ("seed=1,${nokey}", "nokey", []),  # it does not get as far as a run
+    ],
+)
+def test_sweep_that_cannot_be_composed_has_failed(
+    tmp_path: Path, override: str, named: str, recorded: list[str]
+) -> None:
+    found = call(tmp_path, "-m", *QUICK, override, **NO_REAL_FILES)
+    assert len(found.errors) == 1
+    assert named in found.errors[0]
+    assert "Traceback" not in found.err
+    assert found.code == 2
+    assert [run.info.status for run in found.runs] == recorded
+    assert {run.data.tags["status"] for run in found.runs} <= {"failed"}
+
+
+PASSWORD = "http://user:hunter2@127.0.0.1:9"
+ERRORS: list[tuple[list[str], dict[str, str], int, str]] = [
+    (["backend=onxx"], {}, 2, "onxx"),
+    ([f"tracking.uri={PASSWORD}"], {}, 2, "tracking.uri: holds a password"),
+    (["model.path=/nonexistent.h5"], {}, 1, "model.path: got /nonexistent.h5"),
+    ([], {"MLFLOW_TRACKING_URI": PASSWORD}, 1, "http://127.0.0.1:9 "),
+]
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "code", "named"), ERRORS, ids=["composing", "config", "model", "server"]
+)
+def test_error_is_one_line_and_harms_no_earlier_run(
+    sweep: Called, args: list[str], env: dict[str, str], code: int, named: str
+) -> None:
+    before = {run.info.run_id: run.to_dictionary() for run in [sweep.parent, *sweep.children]}
+    found = call(sweep.folder, *QUICK, *args, **env)
+    assert_one_error(found, code, named)
+    after = {run.info.run_id: run.to_dictionary() for run in sweep.runs}
+    assert {key: after[key] for key in before} == before
+
+
+def assert_one_error(found: Called, code: int, named: str) -> None:
+    assert found.code == code
+    assert len(found.errors) == 1
+    assert named in found.errors[0]
+    assert found.err.splitlines()[-1] == found.errors[0]
+    for unwanted in ("Traceback", "hunter2", "HYDRA_FULL_ERROR", "Error executing job"):
+        assert unwanted not in found.err
+    assert found.out == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("calib.percentile=abc", "calib.percentile"),
+        ("calib.percentile=120", "calib.percentile: got 120"),
+        ("nosuchkey=1", "nosuchkey"),
+        ("data.root=/nonexistent", "data.root: got /nonexistent"),
+    ],
+)
+def test_wrong_setting_is_one_line(
+    override: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((HydraException, ConfigError)) as caught:
+        data.settle(make_config(override).data)
+    assert cli.report(caught.value) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: ")
+    assert named in err
+
+
+@pytest.mark.parametrize(("name", "mode"), [("runs", []), ("mlruns", ["-m"])], ids=str)
+def test_file_in_the_way_of_the_outputs(tmp_path: Path, name: str, mode: list[str]) -> None:
+    (tmp_path / name).write_text("mine")
+    assert_one_error(call(tmp_path, *mode, *QUICK), 1, str(tmp_path / name))
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_help_lists_the_groups(tmp_path: Path) -> None:
+    found = call(tmp_path, "--help")
+    assert found.code == 0
+    for line in ("backend: onnx, torch", "dtype: fp32, int8, u8s8, uint8", "data: cifar10, shapes"):
+        assert line in found.out
+    assert "schema" not in found.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_falls_back_loudly(tmp_path: Path) -> None:
+    nowhere = {  # neither a copy in the cache nor a way to the server
+        **{"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        **{"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"},
+        **{"no_proxy": "", "NO_PROXY": ""},
+    }
+    found = call(tmp_path, "dtype=uint8", "latency.enabled=false", **NO_REAL_FILES, **nowhere)
+    assert found.code == 0, found.err
+    warning = " ".join(found.err.split())
+    assert "CIFAR-10 NOT FOUND" in warning
+    assert "`shapes`" in warning
+    assert "set CIFAR10_DIR or data.root" in warning
+    assert "shapes, resnet8, 5,000 test images" in found.out
+    (run,) = found.runs
+    assert run.data.params["data.name"] == "shapes"
+    assert run.data.tags["status"] == "ok"
+
+
+def wait_for_a_running_child(process: subprocess.Popen[str], folder: Path) -> None:
+    """Return once MLflow has an open child run; look ten times a second, for a minute."""
+    store = Called(folder, 0, "", "")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            code: Any = process.wait(timeout=0.1)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            pytest.fail(f"ended with {code} before it could be interrupted")
+        # The sweep's file comes after the store's migrations, which are not to be disturbed.
+        if any((folder / "runs" / "sweeps").rglob("sweep.json")):
+            statuses = [run.info.status for run in store.children]
+            if "RUNNING" in statuses:
+                return
+    pytest.fail("no run was started within a minute")
+
+
+def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Path) -> None:
+    # So many bins that calibration alone takes minutes.
+    slow = ("calib=entropy", "calib.num_bins=200000", "calib.num_quantized_bins=128")
+    # A shell's background job, as these tests may be, ignores Ctrl-C, and so would its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        [*COMMAND, "-m", *QUICK, "dtype=int8,uint8", *slow],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_a_running_child(process, tmp_path)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    found = Called(tmp_path, process.returncode, out, err)
+    assert found.code == 130
+    assert "Traceback" not in err
+    (child,) = found.children  # the second was not started
+    for run in (found.parent, child):
+        assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
+    hidden = {path.name for path in (tmp_path / "runs").rglob(".*")}
+    assert hidden <= {".hydra", ".gitignore"}
+
+    later = call(tmp_path, "-m", *QUICK, "dtype=fp32")
+    assert later.code == 0, later.err
+    assert sorted(run.info.status for run in later.runs) == ["FINISHED"] * 2 + ["KILLED"] * 2
+
+
+def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [*COMMAND, *QUICK, "dtype=fp32", f"per_channel={value}"],
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for value in ("false", "true")
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    called = Called(tmp_path, 0, "", "")
+    experiments = called.client.search_experiments()
+    assert sorted(experiment.name for experiment in experiments) == ["Default", "resnet8ptq"]
+    runs = called.runs
+    assert [run.data.tags["status"] for run in runs] == ["ok", "ok"]
+    assert {run.data.params["per_channel"] for run in runs} == {"false", "true"}
+    assert len({run.data.tags["folder"] for run in runs}) == 2

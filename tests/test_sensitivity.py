@@ -1,0 +1,267 @@
+"""Layer sensitivity, and the choice of nodes that it rests on."""
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import onnx
+import pytest
+from conftest import RunCli, make_config
+from onnx import numpy_helper
+
+from resnet8ptq import plots, sensitivity
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import Dataset, draw_calibration, draw_held_out
+from resnet8ptq.errors import ConfigError, QuantizationError
+from resnet8ptq.interfaces import Artifact
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.nodes import find_float_nodes, weight_layers
+
+LAYERS = 10  # ResNet8: nine convolutions, one dense layer
+SHORT_RUN = (
+    *("data=shapes", "calib.samples_per_class=10"),
+    *("+analysis=sensitivity", "analysis.images=200"),
+)
+
+
+@pytest.fixture(scope="session")
+def graph(shapes_model: Fp32Model) -> onnx.GraphProto:
+    return onnx.load(shapes_model.onnx_path).graph
+
+
+@pytest.fixture(scope="session")
+def nodes(graph: onnx.GraphProto) -> dict[str, str]:
+    """Names of the layers' nodes, by short name."""
+    return {name: node.name for name, node in weight_layers(graph).items()}
+
+
+Quantize = Callable[[RunConfig], Artifact]
+
+
+@pytest.fixture
+def quantize(shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path) -> Quantize:
+    def run(config: RunConfig) -> Artifact:
+        split = draw_calibration(shapes, 5, config.seed).split
+        return BACKENDS[config.backend.name](config).quantize(shapes_model, split, tmp_path)
+
+    return run
+
+
+def choose(backend: str, key: str, *names: str) -> RunConfig:
+    config = make_config("data=shapes", f"backend={backend}", "dtype=u8s8")
+    setattr(config, key, list(names))
+    return config
+
+
+def float_layers(config: RunConfig, artifact: Artifact) -> int:
+    """Count layers in the artifact that multiply by float32 weights."""
+    if config.backend.name == "onnx":
+        graph = onnx.load(artifact.path).graph
+        tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        weights = [n.input[1] for n in graph.node if n.op_type in ("Conv", "Gemm", "MatMul")]
+        return sum(name in tensors and tensors[name].dtype == np.float32 for name in weights)
+    predictor: Any = BACKENDS["torch"](config).load(artifact.path)
+    graph = str(predictor.module.inlined_graph)
+    return len(re.findall(r"= aten::(?:_convolution|conv2d|linear|addmm)\w*\(", graph))
+
+
+def test_layers_have_short_names(graph: onnx.GraphProto) -> None:
+    layers = weight_layers(graph)
+    assert len(layers) == LAYERS
+    assert all("/" not in name and name in node.name for name, node in layers.items())
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["m/a/Conv", "m/b/Conv"], ["a", "b"]),
+        (["m/a/x/Conv", "m/a/y/Conv", "m/b/Conv"], ["a.x", "a.y", "b"]),
+        (["Conv_0", "Conv_1"], ["Conv_0", "Conv_1"]),
+        (["m/a/Conv", "m/a/Conv/Fused"], ["m.a.Conv", "m.a.Conv.Fused"]),
+        (["m/a:0/Conv", "m/b/Conv"], ["a_0", "b"]),
+        (["Conv"], ["Conv"]),
+    ],
+)
+def test_short_names_tell_layers_apart(names: list[str], short: list[str]) -> None:
+    nodes = [onnx.helper.make_node("Conv", ["x", "w"], ["y"], name=name) for name in names]
+    weight = numpy_helper.from_array(np.zeros(1, np.float32), "w")
+    graph = onnx.helper.make_graph(nodes, "graph", [], [], [weight])
+    assert list(weight_layers(graph)) == short
+
+
+def test_a_product_of_two_activations_is_no_weight_layer() -> None:
+    node = onnx.helper.make_node("MatMul", ["x", "y"], ["z"], name="MatMul")
+    assert weight_layers(onnx.helper.make_graph([node], "graph", [], [])) == {}
+
+
+def test_every_node_is_quantized_by_default(graph: onnx.GraphProto) -> None:
+    assert find_float_nodes(graph, make_config()) == []
+
+
+def test_a_chosen_layer_takes_its_activation_along(
+    graph: onnx.GraphProto, nodes: dict[str, str]
+) -> None:
+    config = choose("onnx", "nodes_to_quantize", nodes["conv2d_1"])
+    chosen = {node.name for node in graph.node} - set(find_float_nodes(graph, config))
+    types = {node.name: node.op_type for node in graph.node}
+    assert sorted(types[name] for name in chosen) == ["Conv", "Relu"]
+
+
+@pytest.mark.parametrize("key", ["nodes_to_quantize", "nodes_to_exclude"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_unknown_node_is_refused_with_the_nearest(
+    quantize: Quantize, nodes: dict[str, str], backend: str, key: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        quantize(choose(backend, key, "conv2d_1"))
+    message = str(caught.value)
+    assert message.startswith(f"{key}: got 'conv2d_1', takes ")
+    assert nodes["conv2d_1"] in message.partition("nearest: ")[2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_excluded_layer_keeps_float_weights(
+    quantize: Quantize, nodes: dict[str, str], backend: str
+) -> None:
+    for name in ("conv2d_1", "conv2d_3_1", "dense_1"):  # the first, a strided one, the last
+        config = choose(backend, "nodes_to_exclude", nodes[name])
+        artifact = quantize(config)
+        assert artifact.quantized_layers == LAYERS - 1
+        assert float_layers(config, artifact) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_chosen_layer_alone_is_quantized(
+    quantize: Quantize, nodes: dict[str, str], backend: str
+) -> None:
+    for name in ("conv2d_1", "conv2d_3_1", "dense_1"):
+        config = choose(backend, "nodes_to_quantize", nodes[name])
+        artifact = quantize(config)
+        assert artifact.quantized_layers == 1
+        assert float_layers(config, artifact) == LAYERS - 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_quantizing_nothing_is_an_error(
+    quantize: Quantize, graph: onnx.GraphProto, backend: str
+) -> None:
+    everything = [node.name for node in graph.node]
+    pooling = next(node.name for node in graph.node if node.op_type == "AveragePool")
+    with pytest.raises(QuantizationError, match="no node to quantize"):
+        quantize(choose(backend, "nodes_to_exclude", *everything))
+    with pytest.raises(QuantizationError, match="quantized nothing"):
+        quantize(choose(backend, "nodes_to_quantize", pooling))
+
+
+def test_held_out_images_are_neither_calibration_nor_test_images(shapes: Dataset) -> None:
+    calibration = draw_calibration(shapes, 100, 42)
+    held_out = draw_held_out(shapes, calibration, 2000, 42)
+    assert (np.bincount(held_out.labels) == 200).all()
+    pixels = {image.tobytes() for image in held_out.images}
+    assert len(pixels) == 2000
+    assert pixels.isdisjoint(image.tobytes() for image in calibration.split.images)
+    assert pixels.isdisjoint(image.tobytes() for image in shapes.test.images)
+    assert pixels <= {image.tobytes() for image in shapes.train.images}
+
+
+def test_held_out_images_follow_the_seed(shapes: Dataset) -> None:
+    calibration = draw_calibration(shapes, 10, 42)
+    first, again, other = (draw_held_out(shapes, calibration, 100, s).digest for s in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("images", [15, 100_000])
+def test_held_out_images_are_a_multiple_of_the_classes_up_to_what_there_is(
+    shapes: Dataset, images: int
+) -> None:
+    calibration = draw_calibration(shapes, 100, 42)
+    with pytest.raises(ConfigError, match=rf"analysis\.images: got {images}, takes .* up to 9000"):
+        draw_held_out(shapes, calibration, images, 42)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["analysis.images=0"], r"analysis\.images: got 0, takes an integer >= 1"),
+        (["analysis.mode=half"], r"analysis\.mode: got 'half', takes one_at_a_time"),
+        (["dtype=fp32"], r"dtype\.name: got 'fp32', takes int8"),
+        (["nodes_to_exclude=[a]"], r"nodes_to_exclude: got \['a'\], takes \[\]"),
+        (["nodes_to_quantize=[a]"], r"nodes_to_quantize: got \['a'\], takes null"),
+    ],
+)
+def test_wrong_settings_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config("+analysis=sensitivity", *overrides)
+
+
+def test_keys_that_nothing_would_read_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\+analysis=sensitivity"):
+        make_config("analysis.images=100")
+    with pytest.raises(ConfigError, match="nodes_to_quantize: got"):
+        make_config("nodes_to_quantize=[]")
+
+
+def test_network_is_cut_before_its_softmax(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    cut, output = sensitivity.cut_softmax(shapes_model, tmp_path / "logits.onnx")
+    again, unchanged = sensitivity.cut_softmax(cut, tmp_path / "again.onnx")
+    assert (output, unchanged) == ("logits", "probabilities")
+    assert again is cut
+    batch = shapes.test.images[:20].astype(np.float32)
+    onnx_quantizer = BACKENDS["onnx"](make_config())
+    logits, expected = (
+        onnx_quantizer.load(m.onnx_path).predict(batch) for m in (cut, shapes_model)
+    )
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+
+
+def test_figure_has_a_row_for_each_layer() -> None:
+    figure = plots.sensitivity(
+        ["conv", "dense"], [30.0, 40.0], [0.1, -0.1], [5.0, -1.0],
+        whole_sqnr_db=25.0, output="logits", title="title",
+    )  # fmt: skip
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["conv  30.0", "dense  40.0"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's store
+@pytest.mark.parametrize(("backend", "mode"), [("onnx", "one_at_a_time"), ("torch", "all_but_one")])
+def test_analysis_ranks_every_layer(
+    run_cli: RunCli, tmp_path: Path, nodes: dict[str, str], backend: str, mode: str
+) -> None:
+    done = run_cli(*SHORT_RUN, f"backend={backend}", "dtype=u8s8", f"analysis.mode={mode}")
+    assert done.returncode == 0, done.stderr
+    (table,) = tmp_path.glob("runs/*/*/sensitivity.csv")
+    assert table.with_suffix(".png").stat().st_size > 0
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert {row["layer"]: row["node"] for row in rows} == nodes
+    assert [int(row["rank"]) for row in rows] == list(range(1, LAYERS + 1))
+    ratios = [float(row["logits_sqnr_db"]) for row in rows]
+    assert ratios == sorted(ratios, reverse=mode == "all_but_one")
+    assert all(name in done.stdout for name in (*nodes, "held-out training images"))
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("resnet8ptq").experiment_id])
+    for row, ratio in zip(rows, ratios, strict=True):
+        assert run.data.metrics[f"sqnr_db_{row['layer']}"] == pytest.approx(ratio)
+    assert run.data.params["analysis.mode"] == mode
+    assert run.data.params["sqnr_of"] == "logits"
+    logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    assert {"sensitivity.csv", "sensitivity.png"} <= logged
+
+
+@pytest.mark.slow
+def test_analysis_in_a_sweep(run_cli: RunCli, tmp_path: Path) -> None:
+    done = run_cli("-m", "backend=onnx,torch", "dtype=uint8", *SHORT_RUN)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("runs/sweeps/*/*/*/sensitivity.csv"))) == 1
+    assert "unsupported" in done.stderr  # torch takes no uint8 weights

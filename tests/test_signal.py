@@ -1,0 +1,155 @@
+"""SQNR and KL divergence by hand, and the logits they stand on."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import make_config
+
+from resnet8ptq import data, evaluate
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.metrics import KL_EPSILON, Comparison, Scores
+from resnet8ptq.model import Fp32Model
+
+CASES = [
+    ("onnx", "int8"),
+    ("onnx", "u8s8"),
+    ("torch", "int8"),
+    ("torch_fbgemm", "int8"),
+]  # the last is not saved frozen
+
+
+def with_logits(rows):
+    logits = None if rows is None else np.array(rows, dtype=np.float32)
+    return Scores(np.eye(2, dtype=np.float32), np.array([0, 1]), logits)
+
+
+def with_probabilities(rows):
+    return Scores(np.array(rows, dtype=np.float32), np.zeros(len(rows), dtype=np.int64))
+
+
+# By hand
+
+
+def test_sqnr_by_hand():
+    # Centred: signal (3, -3), (1, -1), power 20; noise (1, -1), (0, 0), power 2.
+    baseline, model = with_logits([[6, 0], [1, -1]]), with_logits([[4, 0], [1, -1]])
+    assert Comparison(model, baseline).sqnr_db == pytest.approx(10 * math.log10(20 / 2))
+
+
+def test_sqnr_ignores_what_a_softmax_ignores():
+    baseline, model = [[6, 0], [1, -1]], [[4, 0], [1, -1]]
+    shifted = np.add(model, [[7], [-3]]).tolist()
+    plain = Comparison(with_logits(model), with_logits(baseline)).sqnr_db
+    assert Comparison(with_logits(shifted), with_logits(baseline)).sqnr_db == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("model", "baseline"),
+    [
+        ([[6, 0], [1, -1]], [[6, 0], [1, -1]]),  # equal: infinite
+        ([[6, 0], [1, -1]], [[2, 2], [0, 0]]),  # no signal
+        (None, [[6, 0], [1, -1]]),
+        ([[6, 0], [1, -1]], None),
+    ],
+)
+def test_sqnr_that_is_no_number_is_none(model, baseline):
+    assert Comparison(with_logits(model), with_logits(baseline)).sqnr_db is None
+
+
+def test_kl_divergence_by_hand():
+    baseline = with_probabilities([[0.5, 0.5], [0.25, 0.75]])
+    model = with_probabilities([[0.25, 0.75], [0.25, 0.75]])
+    first = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert Comparison(model, baseline).kl_divergence == pytest.approx(first / 2)
+
+
+def test_kl_divergence_takes_zeros():
+    whole = 1 + KL_EPSILON
+    p = [1 / whole, KL_EPSILON / whole]
+    expected = p[0] * math.log(p[0] / p[1]) + p[1] * math.log(p[1] / p[0])
+    comparison = Comparison(with_probabilities([[0, 1]]), with_probabilities([[1, 0]]))
+    assert comparison.kl_divergence == pytest.approx(expected)
+
+
+def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
+    ours, theirs = with_probabilities([[0.9, 0.1]]), with_probabilities([[0.4, 0.6]])
+    assert Comparison(ours, ours).kl_divergence == 0
+    forth, back = Comparison(ours, theirs).kl_divergence, Comparison(theirs, ours).kl_divergence
+    assert forth > 0
+    assert back > 0
+    assert forth != pytest.approx(back)
+
+
+# Logits
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_softmax_of_the_logits_is_the_probabilities(
+    backend: str, shapes: data.Dataset, shapes_model: Fp32Model, cache_root: Path
+) -> None:
+    config = make_config("data=shapes", f"backend={backend}")
+    baseline = evaluate.load_baseline(config, shapes_model, shapes, cache_root)
+    logits = baseline.scores.logits
+    assert logits is not None
+    assert logits.shape == (min(evaluate.LOGIT_IMAGES, len(shapes.test)), 10)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found = powers / powers.sum(axis=1, keepdims=True)
+    expected = baseline.scores.probabilities[: len(logits)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), CASES)
+def test_sqnr_of_a_quantized_model(
+    backend: str,
+    dtype: str,
+    shapes: data.Dataset,
+    shapes_model: Fp32Model,
+    cache_root: Path,
+    tmp_path: Path,
+) -> None:
+    config = make_config("data=shapes", f"backend={backend}", f"dtype={dtype}")
+    quantizer = BACKENDS[config.backend.name](config)
+    calibration = data.draw_calibration(shapes, 20, config.seed).split
+    predictor = quantizer.load(quantizer.quantize(shapes_model, calibration, tmp_path).path)
+    images = shapes.test.take(np.arange(200))
+    before = predictor.predict(next(iter(images.batches(200))))
+    logits = evaluate.collect_logits(predictor, images, batch_size=64)
+    scores, _ = evaluate.evaluate(predictor, images, 200)
+    assert logits is not None
+    assert logits.dtype == np.float32
+    np.testing.assert_array_equal(scores.probabilities, before)  # the copy left the model alone
+    theirs = evaluate.load_baseline(config, shapes_model, shapes, cache_root).scores
+    baseline = Scores(theirs.probabilities[:200], images.labels, theirs.logits[:200])
+    comparison = Comparison(Scores(scores.probabilities, images.labels, logits), baseline)
+    assert comparison.sqnr_db is not None
+    assert 5 < comparison.sqnr_db < 60
+    assert comparison.kl_divergence > 0
+    # An 8-bit softmax is its logits' softmax to about one step.
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax = powers / powers.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(softmax, scores.probabilities, atol=1.5 / 255)
+
+
+def test_an_onnx_model_without_a_softmax_has_no_logits(
+    shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    proto = onnx.load(shapes_model.onnx_path)
+    last = proto.graph.node[-1]
+    assert last.op_type == "Softmax"
+    last.CopyFrom(onnx.helper.make_node("Sigmoid", last.input, last.output))
+    onnx.save(proto, tmp_path / "model.onnx")
+    predictor = BACKENDS["onnx"](make_config("data=shapes")).load(tmp_path / "model.onnx")
+    assert predictor.logits(np.zeros((1, 32, 32, 3), np.float32)) is None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_torch_model_without_a_softmax_has_no_logits(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10), torch.nn.Sigmoid())
+    torch.jit.save(torch.jit.trace(module.eval(), torch.zeros(1, 2, 2, 3)), tmp_path / "model.pt")
+    config = make_config("data=shapes", "backend=torch", "dtype=fp32")
+    predictor = BACKENDS["torch"](config).load(tmp_path / "model.pt")
+    assert predictor.logits(np.zeros((1, 2, 2, 3), np.float32)) is None

@@ -1,0 +1,215 @@
+"""The table of runs, from records made by hand."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from resnet8ptq import table
+from resnet8ptq.tracking import Record
+
+REASON = "kernels take qint8 weights"
+
+
+def record(
+    backend: str = "onnx", dtype: str = "int8", status: str = "ok", **changes: str
+) -> Record:
+    params = {
+        **{"backend": backend, "dtype": dtype, "calib": "minmax", "per_channel": "false"},
+        **{"data": "shapes", "model": "resnet8", "model.fold": "true", "latency.threads": "1"},
+        **changes,
+    }
+    metrics = {
+        **{"accuracy": 0.8674, "delta": -0.0046, "p_value": 0.0312, "total": 5000.0},
+        **{"size_bytes": 115_297.0, "size_reduction": 0.6415, "speedup": 1.375},
+        **{"baseline_accuracy": 0.872, "baseline_size_bytes": 321_574.0},
+    }
+    tags = {"status": status}
+    if status != "ok":
+        metrics = {}
+        tags["reason"] = REASON if status == "unsupported" else "calib.percentile: got 120, takes p"
+    return Record(" ".join([*params.values(), status]), params, metrics, tags)
+
+
+OK = record()
+CHANNEL = record(per_channel="true", calib="entropy")
+UNSUPPORTED = record("torch", "uint8", "unsupported")
+FAILED = record("torch", "int8", "failed")
+FP32 = record("torch", "fp32")
+ALL = [OK, CHANNEL, UNSUPPORTED, FAILED, FP32]
+
+
+def with_metrics(given: Record, **metrics: float) -> Record:
+    return Record(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
+
+
+def printed(records: list[Record], **options: object) -> str:
+    console = Console(file=io.StringIO(), **options)  # type: ignore[arg-type]
+    table.print_table(records, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_row_of_a_measured_run() -> None:
+    assert table.columns([OK]) == list(table.COLUMNS)
+    assert table.rows([OK])[-1] == [
+        *("onnx", "int8", "minmax", "per tensor", "86.74%", "-0.46", "0.031"),
+        *("115.3", "64.1%", "1.38", "ok"),
+    ]
+    assert table.rows([CHANNEL])[-1][2:4] == ["entropy", "per channel"]
+
+
+def test_run_that_was_not_timed_has_no_speedup() -> None:
+    metrics = {key: value for key, value in OK.metrics.items() if key != "speedup"}
+    untimed = replace(OK, metrics=metrics)
+    assert table.rows([untimed])[-1][-4:] == ["115.3", "64.1%", "", "ok"]
+    assert [note for note in table.notes([untimed]) if note.startswith("speedup")] == []
+
+
+def test_row_of_a_run_without_figures_keeps_its_place() -> None:
+    for given, status in ((UNSUPPORTED, "unsupported"), (FAILED, "failed")):
+        (row,) = table.rows([given])
+        assert row[:4] == [*list(given.params.values())[:3], "per tensor"]
+        assert row[4:] == ["", "", "", "", "", "", status]
+
+
+def test_fp32_run_is_itself_the_baseline() -> None:
+    (row,) = table.rows([FP32])
+    assert row == [
+        *("torch", "fp32", "", "", "86.74%", "", "", "115.3", "", "", "baseline"),
+    ]
+
+
+def test_fp32_run_that_failed_is_no_baseline() -> None:
+    (row,) = table.rows([record("torch", "fp32", "failed")])
+    assert row == ["torch", "fp32", *[""] * 8, "failed"]
+
+
+def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
+    given = [*ALL, record(dtype="uint8"), record("torch", "u8s8")]
+    found = table.rows(given)
+    assert all(len(row) == len(table.columns(given)) for row in found)
+    baselines = [row for row in found if row[-1] == "baseline"]
+    assert [row[:2] for row in baselines] == [["onnx", "fp32"], ["torch", "fp32"]]
+    assert found[0] == [
+        *("onnx", "fp32", "", "", "87.20%", "", "", "321.6", "", "", "baseline"),
+    ]
+    assert len(found) == 1 + len(given)  # torch's baseline is a run
+
+
+def test_a_run_that_knows_nothing_of_itself_still_has_a_row() -> None:
+    bare = Record("id", {}, {}, {})
+    assert table.rows([bare])[0][-1] == "?"
+    assert "?" in printed([bare])
+
+
+def test_p_is_corrected_over_the_measured_quantized_runs() -> None:
+    # Holm by hand: three are tested; 0.01 * 3, 0.02 * 2, 0.5 * 1.
+    p_values = {"int8": 0.02, "uint8": 0.5, "u8s8": 0.01}
+    tested = [with_metrics(record(dtype=name), p_value=p) for name, p in p_values.items()]
+    found = table.rows([*tested, UNSUPPORTED, FAILED, FP32])
+    assert [row[6] for row in found] == ["", "0.040", "0.500", "0.030", "", "", ""]
+    (note,) = [note for note in table.notes([*tested, FP32]) if note.startswith("p:")]
+    assert "corrected for 3 comparisons (Holm)" in note
+
+
+def test_what_the_runs_vary_besides_becomes_a_column_and_part_of_the_label() -> None:
+    given = [record(seed=seed, **{"calib.num_bins": "2048"}) for seed in ("1", "2")]
+    assert table.varied(given) == ["seed"]
+    assert table.columns(given) == [*table.COLUMNS[:4], "seed", *table.COLUMNS[4:]]
+    assert [row[4] for row in table.rows(given)] == ["", "1", "2"]
+    assert table.labels(given) == [f"onnx int8 minmax per tensor seed={seed}" for seed in "12"]
+
+
+def test_what_differs_only_between_frameworks_is_no_column() -> None:
+    given = [OK, record("torch", **{"backend.engine": "onednn"})]
+    assert table.varied(given) == []
+    other = record("torch", **{"backend.engine": "fbgemm"})
+    assert table.varied([*given, other]) == ["backend.engine"]
+    assert table.rows([*given, other])[2][4] == ""  # onnx has none
+
+
+@pytest.mark.parametrize("key", ["weight_dtype", "data.root", "tracking.root", "calib.name"])
+def test_what_nobody_chose_by_itself_is_no_column(key: str) -> None:
+    assert table.varied([record(**{key: "one"}), record(**{key: "other"})]) == []
+
+
+@pytest.mark.parametrize(
+    ("p_value", "shown"),
+    [(0.0, "<0.001"), (0.00099, "<0.001"), (0.001, "0.001"), (0.0312, "0.031"), (1.0, "1.000")],
+)
+def test_tiny_p_values_are_not_rounded_to_zero(p_value: float, shown: str) -> None:
+    assert table.rows([with_metrics(OK, p_value=p_value)])[-1][6] == shown
+
+
+def test_delta_always_has_a_sign() -> None:
+    assert table.rows([with_metrics(OK, delta=0.0006)])[-1][5] == "+0.06"
+
+
+def test_reasons_are_grouped() -> None:
+    found = table.notes([UNSUPPORTED, record("torch", "u8s8", "unsupported"), FAILED, OK])
+    assert found == [
+        f"unsupported: {REASON} (torch uint8 minmax per tensor; torch u8s8 minmax per tensor)",
+        "failed: calib.percentile: got 120, takes p (torch int8 minmax per tensor)",
+        *table.notes([OK]),
+    ]
+
+
+def test_p_and_speedup_are_explained_only_where_there_is_one() -> None:
+    assert table.notes([OK]) == [
+        table.P_NOTE.format(correction=""),
+        table.SPEEDUP_NOTE.format(threads="1"),
+    ]
+    assert table.notes([UNSUPPORTED])[1:] == []
+
+
+def test_title_names_data_model_and_images() -> None:
+    assert table.title(ALL) == "shapes, resnet8, 5,000 test images"
+    assert table.title([UNSUPPORTED]) == "shapes, resnet8"
+
+
+def test_title_names_every_data_set() -> None:
+    text = table.title([OK, with_metrics(record(data="cifar10"), total=9980.0)])
+    assert "cifar10" in text
+    assert "shapes" in text
+    assert "test images" not in text  # they differ
+
+
+def test_csv_parses_back() -> None:
+    odd = record("torch", "uint8", "failed", calib='a "quoted", comma')
+    odd.tags["reason"] = "first,\nsecond"
+    given = [*ALL, odd]
+    found = list(csv.DictReader(io.StringIO(table.to_csv(given))))
+    assert [row["run_id"] for row in found] == [r.run_id for r in given]
+    for row, r in zip(found, given, strict=True):
+        assert row["status"] == r.tags["status"]
+        assert row["reason"] == r.tags.get("reason", "")
+        assert {key: row[key] for key in r.params} == r.params
+        assert {key: float(row[key]) for key in r.metrics} == r.metrics
+
+
+def test_csv_leaves_unknown_metrics_empty() -> None:
+    found = list(csv.DictReader(io.StringIO(table.to_csv([OK, FAILED]))))
+    assert found[1]["accuracy"] == ""
+
+
+def test_a_pipe_gets_whole_cells() -> None:
+    text = printed(ALL)
+    assert "…" not in text
+    lines = [line.strip("│┃").replace("┃", "│") for line in text.splitlines() if line[0] in "│┃"]
+    cells = [[cell.strip() for cell in line.split("│")] for line in lines]
+    assert cells == [table.columns(ALL), *table.rows(ALL)]
+    assert table.title(ALL) in text
+
+
+def test_a_terminal_of_80_columns_gets_whole_figures() -> None:
+    text = printed([OK, CHANNEL], width=80, force_terminal=True, color_system=None)
+    for figure in ("86.74%", "-0.46", "0.062", "115.3", "64.1%", "1.38"):
+        assert text.count(figure) == 2
+
+
+def test_brackets_in_a_reason_are_printed_as_they_are() -> None:
+    odd = record("torch", "uint8", "failed")
+    odd.tags["reason"] = "got [red], takes [1, 2]"
+    assert "got [red], takes [1, 2]" in printed([odd])

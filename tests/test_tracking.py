@@ -1,0 +1,450 @@
+"""The MLflow store: made once, read back whole, and closed as what the run became."""
+
+import json
+import multiprocessing
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlflow
+import numpy as np
+import pytest
+from conftest import REPO, make_config
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from resnet8ptq import cli, sweep, tracking
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.config import TrackingConfig, register_schemas
+from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.errors import ConfigError, TrackingError
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.results import RunResult
+from resnet8ptq.tracking import Store
+
+URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return tracking.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+
+
+@pytest.fixture
+def own_store(store: Store, tmp_path: Path) -> Store:
+    """A store of the test's own: a copy, since making one takes a second."""
+    root = tmp_path / "mlruns"
+    root.mkdir()
+    shutil.copy(store.uri.removeprefix("sqlite:///"), root / "mlflow.db")
+    return tracking.open_store(TrackingConfig(root=str(root)))
+
+
+@pytest.fixture(autouse=True)
+def no_run_left_open() -> Iterator[None]:
+    yield
+    while mlflow.active_run():
+        mlflow.end_run()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+def client(store: Store) -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(tracking_uri=store.uri)
+
+
+def artifacts(store: Store, run_id: str) -> dict[str, Path]:
+    root = Path(mlflow.artifacts.download_artifacts(run_id=run_id, tracking_uri=store.uri))
+    return {path.name: path for path in root.iterdir()}
+
+
+def fail_in_a_run(
+    store: Store, folder: Path, error: BaseException, prepare: Callable[[], object] = lambda: None
+) -> str:
+    """Raise `error` inside a run; return the run's id."""
+    config = {"backend": {"name": "onnx"}, "seed": 42}
+    with (
+        pytest.raises(type(error)),
+        tracking.start_run(store, "name", config, folder) as run,
+    ):
+        run_id = run.run_id
+        prepare()
+        raise error
+    return run_id
+
+
+def test_store_and_experiment_are_made_once(tmp_path: Path) -> None:
+    config = TrackingConfig(root=str(tmp_path / "new" / "mlruns"), experiment_name="mine")
+    first = tracking.open_store(config)
+    assert first.uri == f"sqlite:///{tmp_path}/new/mlruns/mlflow.db"
+    assert tracking.open_store(config) == first
+    names = [found.name for found in client(first).search_experiments()]
+    assert sorted(names) == ["Default", "mine"]
+    location = client(first).get_experiment(first.experiment_id).artifact_location
+    assert location.endswith("/new/mlruns/artifacts/mine")
+
+
+@pytest.mark.slow
+def test_four_processes_make_one_store(tmp_path: Path) -> None:
+    config = TrackingConfig(root=str(tmp_path / "mlruns"))
+    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
+        stores = list(pool.map(tracking.open_store, [config] * 4))
+    assert len(set(stores)) == 1
+    found = client(stores[0]).search_experiments(view_type=mlflow.entities.ViewType.ALL)
+    assert sorted(experiment.name for experiment in found) == ["Default", "resnet8ptq"]
+
+
+def test_deleted_experiment_is_refused(own_store: Store, tmp_path: Path) -> None:
+    client(own_store).delete_experiment(own_store.experiment_id)
+    with pytest.raises(TrackingError, match="'resnet8ptq' was deleted"):
+        tracking.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+
+
+def test_file_in_the_way_of_the_root_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mlruns").write_text("")
+    with pytest.raises(TrackingError, match=r"tracking.root: cannot write to .*mlruns"):
+        tracking.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+
+
+WITH_PASSWORD = pytest.mark.parametrize("uri", [URI_WITH_PASSWORD, "nosuch://user:hunter2@host/db"])
+
+
+@WITH_PASSWORD
+def test_password_in_the_config_is_refused(uri: str, tmp_path: Path) -> None:
+    """The config is written down in many places: Hydra's, MLflow's, our own."""
+    with pytest.raises(ConfigError, match=r"^tracking.uri: holds a password") as caught:
+        tracking.open_store(TrackingConfig(uri=uri, root=str(tmp_path / "unused")))
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@WITH_PASSWORD
+def test_unusable_uri_is_refused_without_its_password(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(TrackingError, match=r"^tracking.uri: ") as caught:
+        tracking.open_store(TrackingConfig(root=str(tmp_path)))
+    assert uri.rpartition("@")[2] in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_server_that_goes_away_is_reported_without_the_password(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with (
+        pytest.raises(Exception, match=r"127\.0\.0\.1:9") as caught,
+        tracking.start_run(Store(URI_WITH_PASSWORD, "0"), "name", {}, folder),
+    ):
+        pass
+    cli.report(caught.value)
+    assert "hunter2" not in capsys.readouterr().err
+
+
+def test_config_uri_wins_over_environment_wins_over_root(
+    store: Store, own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(tmp_path / "unused")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", own_store.uri)
+    assert tracking.open_store(TrackingConfig(root=root)).uri == own_store.uri
+    assert tracking.open_store(TrackingConfig(uri=store.uri, root=root)).uri == store.uri
+    assert not Path(root).exists()
+
+
+@pytest.mark.parametrize("uri", [None, ""])
+def test_empty_uri_is_no_uri(
+    uri: str | None, own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.chdir(tmp_path)  # where MLflow would put a store of its own
+    config = TrackingConfig(uri=uri, root=str(tmp_path / "mlruns"))
+    assert tracking.open_store(config).uri == own_store.uri
+
+
+def test_ui_command_hides_the_password() -> None:
+    command = Store(URI_WITH_PASSWORD, "7").ui_command
+    assert command.startswith("http://127.0.0.1:9/#/experiments/7")
+
+
+def test_finished_run(store: Store, folder: Path) -> None:
+    (folder / "result.json").write_text("{}")
+    (folder / ".hydra").mkdir()
+    with tracking.start_run(store, "a name", {}, folder) as run:
+        run.log_config(make_config("data=shapes", "dtype=uint8", "calib=percentile"))
+        run.log_result(RunResult("ok", resolved={"weight_dtype": "uint8"}))
+    found = client(store).get_run(run.run_id)
+    assert found.info.status == "FINISHED"
+    assert found.info.run_name == "a name"
+    params, tags = found.data.params, found.data.tags
+    for key, value in {
+        **{"backend": "onnx", "dtype": "uint8", "calib": "percentile", "model": "resnet8"},
+        **{"data": "shapes", "data.name": "shapes", "per_channel": "false", "seed": "42"},
+        **{"calib.percentile": "99.99", "model.fold": "true", "weight_dtype": "uint8"},
+    }.items():
+        assert params[key] == value
+    assert int(params["threads"]) >= 1  # what null came to
+    assert tags["status"] == "ok"
+    assert tags["folder"] == str(folder)
+    assert {"version.onnxruntime", "version.torch", "cpu", "cpu_flags", "git_commit"} <= set(tags)
+    assert set(artifacts(store, run.run_id)) == {"result.json"}
+
+
+def test_unsupported_run_says_why(store: Store, folder: Path) -> None:
+    with tracking.start_run(store, "name", {}, folder) as run:
+        run.log_config(make_config("backend=torch", "dtype=uint8"))
+        run.log_result(RunResult("unsupported", "the reason"))
+    found = tracking.load_run(store, run.run_id)
+    assert (found.tags["status"], found.tags["reason"]) == ("unsupported", "the reason")
+    assert found.params["dtype"] == "uint8"
+    assert found.metrics == {}
+
+
+def test_failed_run(store: Store, folder: Path) -> None:
+    run_id = fail_in_a_run(store, folder, ValueError("first line\nsecond line"))
+    found = client(store).get_run(run_id)
+    assert found.info.status == "FAILED"
+    assert found.data.tags["status"] == "failed"
+    assert found.data.tags["reason"] == "first line second line"
+    assert found.data.params["backend"] == "onnx"  # as far as it was known
+    text = artifacts(store, run_id)["traceback.txt"].read_text()
+    assert text.startswith("Traceback")
+    assert "ValueError: first line\nsecond line" in text
+    assert mlflow.active_run() is None
+
+
+def test_failure_without_a_message_still_has_a_reason(store: Store, folder: Path) -> None:
+    run_id = fail_in_a_run(store, folder, MemoryError())
+    assert tracking.load_run(store, run_id).tags["reason"] == "MemoryError"
+
+
+def test_endless_reason_is_cut(store: Store, folder: Path) -> None:
+    run_id = fail_in_a_run(store, folder, RuntimeError("x" * 100_000))
+    assert 1000 < len(tracking.load_run(store, run_id).tags["reason"]) < 10_000
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
+def test_interrupted_run_is_killed(store: Store, folder: Path, error: BaseException) -> None:
+    run_id = fail_in_a_run(store, folder, error)
+    found = client(store).get_run(run_id)
+    assert found.info.status == "KILLED"
+    assert found.data.tags["status"] == "killed"
+    assert mlflow.active_run() is None
+
+
+def test_run_whose_failure_cannot_be_recorded_is_closed(store: Store, folder: Path) -> None:
+    """Else MLflow would refuse every later run of the sweep, as one is still open."""
+    with (
+        pytest.raises(Exception, match=r"the cause|No such file"),
+        tracking.start_run(store, "name", {}, folder) as run,
+    ):
+        folder.rmdir()
+        raise ValueError("the cause")
+    assert mlflow.active_run() is None
+    assert client(store).get_run(run.run_id).info.status == "FAILED"
+
+
+def test_run_whose_files_cannot_be_uploaded_has_failed(store: Store, folder: Path) -> None:
+    with (
+        pytest.raises(FileNotFoundError),
+        tracking.start_run(store, "name", {}, folder) as run,
+    ):
+        run.log_result(RunResult("ok"))
+        folder.rmdir()
+    assert mlflow.active_run() is None
+    found = client(store).get_run(run.run_id)
+    assert found.info.status == "FAILED"
+    assert found.data.tags["status"] == "failed"
+
+
+def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
+    """Compose a sweep's config with Hydra's own settings, as its callback gets them."""
+    register_schemas()
+    words = [*overrides, f"hydra.sweep.dir={folder}"]
+    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
+        return compose("config", overrides=words, return_hydra_config=True)
+
+
+def test_sweep_with_a_password_in_its_config_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "current", None)
+    config = compose_sweep(tmp_path / "sweep", f"tracking.uri={URI_WITH_PASSWORD}")
+    with pytest.raises(SystemExit) as caught:
+        sweep.SweepCallback().on_multirun_start(config)
+    assert caught.value.code == 2
+    assert sweep.current is None
+    err = capsys.readouterr().err
+    assert err.startswith("error: tracking.uri: holds a password")
+    assert err.count("\n") == 1
+    assert "hunter2" not in err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_password_of_the_environment_stays_in_the_sweeps_private_file(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = Store(URI_WITH_PASSWORD, store.experiment_id)
+    start_parent = tracking.start_parent
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
+    monkeypatch.setattr(tracking, "open_store", lambda config: reached)  # no server to log in to
+    monkeypatch.setattr(tracking, "start_parent", lambda _, *args: start_parent(store, *args))
+    monkeypatch.setattr(sweep, "current", None)
+    sweep.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
+    assert sweep.current is not None
+    (private,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert sweep.Sweep.load(tmp_path / "sweep").store == reached
+    parent = tracking.load_run(store, sweep.current.parent_id)
+    assert "hunter2" not in json.dumps([parent.params, parent.tags])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_password_of_the_environment_is_not_logged(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    (folder / "run.log").write_text("started")
+    with (
+        pytest.raises(ValueError, match="broken") if fails else nullcontext(),
+        tracking.start_run(store, "name", {}, folder) as run,
+    ):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
+        run.log_config(make_config("data=shapes"))
+        if fails:
+            raise ValueError("broken")
+    found = tracking.load_run(store, run.run_id)
+    assert found.params["tracking.uri"] == "null"
+    assert "hunter2" not in json.dumps([found.params, found.tags])
+    files = artifacts(store, run.run_id)
+    assert set(files) == ({"run.log", "traceback.txt"} if fails else {"run.log"})
+    assert all(b"hunter2" not in path.read_bytes() for path in files.values())
+
+
+def test_data_sets_are_logged_with_digests(store: Store, folder: Path, shapes: Dataset) -> None:
+    calibration = draw_calibration(shapes, 5, 42)
+    with tracking.start_run(store, "name", {}, folder) as run:
+        run.log_datasets(shapes, calibration)
+    found = client(store).get_run(run.run_id)
+    assert found.data.tags["test_digest"] == shapes.test.digest
+    assert found.data.tags["calibration_digest"] == calibration.digest
+    logged = {item.tags[0].value: item.dataset for item in found.inputs.dataset_inputs}
+    assert set(logged) == {"calibration", "test"}
+    assert logged["test"].name == "shapes-test"
+    assert shapes.test.digest.startswith(logged["test"].digest)
+    assert calibration.digest.startswith(logged["calibration"].digest)
+    assert json.loads(logged["calibration"].profile)["features_shape"] == [50, 32, 32, 3]
+
+
+@pytest.mark.slow
+def test_logged_onnx_model_loads_back(
+    store: Store, folder: Path, shapes: Dataset, shapes_model: Fp32Model
+) -> None:
+    quantizer = BACKENDS["onnx"](make_config("data=shapes"))
+    artifact = quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 42).split, folder)
+    with tracking.start_run(store, "name", {}, folder) as run:
+        run.log_model(artifact.path, shapes)
+    (output,) = client(store).get_run(run.run_id).outputs.model_outputs
+    uri = f"models:/{output.model_id}"
+    files = list(Path(mlflow.artifacts.download_artifacts(uri)).rglob("*"))
+    assert [path.name for path in files if "onnx" in path.name] == ["model.onnx"]
+    assert not [path.name for path in files if "data" in path.name]
+
+    info = mlflow.models.get_model_info(uri)
+    (takes,), (gives,) = info.signature.inputs.inputs, info.signature.outputs.inputs
+    assert (takes.shape, takes.type) == ((-1, 32, 32, 3), np.float32)
+    assert (gives.shape, gives.type) == ((-1, 10), np.float32)
+
+    batch = next(iter(shapes.test.batches(20)))
+    expected = quantizer.load(artifact.path).predict(batch)
+    (got,) = mlflow.pyfunc.load_model(uri).predict(batch).values()
+    np.testing.assert_array_equal(got, expected)
+    graph = mlflow.onnx.load_model(uri).graph
+    assert any(node.op_type == "QuantizeLinear" for node in graph.node)
+
+
+def test_torch_file_is_no_onnx_model(store: Store, folder: Path) -> None:
+    with tracking.start_run(store, "name", {}, folder) as run:
+        run.log_model(folder / "model.pt", SimpleNamespace())  # type: ignore[arg-type]
+    assert client(store).get_run(run.run_id).outputs.model_outputs == []
+
+
+def test_children_come_back_in_order(store: Store, folder: Path) -> None:
+    parent_id = tracking.start_parent(store, "sweep", {"overrides": "dtype=int8,uint8"})
+    for name in ("first", "second", "third"):
+        with tracking.start_run(store, name, {}, folder, parent_id):
+            pass
+    with tracking.start_run(store, "another", {}, folder):
+        pass
+    children = tracking.load_children(store, parent_id)
+    assert [r.tags["mlflow.runName"] for r in children] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [("ok", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED")]
+)
+def test_parent_is_closed_as_what_it_became(store: Store, status: str, expected: str) -> None:
+    parent_id = tracking.start_parent(store, "sweep", {"overrides": "dtype=int8"})
+    assert client(store).get_run(parent_id).info.status == "RUNNING"
+    tracking.end_parent(store, parent_id, status)
+    found = client(store).get_run(parent_id)
+    assert (found.info.status, found.data.tags["status"]) == (expected, status)
+    assert found.data.tags["overrides"] == "dtype=int8"
+
+
+def test_files_are_added_to_a_run_and_replaced(store: Store, folder: Path) -> None:
+    parent_id = tracking.start_parent(store, "sweep", {})
+    first, second = folder / "report.md", folder / "runs.csv"
+    first.write_text("stale")
+    second.write_text("a,b")
+    tracking.log_files(store, parent_id, [first, second])
+    first.write_text("fresh")
+    tracking.log_files(store, parent_id, [first])
+    found = {name: path.read_text() for name, path in artifacts(store, parent_id).items()}
+    assert found == {"report.md": "fresh", "runs.csv": "a,b"}
+
+
+def test_artifact_is_lent_as_a_copy(store: Store, folder: Path) -> None:
+    (folder / "ranges.json").write_text("{}")
+    with tracking.start_run(store, "name", {}, folder) as run:
+        pass
+    with tracking.artifact(store, run.run_id, "ranges.json") as path:
+        assert path.read_text() == "{}"
+        path.write_text("scribbled over")
+    assert not path.exists()
+    with tracking.artifact(store, run.run_id, "ranges.json") as path:
+        assert path.read_text() == "{}"
+
+
+def test_missing_artifact_is_named(store: Store, folder: Path) -> None:
+    with tracking.start_run(store, "name", {}, folder) as run:
+        pass
+    with (
+        pytest.raises(TrackingError, match=f"run {run.run_id}: no artifact ranges.json"),
+        tracking.artifact(store, run.run_id, "ranges.json"),
+    ):
+        pass
+
+
+def test_newest_sweep_is_found_among_other_runs(store: Store, folder: Path) -> None:
+    root = Path(store.uri.removeprefix("sqlite:///")).parent
+    fresh = tracking.open_store(TrackingConfig(root=str(root), experiment_name="without sweeps"))
+    with tracking.start_run(fresh, "no sweep", {}, folder):
+        pass
+    assert tracking.find_parent(fresh) is None
+    for name in ("old", "new"):
+        newest = tracking.start_parent(fresh, name, {})
+        with tracking.start_run(fresh, "child", {}, folder, newest):
+            pass
+    found = tracking.find_parent(fresh)
+    assert found is not None
+    assert found.run_id == newest
