@@ -213,7 +213,7 @@ def draw_held_out(data: Dataset, calibration: CalibrationSet, images: int, seed:
     classes, most = len(members), min(len(indices) for indices in members)
     if images % classes or images > classes * most:
         raise ConfigError(
-            f"analysis.images: got {images}, takes a multiple of {classes} up to {classes * most}: "
+            f"held_out_images: got {images}, takes a multiple of {classes} up to {classes * most}: "
             f"the training images of {data.name}, equally many of each class, without the "
             "calibration images"
         )

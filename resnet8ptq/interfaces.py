@@ -1,5 +1,6 @@
 """The two protocols between the pipeline and a framework."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -19,12 +20,14 @@ class Artifact:
     Attributes:
         quantized_layers: convolutions and matrix products that run on quantized weights and
             activations; 0 for FP32.
-        ranges: activation ranges by tensor name, as calibration chose them.
+        ranges: activation ranges by ONNX tensor name, as calibration chose them.
+        details: what the framework did, by name; logged beside the settings.
     """
 
     path: Path
     quantized_layers: int = 0
     ranges: dict[str, Range] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -53,15 +56,30 @@ class Quantizer(Protocol):
     def resolve(self) -> dict[str, str]:
         """Return what the settings come to in this framework, before any work.
 
-        At least `weight_dtype` and `activation_dtype`; all of it is logged.
+        At least `weight_dtype`, `activation_dtype` and `execution`: `integer` where the artifact
+        runs on integer kernels, `simulated` where it computes in float what those would, `float`
+        for dtype=fp32. All of it is logged, so that no name may be that of a config key.
 
         Raises:
             UnsupportedError: the framework cannot do this combination; the message says why.
         """
         ...
 
-    def quantize(self, model: Fp32Model, calibration: Split, folder: Path) -> Artifact:
+    def quantize(
+        self,
+        model: Fp32Model,
+        calibration: Split,
+        folder: Path,
+        ranges: Mapping[str, Range] | None = None,
+    ) -> Artifact:
         """Write the quantized model into `folder`; for dtype=fp32, the network as it is.
+
+        Args:
+            model: the network; its ONNX file, or for a converter of its own the Keras file.
+            calibration: images that tell the activation ranges.
+            folder: existing; the artifact is the only file written there.
+            ranges: made elsewhere (a calibration table, fine-tuning), by ONNX tensor name; they
+                win over what calibration finds. No calibration pass is run where they suffice.
 
         Raises:
             QuantizationError: the framework failed, or quantized nothing.

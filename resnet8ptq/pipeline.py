@@ -47,6 +47,9 @@ def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
     cache_root = cache.folder(config.cache_dir)
     fp32 = model.load(config.model, dataset, cache_root)
     calibration = data.draw_calibration(dataset, config.calib.samples_per_class, config.seed)
+    if config.evaluate.split == "held_out":
+        held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+        dataset = replace(dataset, test=held_out)
     run.log_datasets(dataset, calibration)
 
     start = time.perf_counter()
@@ -60,7 +63,7 @@ def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
     baseline = evaluate.load_baseline(config, fp32, dataset, cache_root)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
     timed = None
-    if config.latency.enabled:
+    if config.latency.enabled and resolved["execution"] != "simulated":
         timed = latency.measure(config, artifact.path, baseline.path, dataset.test.images)
 
     measurement = Measurement(

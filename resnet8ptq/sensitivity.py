@@ -130,7 +130,7 @@ def run_analysis(config: RunConfig, folder: Path, run: Run) -> SensitivityResult
     dataset = data.load(config.data.name, config.data.root)
     fp32 = model.load(config.model, dataset, cache.folder(config.cache_dir))
     calibration = data.draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    held_out = data.draw_held_out(dataset, calibration, config.analysis.images, config.seed)
+    held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
     digests = {"calibration_digest": calibration.digest, "held_out_digest": held_out.digest}
 
     with tempfile.TemporaryDirectory() as scratch:

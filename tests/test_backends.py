@@ -356,11 +356,11 @@ def test_torch_engine_auto_does_not_depend_on_the_run_before(
 @pytest.mark.parametrize(
     ("engine", "given", "expected"),
     [
-        ("fbgemm", "null", "true"),
-        ("x86", "null", "true"),
-        ("onednn", "null", "false"),
-        ("fbgemm", "false", "false"),
-        ("onednn", "true", "true"),
+        ("fbgemm", "null", "7"),
+        ("x86", "null", "7"),
+        ("onednn", "null", "8"),
+        ("fbgemm", "false", "8"),
+        ("onednn", "true", "7"),
     ],
 )
 def test_torch_reduce_range_follows_the_engine(engine: str, given: str, expected: str) -> None:
@@ -368,14 +368,14 @@ def test_torch_reduce_range_follows_the_engine(engine: str, given: str, expected
 
     if engine not in torch.backends.quantized.supported_engines:
         pytest.skip(f"this build of torch has no {engine}")
-    overrides = (f"backend.engine={engine}", f"backend.reduce_range={given}")
+    overrides = (f"backend.engine={engine}", f"reduce_range={given}")
     resolved = BACKENDS["torch"](make_config("backend=torch", *overrides)).resolve()
-    assert resolved["reduce_range"] == expected
+    assert resolved["activation_bits"] == expected
 
 
 def test_torch_reduce_range_changes_the_model(quantize: Quantize) -> None:
     seven, eight = (
-        quantize("backend=torch", f"backend.reduce_range={value}") for value in ("true", "false")
+        quantize("backend=torch", f"reduce_range={value}") for value in ("true", "false")
     )
     assert seven.artifact.ranges == eight.artifact.ranges
     assert not np.array_equal(seven.predict(), eight.predict())

@@ -25,7 +25,7 @@ from resnet8ptq.nodes import find_float_nodes, weight_layers
 LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 SHORT_RUN = (
     *("data=shapes", "calib.samples_per_class=10"),
-    *("+analysis=sensitivity", "analysis.images=200"),
+    *("+analysis=sensitivity", "held_out_images=200"),
 )
 
 
@@ -180,14 +180,14 @@ def test_held_out_images_are_a_multiple_of_the_classes_up_to_what_there_is(
     shapes: Dataset, images: int
 ) -> None:
     calibration = draw_calibration(shapes, 100, 42)
-    with pytest.raises(ConfigError, match=rf"analysis\.images: got {images}, takes .* up to 9000"):
+    with pytest.raises(ConfigError, match=rf"held_out_images: got {images}, takes .* up to 9000"):
         draw_held_out(shapes, calibration, images, 42)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["analysis.images=0"], r"analysis\.images: got 0, takes an integer >= 1"),
+        (["held_out_images=0"], r"held_out_images: got 0, takes an integer >= 1"),
         (["analysis.mode=half"], r"analysis\.mode: got 'half', takes one_at_a_time"),
         (["dtype=fp32"], r"dtype\.name: got 'fp32', takes int8"),
         (["nodes_to_exclude=[a]"], r"nodes_to_exclude: got \['a'\], takes \[\]"),
@@ -201,7 +201,7 @@ def test_wrong_settings_are_refused(overrides: list[str], message: str) -> None:
 
 def test_keys_that_nothing_would_read_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"\+analysis=sensitivity"):
-        make_config("analysis.images=100")
+        make_config("analysis.mode=all_but_one")
     with pytest.raises(ConfigError, match="nodes_to_quantize: got"):
         make_config("nodes_to_quantize=[]")
 

@@ -3,6 +3,7 @@
 import logging
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +75,11 @@ class OnnxQuantizer:
     def resolve(self) -> dict[str, str]:
         """Return weight and activation dtype and the format."""
         if self.config.dtype.name == "fp32":
-            return {"weight_dtype": "float32", "activation_dtype": "float32"}
+            return {
+                "weight_dtype": "float32",
+                "activation_dtype": "float32",
+                "execution": "float",
+            }
         if self.config.calib.name == "histogram":
             raise UnsupportedError(
                 "calib=histogram is torch's own observer; onnx takes minmax | entropy | percentile"
@@ -83,10 +88,17 @@ class OnnxQuantizer:
         return {
             "weight_dtype": _NAMES[weights],
             "activation_dtype": _NAMES[activations],
-            "format": "QDQ",
+            "execution": "integer",
+            "file_format": "QDQ",
         }
 
-    def quantize(self, model: Fp32Model, calibration: Split, folder: Path) -> Artifact:
+    def quantize(
+        self,
+        model: Fp32Model,
+        calibration: Split,
+        folder: Path,
+        ranges: Mapping[str, Range] | None = None,
+    ) -> Artifact:
         """Calibrate, then let `quantize_static` place the Q and DQ nodes."""
         path = folder / MODEL_FILE
         if self.config.dtype.name == "fp32":

@@ -9,7 +9,7 @@ import io
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,7 +125,11 @@ class TorchQuantizer:
     def resolve(self) -> dict[str, str]:
         """Return weight and activation dtype, engine and whether activations take 7 bits."""
         if self.config.dtype.name == "fp32":
-            return {"weight_dtype": "float32", "activation_dtype": "float32"}
+            return {
+                "weight_dtype": "float32",
+                "activation_dtype": "float32",
+                "execution": "float",
+            }
         if self.config.dtype.name == "uint8":
             raise UnsupportedError(
                 "FBGEMM's and oneDNN's quantized convolutions require qint8 weights"
@@ -139,12 +143,19 @@ class TorchQuantizer:
         return {
             "weight_dtype": "int8",
             "activation_dtype": "uint8",
-            "format": "TorchScript",
+            "execution": "integer",
+            "file_format": "TorchScript",
             "engine": engine,
-            "reduce_range": str(self._reduce_range()).lower(),
+            "activation_bits": "7" if self._reduce_range() else "8",
         }
 
-    def quantize(self, model: Fp32Model, calibration: Split, folder: Path) -> Artifact:
+    def quantize(
+        self,
+        model: Fp32Model,
+        calibration: Split,
+        folder: Path,
+        ranges: Mapping[str, Range] | None = None,
+    ) -> Artifact:
         """Prepare with observers, calibrate, convert, trace and save."""
         path, options = folder / MODEL_FILE, self._options()
         module = load_torch_module(model.onnx_path)
@@ -186,7 +197,7 @@ class TorchQuantizer:
 
     def _reduce_range(self) -> bool:
         """Resolve null: 7 bits keep the 16-bit sums of FBGEMM from saturating without VNNI."""
-        given = self._options().reduce_range
+        given = self.config.reduce_range
         return self._engine() in ("fbgemm", "x86") if given is None else given
 
     def _options(self) -> TorchConfig:

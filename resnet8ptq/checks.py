@@ -1,0 +1,136 @@
+"""The ranges of every setting: errors name the key, what it got and what it takes."""
+
+from dataclasses import fields, is_dataclass
+
+from resnet8ptq.config import (
+    ANALYSES,
+    CALIBRATIONS,
+    DATASETS,
+    DTYPES,
+    ENGINES,
+    FLOWS,
+    FORMATS,
+    METHODS,
+    MODES,
+    SPLITS,
+    AnalysisConfig,
+    BackendConfig,
+    CalibConfig,
+    RunConfig,
+    TorchConfig,
+)
+from resnet8ptq.errors import ConfigError
+
+
+def check_keys(node: object, prefix: str = "") -> None:
+    """Refuse keys that were forced in by `+key=value`: nothing would read them."""
+    known = [item.name for item in fields(node)]  # type: ignore[arg-type]
+    for key, value in vars(node).items():
+        if key not in known:
+            raise ConfigError(f"{prefix}{key}: no such key; takes {' | '.join(known)}")
+        if is_dataclass(value):
+            check_keys(value, f"{prefix}{key}.")
+
+
+def check(config: RunConfig) -> None:
+    """Raise `ConfigError` where a value is out of range or does not fit another."""
+    _one_of("dtype.name", config.dtype.name, DTYPES)
+    _one_of("data.name", config.data.name, DATASETS)
+    _one_of("data.on_missing", config.data.on_missing, ("shapes", "error"))
+    _check_backend(config.backend)
+    _check_calib(config.calib)
+    _check_quantization(config)
+    _at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
+    _one_of("evaluate.split", config.evaluate.split, SPLITS)
+    for key in ("batch_size", "threads", "repeats", "batch_repeats"):
+        _at_least(f"latency.{key}", getattr(config.latency, key), 1)
+    _require("seed", config.seed, 0 <= config.seed < 2**32, "0 <= seed < 2**32")
+    for key in ("max_drop", "min_accuracy"):
+        _fraction(f"report.{key}", getattr(config.report, key))
+    if config.threads is not None:
+        _at_least("threads", config.threads, 1)
+    if not config.tracking.experiment_name.strip():
+        raise ConfigError("tracking.experiment_name: got '', takes a name")
+    _check_analysis(config, config.analysis)
+
+
+def _check_backend(backend: BackendConfig) -> None:
+    from resnet8ptq.backends import BACKENDS
+
+    _one_of("backend.name", backend.name, tuple(BACKENDS))
+    if isinstance(backend, TorchConfig):
+        _one_of("backend.flow", backend.flow, FLOWS)
+        _one_of("backend.engine", backend.engine, ENGINES)
+    elif backend.name == "torch":
+        raise ConfigError("backend.name: got 'torch' by itself; takes backend=torch")
+
+
+def _check_calib(calib: CalibConfig) -> None:
+    _one_of("calib.name", calib.name, CALIBRATIONS)
+    _at_least("calib.samples_per_class", calib.samples_per_class, 1)
+    _at_least("calib.batch_size", calib.batch_size, 1)
+    _require("calib.percentile", calib.percentile, 50 < calib.percentile <= 100, "50 < p <= 100")
+    _at_least("calib.num_quantized_bins", calib.num_quantized_bins, 2)
+    wide_enough = calib.num_bins % 2 == 0 and calib.num_bins > 2 * calib.num_quantized_bins
+    _require(
+        "calib.num_bins",
+        calib.num_bins,
+        wide_enough,
+        f"an even number > 2 * calib.num_quantized_bins = {2 * calib.num_quantized_bins}",
+    )
+    constant = calib.averaging_constant
+    _require("calib.averaging_constant", constant, 0 < constant <= 1, "0 < constant <= 1")
+
+
+def _check_quantization(config: RunConfig) -> None:
+    _one_of("method", config.method, METHODS)
+    if config.format is not None:
+        _one_of("format", config.format, FORMATS)
+    for key in ("op_types", "nodes_to_quantize"):
+        names = getattr(config, key)
+        _require(key, names, names is None or len(names) > 0, "null or a list of names")
+    excluded = config.nodes_to_exclude
+    named = isinstance(excluded, list) and all(isinstance(name, str) for name in excluded)
+    _require(
+        "nodes_to_exclude", repr(excluded), named or excluded == "auto", "a list of names | auto"
+    )
+    _fraction("max_drop", config.max_drop)
+    _at_least("held_out_images", config.held_out_images, 1)
+    _at_least("corrections.adaround_iterations", config.corrections.adaround_iterations, 1)
+    _at_least("qat.epochs", config.qat.epochs, 1)
+    _at_least("qat.batch_size", config.qat.batch_size, 1)
+    for key in ("learning_rate", "temperature"):
+        value = getattr(config.qat, key)
+        _require(f"qat.{key}", value, value > 0, "a number > 0")
+
+
+def _check_analysis(config: RunConfig, analysis: AnalysisConfig) -> None:
+    if analysis.name is None:
+        if analysis != AnalysisConfig():
+            raise ConfigError("analysis: nothing reads its keys without +analysis=sensitivity")
+        return
+    _one_of("analysis.name", analysis.name, ANALYSES)
+    _one_of("analysis.mode", analysis.mode, MODES)
+    with_it = f"with analysis={analysis.name}"
+    dtypes = " | ".join(name for name in DTYPES if name != "fp32")
+    _require("dtype.name", "'fp32'", config.dtype.name != "fp32", f"{dtypes} {with_it}")
+    chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
+    _require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
+    _require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
+
+
+def _require(key: str, got: object, ok: bool, takes: str) -> None:
+    if not ok:
+        raise ConfigError(f"{key}: got {got}, takes {takes}")
+
+
+def _one_of(key: str, got: str, choices: tuple[str, ...]) -> None:
+    _require(key, repr(got), got in choices, " | ".join(choices))
+
+
+def _at_least(key: str, got: int, least: int) -> None:
+    _require(key, got, got >= least, f"an integer >= {least}")
+
+
+def _fraction(key: str, got: float) -> None:
+    _require(key, got, 0 <= got <= 1, "a fraction, 0 to 1")
