@@ -1,0 +1,93 @@
+"""The grid that the weights of a layer are rounded to, the same in every backend.
+
+Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", CVPR 2018: value = scale * (level - zero_point).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config import RunConfig
+
+# (dtype, reduced to 7 bits, symmetric) -> lowest and highest level, as ONNX Runtime has them
+_LEVELS = {
+    ("int8", False, True): (-127, 127),
+    ("int8", False, False): (-128, 127),
+    ("int8", True, True): (-64, 64),
+    ("int8", True, False): (-64, 64),
+    ("uint8", False, True): (0, 255),
+    ("uint8", False, False): (0, 255),
+    ("uint8", True, True): (0, 127),
+    ("uint8", True, False): (0, 127),
+}
+
+
+@dataclass(frozen=True)
+class WeightScheme:
+    """How weights are quantized: `dtype` is int8 or uint8."""
+
+    dtype: str
+    per_channel: bool = False
+    symmetric: bool = True
+    reduce_range: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig, reduce_range: bool = False) -> "WeightScheme":
+        """Return what the settings of a quantized run come to.
+
+        Weights are symmetric in int8, and wherever each channel has a scale of its own: integer
+        convolutions take one zero point for all channels.
+        """
+        dtype = "uint8" if config.dtype.name == "uint8" else "int8"
+        chosen = config.symmetric.weights
+        symmetric = dtype == "int8" if chosen is None else chosen
+        return cls(dtype, config.per_channel, symmetric or config.per_channel, reduce_range)
+
+    @property
+    def levels(self) -> tuple[int, int]:
+        """Lowest and highest level."""
+        return _LEVELS[self.dtype, self.reduce_range, self.symmetric]
+
+    def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":
+        """Return the grid of a layer's weights; `axis` counts its output channels."""
+        others = tuple(i for i in range(weights.ndim) if i != axis % weights.ndim)
+        reduced = others if self.per_channel else None
+        low = np.minimum(weights.min(axis=reduced, keepdims=True), 0).astype(np.float64)
+        high = np.maximum(weights.max(axis=reduced, keepdims=True), 0).astype(np.float64)
+        if self.symmetric:
+            high = np.maximum(-low, high)
+            low = -high
+        lowest, highest = self.levels
+        scale = (high - low) / (highest - lowest)
+        empty = scale < np.finfo(np.float32).tiny  # a channel of zeros
+        scale = np.where(empty, 1.0, scale)
+        middle = np.round((lowest + highest) / 2)
+        zero_point = (
+            np.full_like(scale, middle) if self.symmetric else np.round(lowest - low / scale)
+        )
+        return Grid(scale.astype(np.float32), zero_point.astype(np.int64), lowest, highest)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Scale and zero_point, shaped to broadcast over the weights; levels `lowest`..`highest`."""
+
+    scale: NDArray[np.float32]
+    zero_point: NDArray[np.int64]
+    lowest: int
+    highest: int
+
+    def quantize(self, weights: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the nearest level of each weight (ties to even)."""
+        levels = np.round(weights / self.scale).astype(np.int64) + self.zero_point
+        return np.clip(levels, self.lowest, self.highest)
+
+    def dequantize(self, levels: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the value of each level."""
+        return ((levels - self.zero_point) * self.scale).astype(np.float32)
+
+    def round(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the nearest value on the grid."""
+        return self.dequantize(self.quantize(weights))
