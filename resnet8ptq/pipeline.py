@@ -31,15 +31,18 @@ def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
     Raises:
         PtqError: anything that went wrong, in one line.
     """
-    quantizer = BACKENDS[config.backend.name](config)
     try:
-        resolved = quantizer.resolve()
+        return _run_experiment(config, folder, run)
     except UnsupportedError as reason:
         result = RunResult("unsupported", str(reason))
         run.log_config(config)
         run.log_result(result)
         return result
 
+
+def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
+    quantizer = BACKENDS[config.backend.name](config)
+    resolved = quantizer.resolve()  # an unsupported combination is known before any work
     memory = PeakMemory()
     config = replace(config, data=data.settle(config.data))
     run.log_config(config)
@@ -60,6 +63,9 @@ def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
     scores, evaluate_s = evaluate.evaluate(predictor, dataset.test, config.evaluate.batch_size)
     logits = evaluate.collect_logits(predictor, dataset.test, config.evaluate.batch_size)
     scores = replace(scores, logits=logits)
+    single = None
+    if config.method == "dynamic" and config.dtype.name != "fp32":
+        single, _ = evaluate.evaluate(predictor, dataset.test, 1, "Evaluating one by one")
     baseline = evaluate.load_baseline(config, fp32, dataset, cache_root)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
     timed = None
@@ -76,8 +82,9 @@ def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         evaluate_s=evaluate_s,
         peak_memory_bytes=peak_memory_bytes,
         latency=timed,
+        single=single,
     )
-    result = RunResult("ok", measurement=measurement, resolved=resolved)
+    result = RunResult("ok", measurement=measurement, resolved=resolved | artifact.details)
     outputs.write(folder, config, result, artifact, calibration, fp32)
     run.log_model(artifact.path, dataset)
     run.log_result(result)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from resnet8ptq.latency import Latency
-from resnet8ptq.metrics import Comparison
+from resnet8ptq.metrics import Comparison, Scores
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,10 @@ class Measurement:
         quantize_s: calibration and conversion, in seconds.
         evaluate_s: all test images, in seconds.
         peak_memory_bytes: of the process during the run; None where it cannot be measured.
-        latency: beside the baseline's; None with `latency.enabled=false`.
+        latency: beside the baseline's; None with `latency.enabled=false`, and where the artifact
+            only simulates integers.
+        single: scores at batch 1, for dynamic quantization: it takes its activation ranges from
+            the batch, so that the accuracy depends on the batch size. None for all others.
     """
 
     class_names: tuple[str, ...]
@@ -27,6 +30,7 @@ class Measurement:
     evaluate_s: float
     peak_memory_bytes: int | None
     latency: Latency | None = None
+    single: Scores | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,9 @@ class RunResult:
             "images_per_s": scores.total / found.evaluate_s,
             "peak_memory_bytes": found.peak_memory_bytes,
         }
+        if found.single is not None:
+            metrics["batch1_accuracy"] = found.single.accuracy
+            metrics["batch1_expected_correct"] = found.single.expected_correct
         if found.latency is not None:
             metrics |= found.latency.to_metrics()
         for label, name in enumerate(found.class_names):

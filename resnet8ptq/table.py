@@ -14,12 +14,21 @@ from resnet8ptq.tracking import Record, Store
 
 COLUMNS = (
     *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),
-    *("size kB", "reduction", "speedup", "status"),
+    *("size kB", "reduction", "speedup", "execution", "status"),
 )
 NUMERIC = ("accuracy", "delta", "p", "size kB", "reduction", "speedup")
+_BASELINE_KEYS = ("backend", "backend.flow", "data", "model.fold", "evaluate.split")
 P_NOTE = (
     "p: exact McNemar test against the FP32 baseline of the same framework, on the same images"
     "{correction}."
+)
+DYNAMIC_NOTE = (
+    "{label}: ranges are taken from each batch, so that accuracy depends on evaluate.batch_size; "
+    "one image at a time it is {accuracy:.2%}."
+)
+SIMULATED_NOTE = (
+    "execution: `simulated` computes in float what integer kernels would; it has no latency to "
+    "compare."
 )
 SPEEDUP_NOTE = "speedup: FP32's median latency of one image by the run's, {threads} thread(s)."
 
@@ -53,8 +62,15 @@ def varied(records: Sequence[Record]) -> list[str]:
 
 def _is_setting(key: str) -> bool:
     """Tell what a person sets from what follows from it, and from where things are kept."""
-    prefixes = ("backend.", "calib.", "model.", "evaluate.", "latency.")
-    names = ("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "data.name")
+    prefixes = (
+        *("backend.", "calib.", "model.", "evaluate.", "latency."),
+        *("symmetric.", "corrections.", "qat."),
+    )
+    names = (
+        *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
+        *("method", "format", "reduce_range", "float_output", "slim"),
+        *("max_drop", "held_out_images"),
+    )
     return key in names or (key.startswith(prefixes) and not key.endswith(".name"))
 
 
@@ -63,7 +79,9 @@ def title(records: Sequence[Record]) -> str:
     measured = [r for r in records if "total" in r.metrics] or records
     names = {(r.params.get("data", "?"), r.params.get("model", "?")) for r in measured}
     totals = {int(r.metrics["total"]) for r in records if "total" in r.metrics}
-    images = f", {totals.pop():,} test images" if len(totals) == 1 else ""
+    held_out = any(r.params.get("evaluate.split") == "held_out" for r in measured)
+    kind = "held-out training" if held_out else "test"
+    images = f", {totals.pop():,} {kind} images" if len(totals) == 1 else ""
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images
 
 
@@ -78,6 +96,13 @@ def notes(records: Sequence[Record]) -> list[str]:
     if tested := len(_adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
         found.append(P_NOTE.format(correction=correction))
+    for record, label in zip(records, labels(records), strict=True):
+        if "batch1_accuracy" in record.metrics:
+            found.append(
+                DYNAMIC_NOTE.format(label=label, accuracy=record.metrics["batch1_accuracy"])
+            )
+    if any(r.params.get("execution") == "simulated" for r in records):
+        found.append(SIMULATED_NOTE)
     threads = {r.params.get("latency.threads", "?") for r in records if "speedup" in r.metrics}
     if threads:
         found.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
@@ -144,7 +169,7 @@ def _baseline_rows(records: Sequence[Record], extra: list[str]) -> list[list[str
         [
             *(r.params["backend"], "fp32", "", "", *extra),
             *(f"{r.metrics['baseline_accuracy']:.2%}", "", ""),
-            *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "baseline"),
+            *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "float", "baseline"),
         ]
         for key, r in sorted(found.items(), key=lambda item: str(item[0]))
         if key not in shown  # its own run is a row
@@ -152,7 +177,7 @@ def _baseline_rows(records: Sequence[Record], extra: list[str]) -> list[list[str
 
 
 def _baseline_key(record: Record) -> tuple[str | None, ...]:
-    return tuple(record.params.get(key) for key in ("backend", "data", "model.fold"))
+    return tuple(record.params.get(key) for key in _BASELINE_KEYS)
 
 
 def _figures(record: Record, adjusted_p: float | None) -> list[str]:
@@ -168,8 +193,8 @@ def _figures(record: Record, adjusted_p: float | None) -> list[str]:
         figures[4] = f"{metrics['size_reduction']:.1%}"
         if "speedup" in metrics:
             figures[5] = f"{metrics['speedup']:.2f}"
-    status = record.tags.get("status", "?")
-    return [*figures, status if quantized or status != "ok" else "baseline"]
+    status, execution = record.tags.get("status", "?"), record.params.get("execution", "")
+    return [*figures, execution, status if quantized or status != "ok" else "baseline"]
 
 
 def _combination(record: Record) -> list[str]:

@@ -220,7 +220,7 @@ def test_calibration_batch_size_does_not_change_the_ranges(
 
 
 def test_onnx_has_no_histogram_observer() -> None:
-    with pytest.raises(UnsupportedError, match=r"calib=histogram.*minmax \| entropy"):
+    with pytest.raises(UnsupportedError, match=r"calib=histogram.*minmax \| moving_average"):
         BACKENDS["onnx"](make_config("backend=onnx", "calib=histogram")).resolve()
 
 

@@ -21,6 +21,8 @@ def record(
         **{"data": "shapes", "model": "resnet8", "model.fold": "true", "latency.threads": "1"},
         **changes,
     }
+    if status == "ok":
+        params.setdefault("execution", "float" if dtype == "fp32" else "integer")
     metrics = {
         **{"accuracy": 0.8674, "delta": -0.0046, "p_value": 0.0312, "total": 5000.0},
         **{"size_bytes": 115_297.0, "size_reduction": 0.6415, "speedup": 1.375},
@@ -55,15 +57,31 @@ def test_row_of_a_measured_run() -> None:
     assert table.columns([OK]) == list(table.COLUMNS)
     assert table.rows([OK])[-1] == [
         *("onnx", "int8", "minmax", "per tensor", "86.74%", "-0.46", "0.031"),
-        *("115.3", "64.1%", "1.38", "ok"),
+        *("115.3", "64.1%", "1.38", "integer", "ok"),
     ]
     assert table.rows([CHANNEL])[-1][2:4] == ["entropy", "per channel"]
+
+
+def test_simulated_and_dynamic_runs_say_what_their_figures_are() -> None:
+    simulated = record("torch", "uint8", execution="simulated")
+    assert table.rows([simulated])[-1][-2] == "simulated"
+    assert table.SIMULATED_NOTE in table.notes([simulated])
+    dynamic = with_metrics(OK, batch1_accuracy=0.8712)
+    (note,) = [note for note in table.notes([dynamic]) if "87.12%" in note]
+    assert note.startswith(f"{table.labels([dynamic])[0]}: ranges are taken from each batch")
+    assert table.SIMULATED_NOTE not in table.notes([dynamic])
+
+
+def test_title_says_which_images_were_scored() -> None:
+    assert table.title([OK]).endswith("5,000 test images")
+    held_out = record(**{"evaluate.split": "held_out"})
+    assert table.title([held_out]).endswith("5,000 held-out training images")
 
 
 def test_run_that_was_not_timed_has_no_speedup() -> None:
     metrics = {key: value for key, value in OK.metrics.items() if key != "speedup"}
     untimed = replace(OK, metrics=metrics)
-    assert table.rows([untimed])[-1][-4:] == ["115.3", "64.1%", "", "ok"]
+    assert table.rows([untimed])[-1][-5:] == ["115.3", "64.1%", "", "integer", "ok"]
     assert [note for note in table.notes([untimed]) if note.startswith("speedup")] == []
 
 
@@ -71,19 +89,19 @@ def test_row_of_a_run_without_figures_keeps_its_place() -> None:
     for given, status in ((UNSUPPORTED, "unsupported"), (FAILED, "failed")):
         (row,) = table.rows([given])
         assert row[:4] == [*list(given.params.values())[:3], "per tensor"]
-        assert row[4:] == ["", "", "", "", "", "", status]
+        assert row[4:] == [*[""] * 7, status]
 
 
 def test_fp32_run_is_itself_the_baseline() -> None:
     (row,) = table.rows([FP32])
     assert row == [
-        *("torch", "fp32", "", "", "86.74%", "", "", "115.3", "", "", "baseline"),
+        *("torch", "fp32", "", "", "86.74%", "", "", "115.3", "", "", "float", "baseline"),
     ]
 
 
 def test_fp32_run_that_failed_is_no_baseline() -> None:
     (row,) = table.rows([record("torch", "fp32", "failed")])
-    assert row == ["torch", "fp32", *[""] * 8, "failed"]
+    assert row == ["torch", "fp32", *[""] * 9, "failed"]
 
 
 def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
@@ -93,7 +111,7 @@ def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
     baselines = [row for row in found if row[-1] == "baseline"]
     assert [row[:2] for row in baselines] == [["onnx", "fp32"], ["torch", "fp32"]]
     assert found[0] == [
-        *("onnx", "fp32", "", "", "87.20%", "", "", "321.6", "", "", "baseline"),
+        *("onnx", "fp32", "", "", "87.20%", "", "", "321.6", "", "", "float", "baseline"),
     ]
     assert len(found) == 1 + len(given)  # torch's baseline is a run
 

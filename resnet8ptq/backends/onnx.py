@@ -1,17 +1,13 @@
-"""ONNX Runtime: static quantization in QDQ format."""
+"""ONNX Runtime: static and dynamic quantization; the artifact is one ONNX file."""
 
-import logging
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
-from numpy.typing import NDArray
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import (
     CalibrationMethod,
@@ -20,15 +16,18 @@ from onnxruntime.quantization.calibrate import (
     save_tensors_data,
 )
 
-from resnet8ptq import environment, files
-from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
-from resnet8ptq.config import CalibConfig, RunConfig
+from resnet8ptq import files
+from resnet8ptq.backends import onnx_dynamic, onnx_output, onnx_slim
+from resnet8ptq.backends.onnx_calibration import find_ranges
+from resnet8ptq.backends.onnx_session import OnnxPredictor, open_session
+from resnet8ptq.calibration import Range
+from resnet8ptq.config import RunConfig
 from resnet8ptq.data import Split
 from resnet8ptq.errors import QuantizationError, UnsupportedError
+from resnet8ptq.grid import WeightScheme
 from resnet8ptq.interfaces import Artifact
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import LAYERS, find_float_nodes
-from resnet8ptq.terminal import track
 
 MODEL_FILE = "model.onnx"
 
@@ -38,32 +37,9 @@ DTYPES = {
     "uint8": (QuantType.QUInt8, QuantType.QUInt8),
     "u8s8": (QuantType.QUInt8, QuantType.QInt8),
 }
+FORMATS = {"qdq": QuantFormat.QDQ, "qoperator": QuantFormat.QOperator}
 _NAMES = {QuantType.QInt8: "int8", QuantType.QUInt8: "uint8"}
-
-
-@dataclass(frozen=True)
-class OnnxPredictor:
-    """An inference session on the file at `path`."""
-
-    session: onnxruntime.InferenceSession
-    path: Path
-    config: RunConfig
-
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        return np.asarray(self.session.run(None, {self.session.get_inputs()[0].name: batch})[0])
-
-    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
-        session = self._logits_session
-        if session is None:
-            return None
-        return np.asarray(session.run(None, {session.get_inputs()[0].name: batch})[0])
-
-    @cached_property
-    def _logits_session(self) -> onnxruntime.InferenceSession | None:
-        proto = _end_at_logits(onnx.load(self.path))
-        return None if proto is None else _session(proto.SerializeToString(), self.config)
+_INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
 
 
 @dataclass(frozen=True)
@@ -73,23 +49,59 @@ class OnnxQuantizer:
     config: RunConfig
 
     def resolve(self) -> dict[str, str]:
-        """Return weight and activation dtype and the format."""
-        if self.config.dtype.name == "fp32":
+        """Return dtypes, schemes and the format; ask for kernels where they may be missing."""
+        config = self.config
+        if config.dtype.name == "fp32":
             return {
                 "weight_dtype": "float32",
                 "activation_dtype": "float32",
                 "execution": "float",
             }
-        if self.config.calib.name == "histogram":
+        if config.per_channel and config.symmetric.weights is False:
             raise UnsupportedError(
-                "calib=histogram is torch's own observer; onnx takes minmax | entropy | percentile"
+                "symmetric.weights=false with per_channel=true: integer convolutions take one "
+                "zero point for all channels"
             )
-        activations, weights = DTYPES[self.config.dtype.name]
+        if config.method == "dynamic":
+            return self._resolve_dynamic()
+        if config.calib.name == "histogram":
+            raise UnsupportedError(
+                "calib=histogram is torch's own observer; onnx takes minmax | moving_average | "
+                "entropy | percentile | mse"
+            )
+        activations, _ = DTYPES[config.dtype.name]
         return {
-            "weight_dtype": _NAMES[weights],
+            **self._describe_weights(),
             "activation_dtype": _NAMES[activations],
+            "activation_scheme": "symmetric" if config.symmetric.activations else "affine",
+            "file_format": {"qdq": "QDQ", "qoperator": "QOperator"}[config.format or "qdq"],
+        }
+
+    def _resolve_dynamic(self) -> dict[str, str]:
+        config = self.config
+        for key, given in (
+            ("format", config.format),
+            ("float_output", config.float_output or None),
+            ("symmetric.activations", config.symmetric.activations),
+            ("calib.table", config.calib.table),
+        ):
+            if given is not None:
+                raise UnsupportedError(f"{key}={given} has no meaning with method=dynamic")
+        onnx_dynamic.check_kernels(config)
+        return {
+            **self._describe_weights(),
+            "activation_dtype": "uint8 (dynamic)",
+            "activation_scheme": "affine",
+            "file_format": "IntegerOps",
+        }
+
+    def _describe_weights(self) -> dict[str, str]:
+        scheme = WeightScheme.of(self.config, bool(self.config.reduce_range))
+        return {
+            "weight_dtype": scheme.dtype,
+            "weight_scheme": "symmetric" if scheme.symmetric else "affine",
+            "weight_bits": "7" if scheme.reduce_range else "8",
             "execution": "integer",
-            "file_format": "QDQ",
         }
 
     def quantize(
@@ -99,117 +111,63 @@ class OnnxQuantizer:
         folder: Path,
         ranges: Mapping[str, Range] | None = None,
     ) -> Artifact:
-        """Calibrate, then let `quantize_static` place the Q and DQ nodes."""
-        path = folder / MODEL_FILE
-        if self.config.dtype.name == "fp32":
-            with files.atomic(path) as temporary:
-                shutil.copyfile(model.onnx_path, temporary)
-            return Artifact(path)
-
+        """Quantize by ONNX Runtime's own functions, then what they have no option for."""
+        path, config = folder / MODEL_FILE, self.config
         proto = onnx.load(model.onnx_path)
-        skipped = find_float_nodes(proto.graph, self.config)
-        ranges = self._calibrate(proto, skipped, calibration)
-        activations, weights = DTYPES[self.config.dtype.name]
-        with files.atomic(path) as temporary, tempfile.TemporaryDirectory() as scratch:
+        found: dict[str, Range] = {}
+        with files.atomic(path) as temporary:
+            if config.dtype.name == "fp32":
+                shutil.copyfile(model.onnx_path, temporary)
+                return Artifact(path)
+            skipped = find_float_nodes(proto.graph, config)
+            if config.method == "dynamic":
+                onnx_dynamic.quantize(model.onnx_path, temporary, skipped, config)
+            else:
+                if config.float_output:
+                    skipped += [n for n in onnx_output.find_nodes(proto.graph) if n not in skipped]
+                found = find_ranges(proto, skipped, calibration, config, ranges or {})
+                self._quantize_static(model.onnx_path, temporary, skipped, found)
+            written = onnx.load(temporary)
+            layers = count_quantized_layers(written)
+            if layers == 0:
+                raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
+            if config.float_output:
+                onnx_output.leave_in_float(written)
+                onnx.save(written, temporary)
+            if config.slim:
+                onnx.save(onnx_slim.slim(written), temporary)
+                onnx_slim.check_same(written, temporary, calibration, config)
+        return Artifact(path, layers, found)
+
+    def _quantize_static(
+        self, source: Path, path: Path, skipped: list[str], ranges: dict[str, Range]
+    ) -> None:
+        config = self.config
+        activations, weights = DTYPES[config.dtype.name]
+        with tempfile.TemporaryDirectory() as scratch:
             # ONNX Runtime takes ranges made elsewhere through its calibration cache.
             table = Path(scratch, "ranges.json")
             save_tensors_data(_as_tensors_data(ranges), table)
             quantize_static(
-                model.onnx_path,
-                temporary,
-                quant_format=QuantFormat.QDQ,
+                source,
+                path,
+                quant_format=FORMATS[config.format or "qdq"],
                 activation_type=activations,
                 weight_type=weights,
-                per_channel=self.config.per_channel,
+                per_channel=config.per_channel,
+                reduce_range=bool(config.reduce_range),
                 nodes_to_exclude=skipped,
                 calibrate_method=CalibrationMethod.MinMax,
                 calibration_cache_path=table,
+                extra_options={
+                    "ActivationSymmetric": bool(config.symmetric.activations),
+                    "WeightSymmetric": config.symmetric.weights,
+                },
             )
-        layers = count_quantized_layers(onnx.load(path))
-        if layers == 0:
-            raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
-        return Artifact(path, layers, ranges)
 
     def load(self, path: Path) -> OnnxPredictor:
         """Load an ONNX file."""
-        return OnnxPredictor(_session(str(path), self.config), path, self.config)
-
-    def _calibrate(
-        self, proto: onnx.ModelProto, skipped: list[str], calibration: Split
-    ) -> dict[str, Range]:
-        config = self.config.calib
-        proto, names = _expose_activations(proto, skipped)
-        session = _session(proto.SerializeToString(), self.config)
-        input_name = session.get_inputs()[0].name
-        stats = {name: TensorStats() for name in [input_name, *names]}
-        passes = ["ranges", "histograms"] if needs_histogram(config.name) else ["ranges"]
-        for stage in passes:
-            for batch in track(calibration.batches(config.batch_size), f"Calibrating: {stage}"):
-                outputs = zip(names, session.run(names, {input_name: batch}), strict=True)
-                _observe(stats, {input_name: batch, **dict(outputs)}, stage, config)
-        return {name: find_range(stat, config) for name, stat in stats.items()}
-
-
-def _observe(
-    stats: dict[str, TensorStats],
-    tensors: dict[str, NDArray[np.float32]],
-    stage: str,
-    config: CalibConfig,
-) -> None:
-    for name, values in tensors.items():
-        if stage == "ranges":
-            stats[name].observe_range(values)
-        else:
-            stats[name].observe_histogram(values, config.num_bins)
-
-
-def _session(model: str | bytes, config: RunConfig) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = environment.threads(config.threads)
-    options.inter_op_num_threads = 1
-    options.log_severity_level = logging.ERROR // 10 - 1  # 3: errors
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-def _expose_activations(
-    proto: onnx.ModelProto, skipped: list[str]
-) -> tuple[onnx.ModelProto, list[str]]:
-    """Make the float activations around quantized nodes outputs of the graph; return their names.
-
-    `skipped` nodes stay in float: tensors between two of them need no range.
-    """
-    graph = onnx.shape_inference.infer_shapes(proto).graph
-    known = {value.name: value for value in [*graph.value_info, *graph.output]}
-    used = {
-        name
-        for node in graph.node
-        if node.name not in skipped
-        for name in (*node.input, *node.output)
-    }
-    produced = [name for node in graph.node for name in node.output if name in used]
-    floats = [
-        name
-        for name in produced
-        if name in known and known[name].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    ]
-    del proto.graph.output[:]
-    proto.graph.output.extend(known[name] for name in floats)
-    return proto, floats
-
-
-def _end_at_logits(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Make the final softmax's input the only output; None where the graph ends in no softmax."""
-    producers = {name: node for node in proto.graph.node for name in node.output}
-    node = producers.get(proto.graph.output[0].name)
-    while node is not None and node.op_type in ("QuantizeLinear", "DequantizeLinear", "Identity"):
-        node = producers.get(node.input[0])
-    if node is None or node.op_type != "Softmax":
-        return None
-    del proto.graph.output[:]
-    proto.graph.output.append(
-        onnx.helper.make_tensor_value_info(node.input[0], onnx.TensorProto.FLOAT, None)
-    )
-    return proto
+        return OnnxPredictor(open_session(str(path), self.config), path, self.config)
 
 
 def _as_tensors_data(ranges: dict[str, Range]) -> TensorsData:
@@ -221,12 +179,18 @@ def _as_tensors_data(ranges: dict[str, Range]) -> TensorsData:
 
 
 def count_quantized_layers(proto: onnx.ModelProto) -> int:
-    """Count convolutions and matrix products whose data and weights come dequantized (QDQ)."""
+    """Count convolutions and matrix products on integers.
+
+    In QDQ format those whose data and weights come dequantized; else the integer operators.
+    """
     dequantized = {
         name
         for node in proto.graph.node
         if node.op_type == "DequantizeLinear"
         for name in node.output
     }
-    layers = [node for node in proto.graph.node if node.op_type in LAYERS]
-    return sum(set(node.input[:2]) <= dequantized for node in layers)
+    integer = (*_INTEGER_LAYERS, *onnx_dynamic.LAYERS)
+    return sum(
+        node.op_type in integer or (node.op_type in LAYERS and set(node.input[:2]) <= dequantized)
+        for node in proto.graph.node
+    )

@@ -1,0 +1,78 @@
+"""Dynamic quantization in ONNX Runtime: activation ranges are taken as the model runs."""
+
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from resnet8ptq.backends.onnx_session import open_session
+from resnet8ptq.config import RunConfig
+from resnet8ptq.errors import UnsupportedError
+
+WEIGHTS = {"int8": QuantType.QInt8, "u8s8": QuantType.QInt8, "uint8": QuantType.QUInt8}
+LAYERS = ("ConvInteger", "MatMulInteger")
+
+
+def check_kernels(config: RunConfig) -> None:
+    """Ask this build of ONNX Runtime whether it can run what `quantize` would write.
+
+    Raises:
+        UnsupportedError: it has no integer convolution for these weights.
+    """
+    dtype = "uint8" if config.dtype.name == "uint8" else "int8"
+    if not _runs_convolution(dtype, config.per_channel):
+        granularity = "per channel" if config.per_channel else "per tensor"
+        raise UnsupportedError(
+            f"method=dynamic: ONNX Runtime's CPU kernels have no ConvInteger for {dtype} weights "
+            f"{granularity}"
+        )
+
+
+@cache
+def _runs_convolution(dtype: str, per_channel: bool) -> bool:
+    """Quantize a network of one convolution, and see whether it loads and runs."""
+    weights = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 2, 2, 2)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], "conv")],
+        "probe",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 3, 3])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    # As preprocessing marks its work; quantize_dynamic would ask for it.
+    helper.set_model_props(proto, {"onnx.quant.pre_process": "onnxruntime.quant"})
+    kind = QuantType.QUInt8 if dtype == "uint8" else QuantType.QInt8
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "probe.onnx")
+        quantize_dynamic(proto, path, weight_type=kind, per_channel=per_channel)
+        try:
+            session = open_session(str(path), RunConfig(threads=1))
+            session.run(None, {"x": np.ones((1, 2, 4, 4), np.float32)})
+        except NoKernel:
+            return False
+    return True
+
+
+def quantize(onnx_path: Path, path: Path, skipped: Sequence[str], config: RunConfig) -> None:
+    """Write the dynamically quantized model to `path`."""
+    quantize_dynamic(
+        onnx_path,
+        path,
+        per_channel=config.per_channel,
+        reduce_range=bool(config.reduce_range),
+        weight_type=WEIGHTS[config.dtype.name],
+        nodes_to_exclude=list(skipped),
+        extra_options={"WeightSymmetric": config.symmetric.weights},
+    )
+
+
+def count_layers(proto: onnx.ModelProto) -> int:
+    """Count the integer convolutions and matrix products."""
+    return sum(node.op_type in LAYERS for node in proto.graph.node)

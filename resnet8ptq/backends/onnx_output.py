@@ -1,0 +1,81 @@
+"""`float_output`: leave the last layer's output and what follows it in float.
+
+An 8-bit softmax gives tied top scores, and 8-bit logits lose what the last layer's 32-bit sums
+hold. Both formats of ONNX Runtime can return those sums as float.
+"""
+
+import onnx
+
+from resnet8ptq.backends.onnx_session import last_node
+from resnet8ptq.errors import UnsupportedError
+from resnet8ptq.nodes import LAYERS
+
+_BEHIND = (
+    "Softmax",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Identity",
+    "QuantizeLinear",
+    "DequantizeLinear",
+)
+_INTEGER = {"QGemm", "QLinearConv", "QLinearMatMul"}
+
+
+def find_nodes(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of the nodes behind the last layer of an FP32 graph.
+
+    Raises:
+        UnsupportedError: something else stands between the last layer and the output.
+    """
+    last = _last_layer(graph)
+    behind = list(graph.node)[list(graph.node).index(last) + 1 :]
+    return [node.name for node in behind if node.op_type in _BEHIND]
+
+
+def leave_in_float(proto: onnx.ModelProto) -> None:
+    """Take the quantization of the last layer's output out of a quantized graph, in place.
+
+    Raises:
+        UnsupportedError: the last layer's integer operator returns 8 bits only.
+    """
+    graph = proto.graph
+    layer = _last_layer(graph)
+    consumers = [node for node in graph.node if layer.output[0] in node.input]
+    if layer.op_type in LAYERS:  # QDQ, or left in float altogether
+        for quantize in consumers:
+            if quantize.op_type == "QuantizeLinear":
+                for dequantize in _consumers(graph, quantize.output[0]):
+                    _bypass(graph, dequantize, layer.output[0])
+                graph.node.remove(quantize)
+        return
+    if layer.op_type != "QGemm":
+        raise UnsupportedError(
+            f"float_output with format=qoperator: the last layer becomes {layer.op_type}, "
+            "which returns 8 bits; takes format=qdq"
+        )
+    del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
+    for dequantize in consumers:
+        _bypass(graph, dequantize, layer.output[0])
+
+
+def _last_layer(graph: onnx.GraphProto) -> onnx.NodeProto:
+    node = last_node(graph, _BEHIND)
+    if node is None or node.op_type not in {*LAYERS, *_INTEGER}:
+        kind = "nothing" if node is None else node.op_type
+        raise UnsupportedError(f"float_output: takes a layer before the output, found {kind}")
+    return node
+
+
+def _consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
+    return [node for node in graph.node if name in node.input]
+
+
+def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
+    """Remove `node`; whatever took its output takes the tensor `name`."""
+    for other in graph.node:
+        other.input[:] = [name if given == node.output[0] else given for given in other.input]
+    if graph.output[0].name == node.output[0]:  # a network that ends in its last layer
+        for other in graph.node:
+            other.output[:] = [node.output[0] if given == name else given for given in other.output]
+    graph.node.remove(node)
