@@ -1,24 +1,18 @@
 """One contract for every backend; then what is special to each."""
 
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from conftest import make_config
-from numpy.typing import NDArray
+from conftest import Cell, Probabilities, Quantize, make_config
 
 from resnet8ptq import environment
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import DTYPES, RunConfig
+from resnet8ptq.config import DTYPES
 from resnet8ptq.data import Dataset, draw_calibration
 from resnet8ptq.errors import QuantizationError, UnsupportedError
-from resnet8ptq.interfaces import Artifact
 from resnet8ptq.model import Fp32Model
 
 # What the table of dtypes promises: (weights, activations), or None where it is unsupported.
@@ -37,49 +31,6 @@ SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 TESTED = 1000  # images
-
-Probabilities = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A quantized model on disk, and how to read it."""
-
-    config: RunConfig
-    artifact: Artifact
-    folder: Path
-    data: Dataset
-
-    def predict(self, batch_size: int = 256, images: int = TESTED) -> Probabilities:
-        # As a fresh process would: nothing but the config and the file on disk.
-        predictor = BACKENDS[self.config.backend.name](self.config).load(self.artifact.path)
-        split = self.data.test.take(np.arange(images))
-        return np.concatenate([predictor.predict(batch) for batch in split.batches(batch_size)])
-
-
-Quantize = Callable[..., Cell]
-
-
-@pytest.fixture(scope="module")
-def quantize_anew(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFactory
-) -> Quantize:
-    """Quantize with 200 calibration images; the arguments are overrides of the config."""
-
-    def run(*overrides: str) -> Cell:
-        config = make_config("data=shapes", *overrides)
-        folder = tmp_path_factory.mktemp("cell")
-        split = draw_calibration(shapes, 20, config.seed).split
-        quantizer = BACKENDS[config.backend.name](config)
-        return Cell(config, quantizer.quantize(shapes_model, split, folder), folder, shapes)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def quantize(quantize_anew: Quantize) -> Quantize:
-    """The same, once for each set of overrides."""
-    return cache(quantize_anew)
 
 
 @pytest.fixture(scope="module")
@@ -217,86 +168,6 @@ def test_calibration_batch_size_does_not_change_the_ranges(
     assert ragged.keys() == whole.keys()
     for name in whole:  # a convolution may sum in another order
         assert ragged[name] == pytest.approx(whole[name], rel=1e-4)
-
-
-def test_onnx_has_no_histogram_observer() -> None:
-    with pytest.raises(UnsupportedError, match=r"calib=histogram.*minmax \| moving_average"):
-        BACKENDS["onnx"](make_config("backend=onnx", "calib=histogram")).resolve()
-
-
-ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
-
-
-@pytest.mark.parametrize("per_channel", ["false", "true"])
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "u8s8"])
-def test_onnx_file_holds_the_dtypes_of_the_table(
-    quantize: Quantize, dtype: str, per_channel: str
-) -> None:
-    cell = quantize("backend=onnx", f"dtype={dtype}", f"per_channel={per_channel}")
-    proto = onnx.load(cell.artifact.path)
-    onnx.checker.check_model(proto, full_check=True)
-    promised = DTYPE_TABLE["onnx", dtype]
-    assert promised is not None
-    weights, activations = (ONNX_TYPES[name] for name in promised)
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    nodes = proto.graph.node
-
-    quantizers = [node for node in nodes if node.op_type == "QuantizeLinear"]
-    assert len(quantizers) >= WEIGHT_LAYERS
-    assert {constants[node.input[2]].data_type for node in quantizers} == {activations}
-
-    dequantizers = {node.output[0]: node for node in nodes if node.op_type == "DequantizeLinear"}
-    layers = [node for node in nodes if node.op_type in ("Conv", "Gemm", "MatMul")]
-    assert len(layers) == WEIGHT_LAYERS
-    for layer in layers:
-        weight = dequantizers[layer.input[1]]
-        assert constants[weight.input[0]].data_type == weights
-        assert constants[weight.input[2]].data_type == weights
-        per_layer = list(constants[weight.input[1]].dims)
-        assert bool(per_layer) == (per_channel == "true") or layer.op_type != "Conv"
-
-
-def test_onnx_scales_come_from_the_ranges(quantize: Quantize) -> None:
-    cell = quantize("backend=onnx", "dtype=uint8", "calib=percentile")
-    graph = onnx.load(cell.artifact.path).graph
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    # These pass their input's values on, and take its scale along.
-    passed_on = {
-        name
-        for node in graph.node
-        if node.op_type in ("AveragePool", "Reshape")
-        for name in node.output
-    }
-    checked = 0
-    for node in graph.node:
-        ranged = node.input[0] in cell.artifact.ranges and node.input[0] not in passed_on
-        if node.op_type == "QuantizeLinear" and ranged:
-            low, high = cell.artifact.ranges[node.input[0]]
-            # Zero is always a value of the range, and it takes 255 steps.
-            expected = (max(high, 0.0) - min(low, 0.0)) / 255
-            assert constants[node.input[1]] == pytest.approx(expected, rel=1e-3)
-            checked += 1
-    assert checked >= WEIGHT_LAYERS
-
-
-def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
-    helper = onnx.helper
-    take, give = (
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name, shape in (("input", ["N", 32, 32, 3]), ("probabilities", ["N", 3]))
-    )
-    mean = helper.make_node("ReduceMean", ["input"], ["probabilities"], axes=[1, 2], keepdims=0)
-    graph = helper.make_graph([mean], "no layers", [take], [give])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(proto, tmp_path / "plain.onnx")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    plain = replace(shapes_model, onnx_path=tmp_path / "plain.onnx")
-    split = draw_calibration(shapes, 1, 0).split
-    with pytest.raises(QuantizationError, match="quantized nothing"):
-        BACKENDS["onnx"](make_config("data=shapes")).quantize(plain, split, folder)
 
 
 def test_torch_refuses_a_module_in_which_nothing_is_quantized(

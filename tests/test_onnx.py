@@ -1,0 +1,258 @@
+"""ONNX Runtime: what its files hold, and every option it has."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Quantize, make_config
+
+from resnet8ptq.backends import BACKENDS, onnx_dynamic, onnx_slim
+from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.errors import ConfigError, QuantizationError, UnsupportedError
+from resnet8ptq.model import Fp32Model
+
+WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
+DTYPES = {"int8": ("int8", "int8"), "uint8": ("uint8", "uint8"), "u8s8": ("int8", "uint8")}
+FLAGSHIP = ("dtype=u8s8", "per_channel=true", "calib=percentile", "format=qoperator")
+
+
+def kinds(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path).graph.node}
+
+
+def test_onnx_has_no_histogram_observer() -> None:
+    with pytest.raises(UnsupportedError, match=r"calib=histogram.*minmax \| moving_average"):
+        BACKENDS["onnx"](make_config("backend=onnx", "calib=histogram")).resolve()
+
+
+ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
+
+
+@pytest.mark.parametrize("per_channel", ["false", "true"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "u8s8"])
+def test_onnx_file_holds_the_dtypes_of_the_table(
+    quantize: Quantize, dtype: str, per_channel: str
+) -> None:
+    cell = quantize("backend=onnx", f"dtype={dtype}", f"per_channel={per_channel}")
+    proto = onnx.load(cell.artifact.path)
+    onnx.checker.check_model(proto, full_check=True)
+    weights, activations = (ONNX_TYPES[name] for name in DTYPES[dtype])
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    nodes = proto.graph.node
+
+    quantizers = [node for node in nodes if node.op_type == "QuantizeLinear"]
+    assert len(quantizers) >= WEIGHT_LAYERS
+    assert {constants[node.input[2]].data_type for node in quantizers} == {activations}
+
+    dequantizers = {node.output[0]: node for node in nodes if node.op_type == "DequantizeLinear"}
+    layers = [node for node in nodes if node.op_type in ("Conv", "Gemm", "MatMul")]
+    assert len(layers) == WEIGHT_LAYERS
+    for layer in layers:
+        weight = dequantizers[layer.input[1]]
+        assert constants[weight.input[0]].data_type == weights
+        assert constants[weight.input[2]].data_type == weights
+        per_layer = list(constants[weight.input[1]].dims)
+        assert bool(per_layer) == (per_channel == "true") or layer.op_type != "Conv"
+
+
+def test_onnx_scales_come_from_the_ranges(quantize: Quantize) -> None:
+    cell = quantize("backend=onnx", "dtype=uint8", "calib=percentile")
+    graph = onnx.load(cell.artifact.path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    # These pass their input's values on, and take its scale along.
+    passed_on = {
+        name
+        for node in graph.node
+        if node.op_type in ("AveragePool", "Reshape")
+        for name in node.output
+    }
+    checked = 0
+    for node in graph.node:
+        ranged = node.input[0] in cell.artifact.ranges and node.input[0] not in passed_on
+        if node.op_type == "QuantizeLinear" and ranged:
+            low, high = cell.artifact.ranges[node.input[0]]
+            # Zero is always a value of the range, and it takes 255 steps.
+            expected = (max(high, 0.0) - min(low, 0.0)) / 255
+            assert constants[node.input[1]] == pytest.approx(expected, rel=1e-3)
+            checked += 1
+    assert checked >= WEIGHT_LAYERS
+
+
+def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    helper = onnx.helper
+    take, give = (
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("input", ["N", 32, 32, 3]), ("probabilities", ["N", 3]))
+    )
+    mean = helper.make_node("ReduceMean", ["input"], ["probabilities"], axes=[1, 2], keepdims=0)
+    graph = helper.make_graph([mean], "no layers", [take], [give])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(proto, tmp_path / "plain.onnx")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plain = replace(shapes_model, onnx_path=tmp_path / "plain.onnx")
+    split = draw_calibration(shapes, 1, 0).split
+    with pytest.raises(QuantizationError, match="quantized nothing"):
+        BACKENDS["onnx"](make_config("data=shapes")).quantize(plain, split, folder)
+
+
+def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize: Quantize) -> None:
+    qdq, qoperator = (quantize("dtype=u8s8", f"format={name}") for name in ("qdq", "qoperator"))
+    assert "QLinearConv" not in kinds(qdq.artifact.path)
+    assert {"QLinearConv", "QGemm"} <= kinds(qoperator.artifact.path)
+    assert "Conv" not in kinds(qoperator.artifact.path)
+    assert qoperator.artifact.quantized_layers == WEIGHT_LAYERS
+    assert qoperator.artifact.size_bytes < qdq.artifact.size_bytes
+    same = (qdq.predict().argmax(1) == qoperator.predict().argmax(1)).mean()
+    assert same > 0.98
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_logits_are_what_the_softmax_takes(quantize: Quantize, form: str) -> None:
+    cell = quantize("dtype=u8s8", f"format={form}")
+    predictor = BACKENDS["onnx"](cell.config).load(cell.artifact.path)
+    batch = cell.data.test.images[:50].astype(np.float32)
+    logits = predictor.logits(batch)
+    assert logits is not None
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(predictor.predict(batch), softmax, atol=0.01)
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_float_output_leaves_no_ties(quantize: Quantize, form: str) -> None:
+    cell = quantize("dtype=u8s8", f"format={form}", "float_output=true")
+    probabilities = cell.predict()
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+    top = np.sort(probabilities, axis=1)
+    assert (top[:, -1] > top[:, -2]).all()
+    assert cell.artifact.quantized_layers == WEIGHT_LAYERS
+    assert onnx.load(cell.artifact.path).graph.node[-1].op_type == "Softmax"
+    plain = quantize("dtype=u8s8", f"format={form}")
+    assert (plain.predict().argmax(1) == probabilities.argmax(1)).mean() > 0.98
+
+
+def test_symmetric_ranges_are_symmetric(quantize: Quantize) -> None:
+    cell = quantize("dtype=int8", "symmetric.activations=true")
+    graph = onnx.load(cell.artifact.path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    zero_points = [constants[n.input[2]] for n in graph.node if n.op_type == "QuantizeLinear"]
+    assert zero_points
+    assert all((values == 0).all() for values in zero_points)
+    assert BACKENDS["onnx"](cell.config).resolve()["activation_scheme"] == "symmetric"
+
+
+def test_affine_weights_differ_and_per_channel_ones_are_refused(quantize: Quantize) -> None:
+    affine = quantize("dtype=u8s8", "symmetric.weights=false")
+    graph = onnx.load(affine.artifact.path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    weights = {
+        n.input[2]
+        for n in graph.node
+        if n.op_type == "DequantizeLinear" and n.input[0] in constants
+    }
+    assert any(constants[name].any() for name in weights)
+    config = make_config("symmetric.weights=false", "per_channel=true")
+    with pytest.raises(UnsupportedError, match="one zero point for all channels"):
+        BACKENDS["onnx"](config).resolve()
+
+
+def test_reduced_range_keeps_weights_to_seven_bits(quantize: Quantize) -> None:
+    cell = quantize("dtype=u8s8", "reduce_range=true")
+    graph = onnx.load(cell.artifact.path).graph
+    levels = [
+        onnx.numpy_helper.to_array(tensor)
+        for tensor in graph.initializer
+        if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) > 1
+    ]
+    assert len(levels) == WEIGHT_LAYERS
+    assert max(abs(values.astype(int)).max() for values in levels) == 64
+    assert BACKENDS["onnx"](cell.config).resolve()["weight_bits"] == "7"
+
+
+def test_only_the_chosen_operators_are_quantized(quantize: Quantize) -> None:
+    assert quantize("op_types=[Gemm]").artifact.quantized_layers == 1
+    with pytest.raises(ConfigError, match=r"op_types: got 'Convv'.*Conv"):
+        quantize("op_types=[Convv]")
+
+
+@pytest.mark.parametrize("per_channel", ["false", "true"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_dynamic_takes_its_ranges_from_the_batch(
+    quantize: Quantize, dtype: str, per_channel: str
+) -> None:
+    cell = quantize("method=dynamic", f"dtype={dtype}", f"per_channel={per_channel}")
+    assert {"ConvInteger", "DynamicQuantizeLinear"} <= kinds(cell.artifact.path)
+    assert cell.artifact.quantized_layers == WEIGHT_LAYERS
+    assert cell.artifact.ranges == {}
+    assert not np.array_equal(cell.predict(100, images=200), cell.predict(1, images=200))
+    resolved = BACKENDS["onnx"](cell.config).resolve()
+    assert (resolved["weight_dtype"], resolved["activation_dtype"]) == (dtype, "uint8 (dynamic)")
+
+
+def test_dynamic_without_a_kernel_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_dynamic, "_runs_convolution", lambda dtype, per_channel: False)
+    with pytest.raises(UnsupportedError, match="no ConvInteger for uint8 weights per channel"):
+        config = make_config("method=dynamic", "dtype=uint8", "per_channel=true")
+        BACKENDS["onnx"](config).resolve()
+
+
+@pytest.mark.parametrize(
+    "override", ["format=qdq", "float_output=true", "symmetric.activations=true"]
+)
+def test_dynamic_refuses_what_is_about_static_ranges(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(UnsupportedError, match=f"{key}=.*method=dynamic"):
+        BACKENDS["onnx"](make_config("method=dynamic", override)).resolve()
+
+
+@pytest.mark.parametrize(
+    "overrides", [("dtype=int8",), (*FLAGSHIP, "float_output=true"), ("method=dynamic",)]
+)
+def test_slim_file_predicts_the_same_to_the_bit(
+    quantize: Quantize, overrides: tuple[str, ...]
+) -> None:
+    whole, small = quantize(*overrides), quantize(*overrides, "slim=true")
+    assert small.artifact.size_bytes < whole.artifact.size_bytes - 9000
+    assert np.array_equal(small.predict(), whole.predict())
+    proto = onnx.load(small.artifact.path)
+    onnx.checker.check_model(proto, full_check=True)
+    assert (proto.graph.input[0].name, proto.graph.output[0].name) == ("input", "probabilities")
+    assert not proto.graph.value_info and not proto.producer_name and not proto.metadata_props
+    assert all(not node.name for node in proto.graph.node)
+    domains = {node.domain for node in proto.graph.node}
+    assert {opset.domain for opset in proto.opset_import} == domains
+    values = [tensor.SerializeToString() for tensor in map(_unnamed, proto.graph.initializer)]
+    assert len(values) == len(set(values))
+
+
+def _unnamed(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
+    copy.ClearField("name")
+    return copy
+
+
+def test_slim_file_that_predicts_differently_is_refused(
+    quantize: Quantize, shapes: Dataset, tmp_path: Path
+) -> None:
+    cell = quantize("dtype=int8")
+    other = quantize("dtype=uint8").artifact.path
+    split = draw_calibration(shapes, 1, 0).split
+    with pytest.raises(QuantizationError, match="predicts differently"):
+        onnx_slim.check_same(onnx.load(cell.artifact.path), other, split, cell.config)
+
+
+def test_given_ranges_win_and_suffice(
+    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    cell = quantize("dtype=u8s8")
+    given = {name: (low - 1.0, high + 1.0) for name, (low, high) in cell.artifact.ranges.items()}
+    nothing = shapes.train.take(np.arange(0))  # would fail if it were run
+    artifact = BACKENDS["onnx"](cell.config).quantize(shapes_model, nothing, tmp_path, given)
+    assert artifact.ranges == given
+    assert artifact.path.read_bytes() != cell.artifact.path.read_bytes()
