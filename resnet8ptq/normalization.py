@@ -21,16 +21,17 @@ def opset(proto: onnx.ModelProto) -> int:
 
 
 def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Convert a graph below opset 13 to 17, or as far as onnx's converter goes from 13 on.
+    """Return a copy; from below opset 13 converted to 17, or as far from 13 on as onnx can.
 
     Raises:
         ModelError: stuck below 13; names the step, its operators and the converter's reason.
     """
-    version = opset(proto)
+    raised, version = onnx.ModelProto(), opset(proto)
+    raised.CopyFrom(proto)
     target = OPSET if version < MIN_OPSET else version
     while version < target:
         try:
-            converted = version_converter.convert_version(proto, version + 1)
+            converted = version_converter.convert_version(raised, version + 1)
             onnx.checker.check_model(converted)
         except Exception as error:  # RuntimeError, ConvertError, ValidationError
             if version >= MIN_OPSET:
@@ -38,10 +39,10 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
             raise ModelError(
                 f"{path}: opset {opset(proto)} is too old, takes {MIN_OPSET} or more, and from "
                 f"{version} to {version + 1} it cannot be converted: "
-                f"{', '.join(_changed_operators(proto, version + 1))} ({one_line(error)})"
+                f"{', '.join(_changed_operators(raised, version + 1))} ({one_line(error)})"
             ) from None
-        proto, version = converted, version + 1
-    return proto
+        raised, version = converted, version + 1
+    return raised
 
 
 def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:

@@ -141,5 +141,6 @@ def type_name(code: int) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's text, folded into one line and cut."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    """Return an error's text, folded into one line and cut; it may quote what a file says."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return "".join(char if char.isprintable() else "?" for char in text)[:300]

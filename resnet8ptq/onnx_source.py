@@ -32,6 +32,7 @@ def import_file(
     """
     proto = read(source)
     _check_contract(proto, source, image_shape)
+    converted = raise_opset(proto, source)
     fixed = graph_inputs(proto.graph)[0].type.tensor_type.shape.dim[0].dim_value
     predict = _predictor(proto, fixed)
     try:
@@ -39,7 +40,6 @@ def import_file(
     except Exception as error:  # ONNX Runtime's own, a dozen
         raise ModelError(f"{source}: ONNX Runtime cannot run it ({one_line(error)})") from None
     _check_probabilities(found, source, classes)
-    converted = raise_opset(proto, source)
     normalize(converted)
     try:
         onnx.checker.check_model(converted)
