@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from resnet8ptq import onnx_source
 from resnet8ptq.errors import ModelError, ParityError
 from resnet8ptq.normalization import OPSET
+from resnet8ptq.onnx_file import one_line
 from resnet8ptq.onnx_source import Predict
 from resnet8ptq.preprocessing import Preprocessing, preprocess
 
@@ -82,10 +83,7 @@ def convert(source: Path, folder: Path, images: NDArray[np.uint8], classes: int)
     except ModelError:
         raise
     except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(
-            f"{source}: cannot be converted ({type(error).__name__}: {reason})"
-        ) from None
+        raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
     record = Conversion(parity, source_opset, opset, preprocessing, without_torch)
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
@@ -125,8 +123,7 @@ def _load_keras(source: Path) -> Any:
     try:
         return keras.models.load_model(source, compile=False, safe_mode=True)
     except Exception as error:  # h5py, zipfile, json and Keras each have their own
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"{source}: Keras refuses it ({type(error).__name__}: {reason})") from None
+        raise ModelError(f"{source}: Keras refuses it ({one_line(error)})") from None
 
 
 def _check_fit(model: Any, source: Path, image_shape: tuple[int, ...], classes: int) -> None:

@@ -34,8 +34,8 @@ def import_file(
     _check_contract(proto, source, image_shape)
     converted = raise_opset(proto, source)
     fixed = graph_inputs(proto.graph)[0].type.tensor_type.shape.dim[0].dim_value
-    predict = _predictor(proto, fixed)
     try:
+        predict = _predictor(proto, fixed)
         found = predict(np.zeros((2, *image_shape), np.float32))
     except Exception as error:  # ONNX Runtime's own, a dozen
         raise ModelError(f"{source}: ONNX Runtime cannot run it ({one_line(error)})") from None

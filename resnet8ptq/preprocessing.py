@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import onnx
+
+from resnet8ptq.onnx_file import one_line
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -55,7 +59,7 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
             quant_pre_process(unfolded, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)
-        return Preprocessing(failure=" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        return Preprocessing(failure=one_line(error))
     return Preprocessing(
         operators_before=_operators(unfolded),
         operators_after=_operators(folded),
@@ -82,6 +86,4 @@ def _strict() -> Iterator[None]:
 
 
 def _operators(path: Path) -> dict[str, int]:
-    import onnx
-
     return dict(Counter(node.op_type for node in onnx.load(path).graph.node))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from resnet8ptq.errors import ModelError
+from resnet8ptq.onnx_file import one_line
 
 
 def load_torch_module(onnx_path: Path) -> Any:
@@ -18,9 +19,8 @@ def load_torch_module(onnx_path: Path) -> Any:
     try:
         return onnx2torch.convert(onnx_path).eval()
     except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ModelError(
-            f"{onnx_path}: onnx2torch cannot convert it ({reason}); backend=onnx takes it"
+            f"{onnx_path}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
 
 
