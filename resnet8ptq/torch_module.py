@@ -5,11 +5,23 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from resnet8ptq.errors import ModelError
+from resnet8ptq.onnx_file import one_line
+
 
 def load_torch_module(onnx_path: Path) -> Any:
-    """Return the network as a `torch.fx.GraphModule`, [N, H, W, C] to [N, classes], to evaluate."""
-    module = _import_onnx2torch().convert(onnx_path)
-    return module.eval()
+    """Return the network as a `torch.fx.GraphModule`, [N, H, W, C] to [N, classes], to evaluate.
+
+    Raises:
+        ModelError: onnx2torch does not know an operator of the graph.
+    """
+    onnx2torch = _import_onnx2torch()
+    try:
+        return onnx2torch.convert(onnx_path).eval()
+    except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
+        raise ModelError(
+            f"{onnx_path}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
+        ) from error
 
 
 def _import_onnx2torch() -> types.ModuleType:
