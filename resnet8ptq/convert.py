@@ -1,6 +1,6 @@
 """From a Keras file to ONNX, with the gate that both frameworks then agree with Keras.
 
-Runs in a process of its own (see `model.load`): nothing else in the package imports TensorFlow.
+Runs in a process of its own (see `model.load`): nothing in the main process imports TensorFlow.
 """
 
 import json
@@ -41,7 +41,7 @@ def convert(source: Path, folder: Path, images: NDArray[np.uint8], classes: int)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
-    model = _load_keras(source)
+    model = load_keras(source)
     try:
         parity = _convert(model, source, folder, images, classes)
     except ModelError:
@@ -71,7 +71,12 @@ def _convert(
     return parity
 
 
-def _load_keras(source: Path) -> Any:
+def load_keras(source: Path) -> Any:
+    """Load a Keras file without running code that it may hold.
+
+    Raises:
+        ModelError: Keras refuses it.
+    """
     import keras
 
     try:
