@@ -2,6 +2,10 @@
 
 The deployment path of MLPerf Tiny. The converter folds, calibrates and places scales by itself, so
 that it takes few of the settings; `resolve` says which not, and why.
+
+Known of its calibrator (2.21): it looks at an operator's inputs again after the operator ran. An
+addition runs in place, over its first input, whose range then takes in that of the sum: half of
+the levels of a residual network's shortcut convolutions are lost to it.
 """
 
 import logging
@@ -257,12 +261,17 @@ def _check_granularity(weights: Any, per_channel: bool) -> None:
 
 
 def _activation_ranges(model: Any) -> dict[str, Range]:
-    """Return the range that each int8 activation can hold, by the name of its tensor."""
-    ranges = {}
+    """Return the range that each int8 activation can hold, by the name of its tensor.
+
+    A fused tensor bears the names of all it was made of; the first is what it would be in Keras.
+    """
+    ranges: dict[str, Range] = {}
     for tensor in model.subgraphs[0].tensors:
         constant = model.buffers[tensor.buffer].data is not None
         if tensor.type == TensorType.INT8 and not constant:
             scale, zero_point = tensor.quantization.scale[0], tensor.quantization.zeroPoint[0]
             low, high = (float(scale) * (level - int(zero_point)) for level in (-128, 127))
-            ranges[tensor.name.decode()] = (low, high)
+            whole = tensor.name.decode()
+            first = whole.partition(";")[0]
+            ranges[whole if first in ranges else first] = (low, high)
     return ranges
