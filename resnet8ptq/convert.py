@@ -1,6 +1,6 @@
 """From a Keras or ONNX file to ONNX, with the gate that both frameworks agree with the original.
 
-Runs in a process of its own (see `model.load`): nothing else in the package imports TensorFlow.
+Runs in a process of its own (see `model.load`): nothing in the main process imports TensorFlow.
 """
 
 import json
@@ -111,13 +111,18 @@ def _import_keras(
 ) -> tuple[Predict, int, int]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
-    model = _load_keras(source)
+    model = load_keras(source)
     _check_fit(model, source, image_shape, classes)
     _export(model, unfolded)
     return lambda batch: model(batch, training=False).numpy(), OPSET, OPSET
 
 
-def _load_keras(source: Path) -> Any:
+def load_keras(source: Path) -> Any:
+    """Load a Keras file without running code that it may hold.
+
+    Raises:
+        ModelError: Keras refuses it.
+    """
     import keras
 
     try:

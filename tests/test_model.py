@@ -432,7 +432,7 @@ def test_the_real_network(cache_root):
 def test_only_the_conversion_imports_tensorflow():
     code = (
         "import sys; from resnet8ptq import convert, model, pipeline, sweep;"
-        "from resnet8ptq.backends import onnx, torch;"
+        "from resnet8ptq.backends import onnx, tflite, torch;"
         "print({'tensorflow', 'keras', 'tf2onnx'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
