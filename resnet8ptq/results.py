@@ -16,6 +16,7 @@ class Measurement:
         evaluate_s: all test images, in seconds.
         peak_memory_bytes: of the process during the run; None where it cannot be measured.
         latency: beside the baseline's; None with `latency.enabled=false`.
+        choice: what a choice of settings cost, by MLflow name; see `exclusion`.
     """
 
     class_names: tuple[str, ...]
@@ -27,6 +28,7 @@ class Measurement:
     evaluate_s: float
     peak_memory_bytes: int | None
     latency: Latency | None = None
+    choice: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class RunResult:
             "evaluate_s": found.evaluate_s,
             "images_per_s": scores.total / found.evaluate_s,
             "peak_memory_bytes": found.peak_memory_bytes,
+            **found.choice,
         }
         if found.latency is not None:
             metrics |= found.latency.to_metrics()
