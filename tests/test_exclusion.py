@@ -6,11 +6,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import make_config
+from conftest import call, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resnet8ptq import cache, data, exclusion, model
+from resnet8ptq import data, exclusion
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import Dataset
@@ -19,7 +19,6 @@ from resnet8ptq.exclusion import Exclusion
 from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes, weight_layers
-from resnet8ptq.pipeline import run_experiment
 
 NODES = [f"layer_{i}" for i in range(6)]
 SMALL = ("data=shapes", "calib.samples_per_class=5", "held_out_images=200")
@@ -97,33 +96,48 @@ def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -
     return exclusion.choose(config, fp32, fp32, dataset, calibration, folder)
 
 
-def harmed(config: RunConfig) -> RunConfig:
-    """Return a config whose calibration clips hard, so that there is a drop to repair."""
-    return replace(config, calib=replace(config.calib, name="percentile", percentile=90.0))
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_choice_repairs_what_quantization_broke(
+def test_choice_on_real_artifacts(
     backend: str, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:
-    config = make_config(*SMALL, f"backend={backend}", "dtype=u8s8", "nodes_to_exclude=auto")
-    config = harmed(replace(config, latency=replace(config.latency, repeats=2)))
-    first = None
-    for limit in (1.0, 0.02):
-        config = replace(config, max_drop=limit)
-        try:
-            found = choose(config, shapes, shapes_model, tmp_path)
-        except QuantizationError as error:
-            assert str(error).startswith("max_drop: got 0.02, takes at least")
-            continue
-        first = first or found
-        assert found.chosen.drop <= limit
-        layers = weight_layers(onnx.load(shapes_model.onnx_path).graph).values()
-        assert set(found.nodes) <= {node.name for node in layers}
-        assert (found.excluded_ms is None) == (not found.nodes)
-    assert first is not None
-    assert first.nodes == []  # any drop is within 1
-    assert (tmp_path / exclusion.FILE).read_text() != to_csv(first.steps)
+    layers = weight_layers(onnx.load(shapes_model.onnx_path).graph).values()
+    names = [node.name for node in layers][:3]
+    overrides = (f"backend={backend}", "dtype=u8s8", "calib=percentile", "latency.repeats=2")
+    config = make_config(*SMALL, *overrides, "calib.percentile=80", "nodes_to_exclude=auto")
+    config = replace(config, nodes_to_quantize=names, max_drop=0.0)
+    try:
+        drop = choose(config, shapes, shapes_model, tmp_path).chosen.drop
+    except QuantizationError as error:
+        assert str(error).startswith("max_drop: got 0.0, takes at least")
+    else:
+        assert drop <= 0
+    rows = list(csv.DictReader((tmp_path / exclusion.FILE).read_text().splitlines()))
+    found = [float(row["drop"]) for row in rows]
+    assert found[0] > 0, "clipped that hard, three layers cost accuracy"
+    best = min(range(len(rows)), key=lambda place: found[place])
+    assert best > 0, "and leaving one in float gives some of it back"
+
+    config = replace(config, max_drop=found[best])
+    again = choose(config, shapes, shapes_model, tmp_path)
+    assert again.chosen.drop <= found[best]
+    assert 0 < len(again.nodes) <= best
+    assert set(again.nodes) < set(names)
+    assert {layer.node for layer in again.ranking} == set(names)
+    assert again.excluded_ms is not None
+    assert again.excluded_bytes > 0
+
+
+def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
+    run = ("backend=onnx", "dtype=u8s8", "nodes_to_exclude=auto", "max_drop=1")
+    called = call(tmp_path, *SMALL, *run, "latency.enabled=false")
+    assert called.code == 0, called.err
+    assert "no layer has to stay in float" in " ".join(called.err.split())
+    (logged,) = called.runs
+    assert logged.data.params["nodes_to_exclude"] == "auto"
+    assert logged.data.params["excluded_nodes"] == "[]"
+    assert logged.data.metrics["excluded_layers"] == 0
+    assert logged.data.metrics["held_out_drop"] < 1
+    assert exclusion.FILE in called.artifacts(logged)
 
 
 def test_auto_counts_as_none_until_it_is_chosen(shapes_model: Fp32Model) -> None:
