@@ -52,7 +52,9 @@ def find_float_nodes(graph: onnx.GraphProto, config: RunConfig) -> list[str]:
     """Return the names of the nodes that `nodes_to_quantize` and `nodes_to_exclude` leave in float.
 
     A Relu or Clip goes along with the chosen layer before it: both frameworks fuse the two, and
-    the range of the sum before it would cost the layer half of its levels.
+    the range of the sum before it would cost the layer half of its levels. Behind an excluded layer
+    it stays in float by itself, in both frameworks. `nodes_to_exclude: auto` leaves out none: its
+    choice is made by quantizing, see `exclusion`.
 
     Raises:
         ConfigError: a name is not in the graph; lists the nearest.
@@ -64,8 +66,9 @@ def find_float_nodes(graph: onnx.GraphProto, config: RunConfig) -> list[str]:
         _check_known("nodes_to_quantize", config.nodes_to_quantize, names)
         chosen = set(config.nodes_to_quantize)
         chosen |= _activations_behind(graph, chosen)
-    _check_known("nodes_to_exclude", config.nodes_to_exclude, names)
-    chosen -= set(config.nodes_to_exclude)
+    excluded = [] if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
+    _check_known("nodes_to_exclude", excluded, names)
+    chosen -= set(excluded)
     if not chosen:
         raise QuantizationError("nodes_to_exclude: leaves no node to quantize")
     return [name for name in names if name not in chosen]

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import cache, data, evaluate, latency, model, outputs
+from resnet8ptq import cache, data, evaluate, exclusion, latency, model, outputs
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig
 from resnet8ptq.environment import PeakMemory
@@ -55,6 +55,12 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         dataset = replace(dataset, test=held_out)
     run.log_datasets(dataset, calibration)
 
+    choice: dict[str, float] = {}
+    if config.nodes_to_exclude == "auto" and config.dtype.name != "fp32":
+        chosen = exclusion.choose(config, fp32, fp32, dataset, calibration, folder)
+        quantizer = BACKENDS[config.backend.name](replace(config, nodes_to_exclude=chosen.nodes))
+        resolved, choice = {**resolved, **chosen.to_params()}, chosen.to_metrics()
+
     start = time.perf_counter()
     artifact = quantizer.quantize(fp32, calibration.split, folder)
     quantize_s = time.perf_counter() - start
@@ -83,6 +89,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         peak_memory_bytes=peak_memory_bytes,
         latency=timed,
         single=single,
+        choice=choice,
     )
     result = RunResult("ok", measurement=measurement, resolved=resolved | artifact.details)
     outputs.write(folder, config, result, artifact, calibration, fp32)

@@ -19,6 +19,7 @@ class Measurement:
             only simulates integers.
         single: scores at batch 1, for dynamic quantization: it takes its activation ranges from
             the batch, so that the accuracy depends on the batch size. None for all others.
+        choice: what a choice of settings cost, by MLflow name; see `exclusion`.
     """
 
     class_names: tuple[str, ...]
@@ -31,6 +32,7 @@ class Measurement:
     peak_memory_bytes: int | None
     latency: Latency | None = None
     single: Scores | None = None
+    choice: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class RunResult:
             "evaluate_s": found.evaluate_s,
             "images_per_s": scores.total / found.evaluate_s,
             "peak_memory_bytes": found.peak_memory_bytes,
+            **found.choice,
         }
         if found.single is not None:
             metrics["batch1_accuracy"] = found.single.accuracy
