@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import cache, data, evaluate, latency, model, outputs
+from resnet8ptq import cache, calibration_table, data, evaluate, latency, model, outputs
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig
 from resnet8ptq.environment import PeakMemory
@@ -52,9 +52,15 @@ def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         dataset = replace(dataset, test=held_out)
     run.log_datasets(dataset, calibration)
 
+    provenance = calibration_table.provenance(config, fp32.onnx_path, calibration.split)
+    ranges = None
+    if config.calib.table is not None:
+        ranges = calibration_table.load(config.calib.table, provenance)
     start = time.perf_counter()
-    artifact = quantizer.quantize(fp32, calibration.split, folder)
+    artifact = quantizer.quantize(fp32, calibration.split, folder, ranges)
     quantize_s = time.perf_counter() - start
+    if artifact.ranges:
+        calibration_table.write(folder, artifact.ranges, provenance)
 
     predictor = quantizer.load(artifact.path)  # what is measured is what lies on the disk
     scores, evaluate_s = evaluate.evaluate(predictor, dataset.test, config.evaluate.batch_size)

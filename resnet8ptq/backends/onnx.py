@@ -20,7 +20,7 @@ from onnxruntime.quantization.calibrate import (
     save_tensors_data,
 )
 
-from resnet8ptq import environment, files
+from resnet8ptq import calibration_table, environment, files
 from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
 from resnet8ptq.config import CalibConfig, RunConfig
 from resnet8ptq.data import Split
@@ -108,7 +108,10 @@ class OnnxQuantizer:
 
         proto = onnx.load(model.onnx_path)
         skipped = find_float_nodes(proto.graph, self.config)
-        ranges = self._calibrate(proto, skipped, calibration)
+        if ranges is None:
+            ranges = self._calibrate(proto, skipped, calibration)
+        else:
+            calibration_table.check_complete(ranges, _expose_activations(proto, skipped)[1])
         activations, weights = DTYPES[self.config.dtype.name]
         with files.atomic(path) as temporary, tempfile.TemporaryDirectory() as scratch:
             # ONNX Runtime takes ranges made elsewhere through its calibration cache.
@@ -128,7 +131,7 @@ class OnnxQuantizer:
         layers = count_quantized_layers(onnx.load(path))
         if layers == 0:
             raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
-        return Artifact(path, layers, ranges)
+        return Artifact(path, layers, dict(ranges))
 
     def load(self, path: Path) -> OnnxPredictor:
         """Load an ONNX file."""
@@ -212,7 +215,7 @@ def _end_at_logits(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     return proto
 
 
-def _as_tensors_data(ranges: dict[str, Range]) -> TensorsData:
+def _as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
     data = {
         name: TensorData(lowest=np.float32(low), highest=np.float32(high))
         for name, (low, high) in ranges.items()
