@@ -159,7 +159,7 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
 
     Minimizes `sum (x - Q(x))^2` over both ends, where `s = (high - low) / 255`, `z = round(-low/s)`
     and `Q(x) = s * clip(round(x / s), -z, 255 - z)`: 256 levels, zero among them. An end that was
-    never beyond zero stays at zero. Tries 32 fractions of each end, then twice closer around the
+    never beyond zero stays at zero. Tries 16 fractions of each end, then thrice closer around the
     best; minmax comes first, and wins a tie. Source: M. Nagel et al., "A White Paper on Neural
     Network Quantization", 2021, section 3.1.
     """
@@ -168,43 +168,38 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
     limits = (-stats.threshold, stats.threshold)
     counts -= stats.zeros * np.histogram(np.zeros(1, np.float32), len(counts), limits)[0]
     bins = np.flatnonzero(counts)
-    around = edges[bins], edges[bins + 1], counts[bins]
+    seen = slice(bins[0], bins[-1] + 1)
+    edges, counts = edges[seen.start : seen.stop + 1], counts[seen]
     ends = np.array([min(stats.low, 0.0), max(stats.high, 0.0)])
 
-    best, least = np.ones(2), _squared_error(*around, *ends)
-    for spacing, reach in ((1 / 32, 32), (1 / 256, 8), (1 / 2048, 8)):
+    best, least = np.ones(2), _squared_error(edges, counts, *ends)
+    for spacing, reach in ((1 / 16, 16), (1 / 64, 4), (1 / 256, 4), (1 / 1024, 4)):
         offsets = spacing * np.arange(-reach, reach + 1)
         lows, highs = (
-            np.unique(np.clip(fraction + offsets, 1 / 2048, 1)) if end else [1.0]
+            np.unique(np.clip(fraction + offsets, 1 / 1024, 1)) if end else [1.0]
             for fraction, end in zip(best, ends, strict=True)
         )
         for fractions in itertools.product(lows, highs):
-            error = _squared_error(*around, *(fractions * ends))
+            error = _squared_error(edges, counts, *(fractions * ends))
             if error < least:
                 best, least = np.array(fractions), error
     return _within(stats, *(best * ends))
 
 
 def _squared_error(
-    left: NDArray[np.float64],
-    right: NDArray[np.float64],
-    counts: NDArray[np.float64],
-    low: float,
-    high: float,
+    edges: NDArray[np.float64], counts: NDArray[np.float64], low: float, high: float
 ) -> float:
-    """Sum `(x - Q(x))^2` over bins [left, right], the values lying evenly within each.
+    """Sum `(x - Q(x))^2` over the bins between `edges`, the values lying evenly within each.
 
     Its integral is in closed form: with k the level of x and r = x - ks the error there, a cell
     that is crossed adds s^3 / 12, and the last one r^3 / 3; beyond the ends r just grows.
     """
     step = (high - low) / 255
     zero_point = np.rint(-low / step)
-
-    def integral(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        level = np.clip(np.rint(x / step), -zero_point, 255 - zero_point)
-        return level * step**3 / 12 + (x - level * step) ** 3 / 3
-
-    return float(counts @ ((integral(right) - integral(left)) / (right - left)))
+    levels = np.clip(np.rint(edges / step), -zero_point, 255 - zero_point)
+    errors = edges - levels * step
+    integrals = levels * step**3 / 12 + errors * errors * errors / 3  # ** 3 is many times slower
+    return float(counts @ (np.diff(integrals) / np.diff(edges)))
 
 
 def _within(stats: TensorStats, low: float, high: float) -> Range:
