@@ -3,17 +3,20 @@
 import contextlib
 import io
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import make_config as make_run_config
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from resnet8ptq import calibration
+from resnet8ptq import cache, calibration, data, model
+from resnet8ptq.backends.onnx import OnnxQuantizer
 from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
-from resnet8ptq.config import CALIBRATIONS, CalibConfig
+from resnet8ptq.config import CALIBRATIONS, CalibConfig, DtypeConfig
 
 BINS, LEVELS = 512, 128
 
@@ -431,3 +434,32 @@ def test_values_that_are_no_numbers_do_not_go_unseen(wrong):
     except Exception:
         return  # refusing is as good
     assert not np.isfinite([stats.low, stats.high]).all()
+
+
+# On the real network
+
+
+def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, tmp_path):
+    """On training images that did not calibrate; per channel, where activations tell."""
+    config = make_run_config("dtype=u8s8", "per_channel=true", "calib.samples_per_class=20")
+    found = data.settle(config.data)
+    dataset = data.load(found.name, found.root)
+    network = model.load(config.model, dataset, cache.folder(None))
+    drawn = data.draw_calibration(dataset, 20, config.seed)
+    others = np.setdiff1d(np.arange(700), drawn.indices)[:500]
+    images = dataset.train.images[others].astype(np.float32)
+
+    def logits(dtype: str, name: str) -> np.ndarray:
+        changed = replace(config, dtype=DtypeConfig(dtype), calib=replace(config.calib, name=name))
+        quantizer = OnnxQuantizer(changed)
+        return quantizer.load(quantizer.quantize(network, drawn.split, tmp_path).path).logits(
+            images
+        )
+
+    exact = logits("fp32", "minmax")
+    noise = {
+        name: np.square(logits("u8s8", name) - exact).sum()
+        for name in ("minmax", "mse", "moving_average")
+    }
+    assert noise["mse"] < noise["minmax"]
+    assert noise["moving_average"] < noise["minmax"]
