@@ -1,11 +1,12 @@
 """One run, from its config to its result: the recipe."""
 
 import logging
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import cache, data, evaluate, latency, model, outputs
+from resnet8ptq import cache, corrections, data, evaluate, latency, model, outputs
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig
 from resnet8ptq.environment import PeakMemory
@@ -53,7 +54,9 @@ def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
     run.log_datasets(dataset, calibration)
 
     start = time.perf_counter()
-    artifact = quantizer.quantize(fp32, calibration.split, folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        network = corrections.correct(config, fp32, calibration.split, Path(scratch))
+        artifact = quantizer.quantize(network, calibration.split, folder)
     quantize_s = time.perf_counter() - start
 
     predictor = quantizer.load(artifact.path)  # what is measured is what lies on the disk
