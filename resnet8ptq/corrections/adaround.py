@@ -5,6 +5,7 @@ Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", IC
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,13 +21,13 @@ from resnet8ptq.data import Split
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.terminal import track
 
-SAMPLES = 32_000  # rows that a layer learns from, drawn from all images alike
-BATCH = 1024  # rows
-LEARNING_RATE = 0.01
+SAMPLES = 16_000  # rows that a layer learns from, drawn from all images alike
+BATCH = 512  # rows
+LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
 BETA = (20.0, 2.0)  # of the regularizer, equation 24; annealed from the one to the other
 WARM_UP = 0.2  # share of the iterations without regularizer
-REGULARIZER = 0.1  # its weight, beside an error of 1 for nearest rounding
+REGULARIZER = 10.0  # its weight, beside an error of 1 for nearest rounding
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,7 @@ def round_weights(proto: onnx.ModelProto, config: RunConfig, images: Split) -> o
         random = np.random.default_rng([config.seed, index])
         weights = layers.read_weights(proto.graph, node)
         problem = _pose(proto, simulated, node, config, images, random, name)
-        levels = learn_levels(
-            problem, weights, scheme, config.corrections.adaround_iterations, random, name
-        )
+        levels = learn_levels(problem, weights, config, random, f"AdaRound: {name}")
         placed = place(weights, levels, scheme)
         layers.write_weights(result.graph, node, placed)
         rounded = layers.round_to_nearest(placed, scheme)
@@ -85,12 +84,8 @@ def _pose(
     label = f"AdaRound: {name}: inputs"
     each = -(-SAMPLES // len(images))  # positions of an image
     exact_rows, rows = [], []
-    pairs = zip(
-        layers.run(fp32, [node.input[0]], config, images, label),
-        layers.run(simulated, [node.input[0]], config, images, label),
-        strict=True,
-    )
-    for (exact,), (inputs,) in pairs:
+    networks = [fp32, simulated]
+    for (exact,), (inputs,) in layers.run(networks, [node.input[0]], config, images, label):
         there = count_positions(exact, node, weights)
         drawn = random.random((len(exact), there)).argsort(axis=1)[:, :each]  # without replacement
         exact_rows.append(sample_windows(exact, node, weights, drawn))
@@ -106,75 +101,78 @@ def _pose(
     return Problem(inputs, targets.relu() if relu else targets, bias, relu)
 
 
-def _matrix(weights: Array, groups: int) -> torch.Tensor:
-    """Turn [output channels, ...] into [groups, inputs, channels of a group]."""
+def _matrix(weights: NDArray[Any], groups: int) -> torch.Tensor:
+    """Turn [output channels, ...] into float32 [groups, inputs, channels of a group]."""
     by_group = weights.reshape(groups, weights.shape[0] // groups, -1)
-    return torch.from_numpy(np.ascontiguousarray(by_group.transpose(0, 2, 1)))
+    return torch.from_numpy(np.ascontiguousarray(by_group.transpose(0, 2, 1), np.float32))
 
 
-def _as_weights(matrix: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
-    return matrix.transpose(0, 2, 1).reshape(shape)
+@dataclass(frozen=True)
+class Choices:
+    """Between a lower and an upper level of each weight; all [groups, inputs, channels].
+
+    Attributes:
+        floor: the lower level, counted from the zero_point.
+        step: from the lower level to the upper; 0 where the level is settled.
+        fraction: how far the weight lies above the lower level.
+    """
+
+    scale: torch.Tensor
+    floor: torch.Tensor
+    step: torch.Tensor
+    fraction: torch.Tensor
+
+    def weights(self, up: torch.Tensor) -> torch.Tensor:
+        """Return the weights; `up` is 0 for the lower level, 1 for the upper."""
+        return self.scale * (self.floor + self.step * up)
 
 
 def learn_levels(
-    problem: Problem,
-    weights: Array,
-    scheme: WeightScheme,
-    iterations: int,
-    random: np.random.Generator,
-    name: str,
+    problem: Problem, weights: Array, config: RunConfig, random: np.random.Generator, label: str
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
     The nearest levels where nothing better is found.
     """
-    grid = scheme.grid(weights, 0)
-    groups = problem.inputs.shape[0]
-    nearest = grid.quantize(weights)
-    scale = _matrix(np.array(np.broadcast_to(grid.scale, weights.shape)), groups)
-    offset = np.broadcast_to(grid.zero_point, weights.shape)
-    lower = np.floor(weights / grid.scale) + offset
-    # Levels of zero_point + 0, as floats, so that weights = scale * level.
-    low = np.clip(lower, grid.lowest + 1, grid.highest - 1)
-    high = np.clip(lower + 1, grid.lowest + 1, grid.highest - 1)
-    kept = find_kept(weights, scheme)
-    low, high = np.where(kept, nearest, low), np.where(kept, nearest, high)
-    floor, step = (
-        _matrix((values).astype(np.float32), groups) for values in (low - offset, high - low)
+    scheme = layers.weight_scheme(config)
+    grid, groups = scheme.grid(weights, 0), problem.inputs.shape[0]
+    nearest, kept = grid.quantize(weights), find_kept(weights, scheme)
+    floor = np.floor(weights / grid.scale)
+    inner = grid.lowest + 1 - grid.zero_point, grid.highest - 1 - grid.zero_point
+    low = np.where(kept, nearest - grid.zero_point, np.clip(floor, *inner))
+    high = np.where(kept, low, np.clip(floor + 1, *inner))
+    choices = Choices(
+        scale=_matrix(np.broadcast_to(grid.scale, weights.shape), groups),
+        floor=_matrix(low, groups),
+        step=_matrix(high - low, groups),
+        fraction=_matrix(weights / grid.scale - floor, groups),
     )
-    fraction = _matrix((weights / grid.scale - np.floor(weights / grid.scale)), groups)
-
-    up = _learn(problem, scale, floor, step, fraction, iterations, random, name)
-    levels = _as_weights((floor + step * up).numpy().astype(np.int64), weights.shape) + offset
+    up = _learn(problem, choices, config.corrections.adaround_iterations, random, label)
+    found = (choices.floor + choices.step * up).transpose(1, 2).reshape(weights.shape)
+    levels = found.numpy().astype(np.int64) + grid.zero_point
     learned, rounded = (
-        problem.error(_matrix(grid.dequantize(found), groups)) for found in (levels, nearest)
+        problem.error(_matrix(grid.dequantize(candidate), groups))
+        for candidate in (levels, nearest)
     )
     return levels if learned < rounded else nearest
 
 
 def _learn(
-    problem: Problem,
-    scale: torch.Tensor,
-    floor: torch.Tensor,
-    step: torch.Tensor,
-    fraction: torch.Tensor,
-    iterations: int,
-    random: np.random.Generator,
-    name: str,
+    problem: Problem, choices: Choices, iterations: int, random: np.random.Generator, label: str
 ) -> torch.Tensor:
     """Return 1 for each weight to round up, 0 for the others."""
     gamma, zeta = STRETCH
-    start = ((fraction - gamma) / (zeta - gamma)).logit()  # h(V) is the fraction that is rounded
-    value = start.clone().requires_grad_()
+    start = ((choices.fraction - gamma) / (zeta - gamma)).logit()  # h(V) is the fraction at first
+    value = start.requires_grad_()
     optimizer = torch.optim.Adam([value], lr=LEARNING_RATE)
-    nearest = floor + step * (fraction >= 0.5)
     # Relative to nearest rounding, one weight of the regularizer serves layers of any scale.
-    unit = problem.error(scale * nearest).clamp(min=torch.finfo(torch.float32).tiny)
+    nearest = problem.error(choices.weights((choices.fraction >= 0.5).float()))
+    unit = nearest.clamp(min=torch.finfo(nearest.dtype).tiny)
     rows = problem.inputs.shape[1]
-    for i in track(range(iterations), f"AdaRound: {name}", "iterations"):
+    for i in track(range(iterations), label, "iterations"):
         batch = torch.from_numpy(random.integers(rows, size=min(BATCH, rows)))
         h = (value.sigmoid() * (zeta - gamma) + gamma).clamp(0, 1)
-        loss = problem.error(scale * (floor + step * h), batch) / unit
+        loss = problem.error(choices.weights(h), batch) / unit
         progress = (i / iterations - WARM_UP) / (1 - WARM_UP)
         if progress >= 0:
             beta = BETA[1] + (BETA[0] - BETA[1]) * (1 + np.cos(np.pi * progress)) / 2
@@ -182,7 +180,7 @@ def _learn(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return (value.detach() >= start.new_tensor(0)).float()
+    return (value.detach() >= 0).float()  # h >= 1/2
 
 
 def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:

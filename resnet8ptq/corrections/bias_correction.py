@@ -61,7 +61,7 @@ def _means(
     axes = [1 if node.op_type == "Conv" else -1 for node in nodes]
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(names, 0)
-    for outputs in layers.run(proto, names, config, images, label):
+    for (outputs,) in layers.run([proto], names, config, images, label):
         for name, axis, output in zip(names, axes, outputs, strict=True):
             rows = np.moveaxis(output, axis, -1).reshape(-1, output.shape[axis])
             sums[name] = sums.get(name, 0) + rows.sum(axis=0, dtype=np.float64)

@@ -1,7 +1,7 @@
 """The layers that corrections work on, their tensors, and what rounding does to their outputs."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,21 +120,31 @@ def round_to_nearest(weights: Array, scheme: WeightScheme) -> Array:
 
 
 def run(
-    proto: onnx.ModelProto, names: list[str], config: RunConfig, images: Split, label: str
-) -> Iterator[list[Array]]:
-    """Yield the tensors `names` of the network, batch by batch."""
-    exposed = copy.deepcopy(proto)
+    networks: Sequence[onnx.ModelProto],
+    names: list[str],
+    config: RunConfig,
+    images: Split,
+    label: str,
+) -> Iterator[list[list[Array]]]:
+    """Yield batch by batch, for each of the networks, its tensors `names`."""
+    sessions = [_session(network, names, config) for network in networks]
+    for batch in track(images.batches(config.calib.batch_size), label):
+        yield [session.run(names, {session.get_inputs()[0].name: batch}) for session in sessions]
+
+
+def _session(
+    network: onnx.ModelProto, names: list[str], config: RunConfig
+) -> onnxruntime.InferenceSession:
+    exposed = copy.deepcopy(network)
     del exposed.graph.output[:]
     exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = environment.threads(config.threads)
+    options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(
+    return onnxruntime.InferenceSession(
         exposed.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    input_name = session.get_inputs()[0].name
-    for batch in track(images.batches(config.calib.batch_size), label):
-        yield session.run(names, {input_name: batch})
 
 
 def errors(
@@ -154,12 +164,7 @@ def errors(
     names = [node.output[0] for node in found.values()]
     error, power = np.zeros(len(names)), np.zeros(len(names))
     label = "Measuring the layers' error"
-    pairs = zip(
-        run(fp32, names, config, images, label),
-        run(rounded, names, config, images, label),
-        strict=True,
-    )
-    for targets, outputs in pairs:
+    for targets, outputs in run([fp32, rounded], names, config, images, label):
         for i, (target, output) in enumerate(zip(targets, outputs, strict=True)):
             error[i] += np.square(output - target, dtype=np.float64).sum()
             power[i] += np.square(target, dtype=np.float64).sum()

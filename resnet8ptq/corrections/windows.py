@@ -1,5 +1,7 @@
 """A layer as a matrix product: the windows of its input that give one position of its output."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -24,9 +26,10 @@ def sample_windows(
     """
     windows, shape = _windows(inputs, node, weights)
     images = np.arange(len(windows))[:, None]
-    rows = windows[(images, slice(None), *np.unravel_index(positions, shape))]
+    where: Any = (images, slice(None), *np.unravel_index(positions, shape))
+    rows = windows[where]  # [images, drawn, channels, *kernel]
     groups = int(attribute(node, "group", 1))
-    rows = rows.reshape(positions.size, groups, -1)  # [images, drawn, channels, *kernel], before
+    rows = rows.reshape(positions.size, groups, -1)
     return np.ascontiguousarray(rows.transpose(1, 0, 2))
 
 
