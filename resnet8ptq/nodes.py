@@ -97,6 +97,4 @@ def _check_known(
     for name in given:
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
-            raise ConfigError(
-                f"{key}: got {name!r}, takes {kind}; nearest: {', '.join(nearest)}"
-            )
+            raise ConfigError(f"{key}: got {name!r}, takes {kind}; nearest: {', '.join(nearest)}")

@@ -5,14 +5,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
+from numpy.typing import NDArray
 
 from resnet8ptq import data, model
+from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig, parse_config, register_schemas
+from resnet8ptq.interfaces import Artifact
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from mlflow import MlflowClient
@@ -74,6 +79,50 @@ def make_config(*overrides: str) -> RunConfig:
     register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
         return parse_config(compose("config", overrides=list(overrides)))
+
+
+Probabilities = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A quantized model on disk, and how to read it."""
+
+    config: RunConfig
+    artifact: Artifact
+    folder: Path
+    data: data.Dataset
+
+    def predict(self, batch_size: int = 256, images: int = 1000) -> Probabilities:
+        # As a fresh process would: nothing but the config and the file on disk.
+        predictor = BACKENDS[self.config.backend.name](self.config).load(self.artifact.path)
+        split = self.data.test.take(np.arange(images))
+        return np.concatenate([predictor.predict(batch) for batch in split.batches(batch_size)])
+
+
+Quantize = Callable[..., Cell]
+
+
+@pytest.fixture(scope="session")
+def quantize_anew(
+    shapes: data.Dataset, shapes_model: model.Fp32Model, tmp_path_factory: pytest.TempPathFactory
+) -> Quantize:
+    """Quantize with 200 calibration images; the arguments are overrides of the config."""
+
+    def run(*overrides: str) -> Cell:
+        config = make_config("data=shapes", *overrides)
+        folder = tmp_path_factory.mktemp("cell")
+        split = data.draw_calibration(shapes, 20, config.seed).split
+        quantizer = BACKENDS[config.backend.name](config)
+        return Cell(config, quantizer.quantize(shapes_model, split, folder), folder, shapes)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def quantize(quantize_anew: Quantize) -> Quantize:
+    """The same, once for each set of overrides."""
+    return cache(quantize_anew)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import onnx
 import torch
 
 from resnet8ptq import environment
-from resnet8ptq.backends import torch_fx, torch_pt2e, torchscript
+from resnet8ptq.backends import torch_dynamic, torch_fx, torch_pt2e, torchscript
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig, TorchConfig
 from resnet8ptq.data import Split
@@ -44,7 +44,7 @@ class TorchQuantizer:
             return torch_pt2e.resolve(self.config)
         self._check_engine()
         if self.config.method == "dynamic":
-            resolved = torch_fx.resolve_dynamic(self.config)
+            resolved = torch_dynamic.resolve(self.config)
         else:
             resolved = torch_fx.resolve(self.config, self._reduce_range())
         return {**resolved, "engine": self._engine()}
@@ -98,7 +98,7 @@ class TorchQuantizer:
         chosen: dict[str, Range] = {}
         details = {}
         if self.config.method == "dynamic":
-            module, layers = torch_fx.quantize_dynamic(module, skipped, self.config)
+            module, layers = torch_dynamic.quantize(module, skipped, self.config)
             details["dynamic_layers"] = ", ".join(layers)
         else:
             settings = torch_fx.Settings(self.config, self._engine(), self._reduce_range())

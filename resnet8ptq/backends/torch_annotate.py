@@ -76,10 +76,10 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     def observed(self, module: GraphModule) -> list[str]:
         """Return the nodes whose range is needed, in the order of the graph."""
-        roots = {}
+        roots: dict[Node, None] = {}
         for node in module.graph.nodes:
             if self._is_chosen(node):
-                tensors = [n for n in _tensor_inputs(node) if n.op != "get_attr"]
+                tensors = [n for n in self._inputs(node) if n.op != "get_attr"]
                 if self._has_own_output(node):
                     tensors.append(node)
                 roots.update({self._root(tensor): None for tensor in tensors})
@@ -90,10 +90,8 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         for node in module.graph.nodes:
             if not self._is_chosen(node):
                 continue
-            inputs = {n: self._input_spec(module, n, node) for n in _tensor_inputs(node)}
+            inputs = {n: self._input_spec(module, n, node) for n in self._inputs(node)}
             output = self._activation_spec(node) if self._has_own_output(node) else None
-            if node.target in _ACTIVATIONS and self._is_fused(node.args[0]):
-                inputs = {}
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(inputs, output, _annotated=True)
         return module
 
@@ -116,6 +114,12 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             and users[0].target in _ACTIVATIONS
             and self._is_chosen(users[0])
         )
+
+    def _inputs(self, node: Node) -> list[Node]:
+        """Return what is rounded before `node`: data and weights of a layer; never the bias."""
+        count = 2 if node.target in (*LAYERS, *_ARITHMETIC) else 1
+        inputs = [argument for argument in node.args[:count] if isinstance(argument, Node)]
+        return [] if self._is_fused(inputs[0]) and node.target in _ACTIVATIONS else inputs
 
     def _has_own_output(self, node: Node) -> bool:
         if self.float_output and any(u.op == "output" or u.target in SOFTMAX for u in node.users):
@@ -192,12 +196,6 @@ def _spec(grid: Grid, scheme: WeightScheme, axis: int = 0) -> Any:
 
 def _scalar(value: float, dtype: type) -> NDArray[Any]:
     return np.array([value], dtype=dtype)
-
-
-def _tensor_inputs(node: Node) -> list[Node]:
-    """Return what a node computes with: for a layer, data and weights; never the bias."""
-    count = 2 if node.target in (*LAYERS, *_ARITHMETIC) else 1
-    return [argument for argument in node.args[:count] if isinstance(argument, Node)]
 
 
 def _attribute(module: GraphModule, target: str) -> torch.Tensor:

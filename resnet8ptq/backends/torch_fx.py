@@ -1,4 +1,4 @@
-"""FX graph mode quantization, and dynamic quantization: both onto torch's integer kernels."""
+"""FX graph mode quantization, onto torch's integer kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,7 @@ from torch.ao.quantization.observer import (
     MinMaxObserver,
     PerChannelMinMaxObserver,
     UniformQuantizationObserverBase,
-    default_dynamic_quant_observer,
 )
-from torch.ao.quantization.quantize import quantize_dynamic as torch_quantize_dynamic
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from resnet8ptq.backends.torchscript import known_warnings
@@ -79,7 +77,7 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 def resolve(config: RunConfig, reduce_range: bool) -> dict[str, str]:
     """Return what static quantization comes to; raise `UnsupportedError` where FX cannot."""
-    _check_weights(config)
+    check_weights(config)
     if config.float_output:
         raise UnsupportedError(
             "float_output=true: FX's quantized linear always returns 8 bits; "
@@ -94,25 +92,8 @@ def resolve(config: RunConfig, reduce_range: bool) -> dict[str, str]:
     }
 
 
-def resolve_dynamic(config: RunConfig) -> dict[str, str]:
-    """Return what dynamic quantization comes to; raise `UnsupportedError` where torch cannot."""
-    _check_weights(config)
-    if config.symmetric.activations:
-        raise UnsupportedError(
-            "symmetric.activations=true: torch's dynamic kernels take the range as it comes"
-        )
-    if config.reduce_range is False:
-        raise UnsupportedError("reduce_range=false: torch's dynamic linear always takes 7 bits")
-    return {
-        "weight_dtype": "int8",
-        "activation_dtype": "uint8 (dynamic)",
-        "execution": "integer",
-        "file_format": "TorchScript",
-        "activation_bits": "7",
-    }
-
-
-def _check_weights(config: RunConfig) -> None:
+def check_weights(config: RunConfig) -> None:
+    """Raise `UnsupportedError` for weights that torch's integer kernels do not take."""
     if config.dtype.name == "uint8":
         raise UnsupportedError(
             "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
@@ -161,34 +142,8 @@ def quantize(
         return convert_fx(prepared), ranges
 
 
-def quantize_dynamic(
-    module: torch.fx.GraphModule, skipped: list[str], config: RunConfig
-) -> tuple[torch.nn.Module, list[str]]:
-    """Quantize the linear layers: weights now, activations as the model runs.
-
-    Returns:
-        The module, and the names of the layers that were changed.
-
-    Raises:
-        UnsupportedError: there is none; torch has no dynamic convolution.
-    """
-    layers = [
-        name
-        for name, layer in module.named_modules()
-        if isinstance(layer, torch.nn.Linear) and name not in skipped
-    ]
-    if not layers:
-        raise UnsupportedError(
-            "method=dynamic: torch quantizes linear layers only, and of them the network has none "
-            "to quantize"
-        )
-    qconfig = QConfig(activation=default_dynamic_quant_observer, weight=_weight_observer(config))
-    with known_warnings():
-        return torch_quantize_dynamic(module, dict.fromkeys(layers, qconfig)), layers
-
-
 def _qconfig_mapping(skipped: list[str], settings: Settings) -> QConfigMapping:
-    qconfig = QConfig(_activation_observer(settings), _weight_observer(settings.config))
+    qconfig = QConfig(_activation_observer(settings), weight_observer(settings.config))
     mapping = get_default_qconfig_mapping(settings.engine).set_global(qconfig)
     # Constants are quantized with the node that takes them, or else not at all.
     for name in [*skipped, "initializers"] if skipped else []:
@@ -207,7 +162,8 @@ def _activation_observer(settings: Settings) -> Any:
     return HistogramObserver.with_args(qscheme=qscheme, **reduced)
 
 
-def _weight_observer(config: RunConfig) -> Any:
+def weight_observer(config: RunConfig) -> Any:
+    """Return a factory of observers that round weights to the grid of `grid.py`."""
     scheme = WeightScheme.of(config)
     lowest, highest = scheme.levels
     observer, qscheme = (
@@ -228,7 +184,9 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> dict[str, Any]:
     modules = dict(prepared.named_modules())
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
     paths = {name: path for name, (path, _) in scopes.items()}
-    fused = {str(n) for n in prepared.graph.nodes if isinstance(modules.get(n.target), _FusedModule)}
+    fused = {
+        str(n) for n in prepared.graph.nodes if isinstance(modules.get(n.target), _FusedModule)
+    }
     names = name_tensors(prepared.graph, paths, graph, fused)
     return {
         names[str(node.args[0])]: modules[node.target]

@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators of a quantized program
 from torch.export import ExportedProgram
 
 from resnet8ptq.backends import torch_program
@@ -31,7 +30,9 @@ __all__ = ["MODEL_FILE", "export", "load", "quantize", "resolve", "save"]
 def resolve(config: RunConfig) -> dict[str, str]:
     """Return what the settings come to; raise `UnsupportedError` where PT2E cannot do them."""
     if config.method == "dynamic":
-        raise UnsupportedError("method=dynamic: backend.flow=pt2e is static; backend.flow=fx is not")
+        raise UnsupportedError(
+            "method=dynamic: backend.flow=pt2e is static; backend.flow=fx is not"
+        )
     if config.calib.name == "histogram":
         raise UnsupportedError("calib=histogram is the observer of backend.flow=fx")
     if config.per_channel and config.symmetric.weights is False:

@@ -67,9 +67,7 @@ def load(path: Path) -> TorchScriptPredictor:
         return TorchScriptPredictor(torch.jit.load(path, map_location="cpu"), path)
 
 
-def save(
-    module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False
-) -> None:
+def save(module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False) -> None:
     """Trace `module` and write it to `path`.
 
     Args:
@@ -104,9 +102,7 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
         return self.body(images)
 
 
-def copy_reproducibly(
-    archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()
-) -> None:
+def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
     """Leave out what inference does not read and what differs from process to process.
 
     The debug records say where in the Python code each operation was traced: a quarter of a small
