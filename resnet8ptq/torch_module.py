@@ -25,7 +25,8 @@ def name_tensors(
     """Return the ONNX name of the tensor that each node of a traced graph makes.
 
     onnx2torch names a module by its ONNX node; the last node traced in it makes the output. A
-    convolution with padding of its own is a module of two (`name.0`, `name.1`).
+    convolution with padding of its own is a module of two, `name.0` and `name.1`; what the padding
+    makes goes by the name of what it takes.
 
     Args:
         traced: a `torch.fx.Graph`.
@@ -38,12 +39,19 @@ def name_tensors(
     last: dict[str, str] = {}  # tensor -> node
     for node in traced.nodes:
         path = paths.get(node.name, "")
-        tensor = outputs.get(path) or outputs.get(path.rpartition(".")[0])
+        tensor = outputs.get(path) or outputs.get(path.removesuffix(".1"))
         if node.op == "placeholder":
             tensor = graph.input[0].name
         if tensor is not None:
             last[relus[tensor] if node.name in fused else tensor] = node.name
-    return {name: tensor for tensor, name in last.items()}
+    names = {name: tensor for tensor, name in last.items()}
+    for node in traced.nodes:
+        if paths.get(node.name, "").endswith(".0"):
+            source = node.args[0]
+            while source.name not in names:  # an observer
+                source = source.args[0]
+            names[node.name] = names[source.name]
+    return names
 
 
 def fix_reshapes(module: Any) -> None:

@@ -137,9 +137,12 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             return self._activation_spec(tensor)
         if layer.target not in LAYERS:
             return None  # a constant of an addition stays as it is
-        weights = _attribute(module, str(tensor.target)).detach().numpy()
+        weights = _attribute(module, str(tensor.target)).detach()
         axis = weights.ndim - 1 if layer.target == _aten.matmul.default else 0
-        return _spec(self.weights.grid(weights, axis), self.weights, axis)
+        grid = self.weights.grid(weights.numpy(), axis)
+        # Already on the grid: torch multiplies by 1/scale, by which ties could fall the other way.
+        weights.copy_(torch.from_numpy(grid.round(weights.numpy())))
+        return _spec(grid, self.weights, axis)
 
     def _activation_spec(self, node: Node) -> Any:
         root = self._root(node)

@@ -136,7 +136,7 @@ def quantize(
         _calibrate(prepared, calibration, settings.config.calib)
         ranges = {
             name: observer.chosen_range()
-            for name, observer in observers.items()
+            for name, observer in reversed(observers)  # of several, the first one's
             if isinstance(observer, RangeObserver)
         }
         return convert_fx(prepared), ranges
@@ -176,8 +176,8 @@ def weight_observer(config: RunConfig) -> Any:
     )
 
 
-def _observers(prepared: Any, graph: onnx.GraphProto) -> dict[str, Any]:
-    """Return the observer of each tensor by its ONNX name.
+def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
+    """Return each observer with the ONNX name of its tensor, in the order of the graph.
 
     What only passes values on shares its input's observer and is left out.
     """
@@ -188,20 +188,23 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> dict[str, Any]:
         str(n) for n in prepared.graph.nodes if isinstance(modules.get(n.target), _FusedModule)
     }
     names = name_tensors(prepared.graph, paths, graph, fused)
-    return {
-        names[str(node.args[0])]: modules[node.target]
+    return [
+        (names[str(node.args[0])], modules[node.target])
         for node in prepared.graph.nodes
         if isinstance(modules.get(node.target), (RangeObserver, HistogramObserver))
         and str(node.args[0]) in names
-    }
+    ]
 
 
 def _give(
-    prepared: Any, observers: dict[str, Any], given: Mapping[str, Range], settings: Settings
+    prepared: Any,
+    observers: list[tuple[str, Any]],
+    given: Mapping[str, Range],
+    settings: Settings,
 ) -> None:
     """Put the given ranges in place of the observers; several nodes may share one of them."""
     replaced = {}
-    for name, observer in observers.items():
+    for name, observer in observers:
         if name in given:
             fixed = RangeObserver(settings.config.calib, settings.activations)
             fixed.given = given[name]
