@@ -67,7 +67,9 @@ def record(
     from resnet8ptq.sensitivity import run_analysis
 
     granularity = "per_channel" if cfg.per_channel else "per_tensor"
-    name = "-".join([cfg.backend.name, cfg.dtype.name, cfg.calib.name, granularity])
+    backend = "torch_pt2e" if cfg.backend.get("flow") == "pt2e" else cfg.backend.name
+    calibration = cfg.calib.name if cfg.method == "static" else cfg.method
+    name = "-".join([backend, cfg.dtype.name, calibration, granularity])
     if cfg.analysis.name is not None:
         name += f"-{cfg.analysis.name}"
     log.info("%s: started", name)

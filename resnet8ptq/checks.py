@@ -40,6 +40,7 @@ def check(config: RunConfig) -> None:
     _check_backend(config.backend)
     _check_calib(config.calib)
     _check_quantization(config)
+    _check_table(config)
     _at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
     _one_of("evaluate.split", config.evaluate.split, SPLITS)
     for key in ("batch_size", "threads", "repeats", "batch_repeats"):
@@ -130,6 +131,11 @@ def _one_of(key: str, got: str, choices: tuple[str, ...]) -> None:
 
 def _at_least(key: str, got: int, least: int) -> None:
     _require(key, got, got >= least, f"an integer >= {least}")
+
+
+def _check_table(config: RunConfig) -> None:
+    if config.calib.table is not None and config.method != "static":
+        raise ConfigError(f"calib.table: nothing reads it with method={config.method}")
 
 
 def _fraction(key: str, got: float) -> None:

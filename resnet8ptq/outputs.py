@@ -2,13 +2,16 @@
 
 | file | what |
 |---|---|
-| `model.onnx`, `model.pt` | the quantized model, written by its backend |
+| `model.onnx`, `.pt`, `.pt2`, `.tflite` | the quantized model, written by its backend |
 | `config.yaml` | the resolved config |
 | `result.json` | status and every metric |
 | `per_class.csv`, `classes.png` | accuracy and delta of each class |
 | `confusion.csv`, `confusion.png` | true classes down, predicted classes across |
 | `predictions.npz` | per test image: probabilities, prediction, label, the baseline's prediction |
 | `calibration.csv` | places of the calibration images in the training split, with labels |
+| `calibration.json`, `.flatbuffers`, `.cache` | the ranges as `calib.table` reads them |
+| `exclusion.csv` | with `nodes_to_exclude=auto`: what was tried |
+| `qat_loss.png` | with `method=qat`: the curves |
 | `ranges.json` | activation ranges that calibration chose, and the weights' ranges |
 """
 

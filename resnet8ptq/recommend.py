@@ -33,10 +33,12 @@ class Recommendation:
 def recommend(comparison: Comparison, limits: ReportConfig) -> list[Recommendation]:
     """Return one recommendation for each use that the sweep can answer; none where nothing passes.
 
-    Every choice keeps the limits. The smallest and the fastest are chosen among those whose
-    accuracy is not significantly worse than the most accurate one's.
+    Every choice keeps the limits, and was measured on integer kernels. The smallest and the fastest
+    are chosen among those whose accuracy is not significantly worse than the most accurate one's.
     """
     passing = [cell for cell in comparison.measured if not broken_limits(cell, limits)]
+    # What integer kernels did not run is no evidence for what to deploy.
+    passing = [cell for cell in passing if cell.record.params.get("execution") != "simulated"]
     if not passing:
         return []
     best = max(passing, key=_accuracy)

@@ -30,7 +30,7 @@ def group_by_configuration(comparison: Comparison) -> list[list[Cell]]:
     groups: dict[tuple[str | None, ...], list[Cell]] = {}
     for cell in comparison.measured:
         params = cell.record.params
-        names = ("backend", "dtype", "calib", "per_channel", *keys)
+        names = ("backend", "backend.flow", "method", "dtype", "calib", "per_channel", *keys)
         groups.setdefault(tuple(params.get(name) for name in names), []).append(cell)
     return list(groups.values())
 

@@ -68,10 +68,11 @@ def _is_setting(key: str) -> bool:
     )
     names = (
         *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
-        *("method", "format", "reduce_range", "float_output", "slim"),
+        *("format", "reduce_range", "float_output", "slim"),
         *("max_drop", "held_out_images"),
     )
-    return key in names or (key.startswith(prefixes) and not key.endswith(".name"))
+    shown = key.endswith(".name") or key == "backend.flow"  # in columns of their own
+    return key in names or (key.startswith(prefixes) and not shown)
 
 
 def title(records: Sequence[Record]) -> str:
@@ -167,7 +168,7 @@ def _baseline_rows(records: Sequence[Record], extra: list[str]) -> list[list[str
     found = {_baseline_key(r): r for r in records if "baseline_accuracy" in r.metrics}
     return [
         [
-            *(r.params["backend"], "fp32", "", "", *extra),
+            *(framework(r), "fp32", "", "", *extra),
             *(f"{r.metrics['baseline_accuracy']:.2%}", "", ""),
             *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "float", "baseline"),
         ]
@@ -197,12 +198,22 @@ def _figures(record: Record, adjusted_p: float | None) -> list[str]:
     return [*figures, execution, status if quantized or status != "ok" else "baseline"]
 
 
+def framework(record: Record) -> str:
+    """Return the framework, and with PyTorch's second flow that flow."""
+    name, flow = record.params.get("backend", "?"), record.params.get("backend.flow")
+    return f"{name} {flow}" if flow == "pt2e" else name
+
+
 def _combination(record: Record) -> list[str]:
     params = record.params
-    if params.get("dtype") == "fp32":
-        return [params.get("backend", "?"), "fp32", "", ""]
+    dtype, calibration = params.get("dtype", "?"), params.get("calib", "?")
+    if dtype == "fp32":
+        return [framework(record), "fp32", "", ""]
+    method = params.get("method", "static")
+    if method != "static":
+        calibration = "dynamic" if method == "dynamic" else f"{method}, {calibration}"
     granularity = "per channel" if params.get("per_channel") == "true" else "per tensor"
-    return [*(params.get(key, "?") for key in ("backend", "dtype", "calib")), granularity]
+    return [framework(record), dtype, calibration, granularity]
 
 
 def labels(records: Sequence[Record]) -> list[str]:

@@ -231,3 +231,15 @@ def test_brackets_in_a_reason_are_printed_as_they_are() -> None:
     odd = record("torch", "uint8", "failed")
     odd.tags["reason"] = "got [red], takes [1, 2]"
     assert "got [red], takes [1, 2]" in printed([odd])
+
+
+def test_what_calibrates_otherwise_says_so_in_its_column() -> None:
+    given = [OK, record(method="dynamic"), record(method="qat")]
+    assert [row[2] for row in table.rows(given)[1:]] == ["minmax", "dynamic", "qat, minmax"]
+    assert table.varied(given) == []
+
+
+def test_second_flow_of_a_framework_is_named() -> None:
+    given = [record("torch"), record("torch", "uint8", **{"backend.flow": "pt2e"})]
+    assert [row[0] for row in table.rows(given)] == ["torch", "torch pt2e", "torch", "torch pt2e"]
+    assert "torch pt2e uint8 minmax per tensor" in table.labels(given)
