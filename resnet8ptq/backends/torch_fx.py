@@ -163,9 +163,14 @@ def _activation_observer(settings: Settings) -> Any:
 
 
 def weight_observer(config: RunConfig) -> Any:
-    """Return a factory of observers that round weights to the grid of `grid.py`."""
+    """Return a factory of observers as torch has them, or on the grid of `grid.py`.
+
+    torch's own int8 grid has half a level more, 255 steps from -128. Weights that AdaRound or
+    fine-tuning has placed lie on the other, which has to be met exactly.
+    """
     scheme = WeightScheme.of(config)
-    lowest, highest = scheme.levels
+    placed = config.corrections.adaround or config.method == "qat"
+    lowest, highest = scheme.levels if placed else (-128, 127)
     observer, qscheme = (
         (PerChannelMinMaxObserver, torch.per_channel_symmetric)
         if scheme.per_channel

@@ -30,10 +30,10 @@ _RECORDS = re.compile(
     r"|data/constants/tensor_\d+|data/(weights|constants)/model_\w+_config\.json)"
 )
 _ops = torch.ops.quantized_decomposed
-_FAKE = torch.ops.aten.fake_quantize_per_tensor_affine.default
 _ROUNDED = (
-    *(_ops.quantize_per_tensor.default, _ops.dequantize_per_tensor.default),
-    *(_ops.dequantize_per_channel.default, _FAKE),
+    _ops.quantize_per_tensor.default,
+    _ops.dequantize_per_tensor.default,
+    _ops.dequantize_per_channel.default,
 )
 _SAMPLE = "archive/data/sample_inputs/model.pt"
 # A dimension: numbers and free dimensions, added and multiplied; no name that could be called.
@@ -92,31 +92,13 @@ def load(path: Path) -> ExportedPredictor:
     """
     _check(path)
     with known_warnings():
-        return ExportedPredictor(_fuse_rounding(torch.export.load(path).module()))
+        return ExportedPredictor(torch.export.load(path).module())
 
 
 def count_quantized_layers(path: Path) -> int:
     """Count the convolutions and matrix products whose data and weights come dequantized."""
     layers = [node for node in load(path).module.graph.nodes if node.target in LAYERS]
     return sum(all(i.target in _ROUNDED for i in layer.args[:2]) for layer in layers)
-
-
-def _fuse_rounding(module: Any) -> Any:
-    """Round activations by one kernel each, to the same values, in less time.
-
-    As saved, every one is quantized and dequantized again by five operators over the whole tensor.
-    """
-    graph = module.graph
-    for quantize in graph.find_nodes(op="call_function", target=_ops.quantize_per_tensor.default):
-        fits = [user.target == _ops.dequantize_per_tensor.default for user in quantize.users]
-        if all(fits):
-            with graph.inserting_before(quantize):
-                fused = graph.call_function(_FAKE, quantize.args[:5])
-            for dequantize in list(quantize.users):
-                dequantize.replace_all_uses_with(fused)
-    graph.eliminate_dead_code()
-    module.recompile()
-    return module
 
 
 def _check(path: Path) -> None:
