@@ -7,6 +7,7 @@ wastes the levels of the grid that they share.
 """
 
 import copy
+import logging
 
 import numpy as np
 import onnx
@@ -14,6 +15,8 @@ import onnx
 from resnet8ptq.config import RunConfig
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Array
+
+log = logging.getLogger(__name__)
 
 _HOMOGENEOUS = ("Relu", "LeakyRelu")
 _TOLERANCE = 1e-4  # of a factor, from 1
@@ -29,6 +32,11 @@ def equalize(proto: onnx.ModelProto, config: RunConfig) -> onnx.ModelProto:
     """
     proto = copy.deepcopy(proto)
     pairs = find_pairs(proto.graph, config)
+    if not pairs:
+        log.warning(
+            "corrections.equalization: changes nothing; no two layers to quantize follow each other "
+            "with at most a ReLU between (with model.fold=false, batch normalization is between)"
+        )
     for _ in range(_ROUNDS):
         factors = [_equalize_pair(proto.graph, first, second) for first, second in pairs]
         if all(np.allclose(factor, 1, atol=_TOLERANCE, rtol=0) for factor in factors):
