@@ -26,7 +26,7 @@ _ROUNDS = 100
 def equalize(proto: onnx.ModelProto, config: RunConfig) -> onnx.ModelProto:
     """Return the same function with equalized weights.
 
-    Pairs share a channel, so that the rounds go on until no factor differs from 1 any more.
+    Pairs may share a layer, so that the rounds go on until no factor differs from 1 any more.
     Grouped and depthwise convolutions are layers like any other: an input channel's range is taken
     over the filters that read it.
     """
@@ -34,8 +34,9 @@ def equalize(proto: onnx.ModelProto, config: RunConfig) -> onnx.ModelProto:
     pairs = find_pairs(proto.graph, config)
     if not pairs:
         log.warning(
-            "corrections.equalization: changes nothing; no two layers to quantize follow each other "
-            "with at most a ReLU between (with model.fold=false, batch normalization is between)"
+            "corrections.equalization: changes nothing: no two layers to quantize follow "
+            "each other with at most a ReLU between (with model.fold=false, batch "
+            "normalization is there)"
         )
     for _ in range(_ROUNDS):
         factors = [_equalize_pair(proto.graph, first, second) for first, second in pairs]
