@@ -291,6 +291,15 @@ def test_layers_in_float_are_left_alone(
     assert not changed & {*first.input, *last.input}
 
 
+def test_a_pair_without_its_layer_is_told(
+    proto: onnx.ModelProto, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configure()
+    config.nodes_to_exclude = [n.name for n, _ in equalization.find_pairs(proto.graph, config)]
+    assert equalization.equalize(proto, config) == proto
+    assert "corrections.equalization: changes nothing" in caplog.text
+
+
 def test_same_seed_same_file(shapes_model: Fp32Model, images: Split, tmp_path: Path) -> None:
     def write(folder: str, *overrides: str) -> bytes:
         config = configure(*switch_on(*CORRECTIONS), *overrides)

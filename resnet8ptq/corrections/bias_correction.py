@@ -1,8 +1,7 @@
 """Empirical bias correction.
 
 Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
-section 4.2 and appendix D: rounded weights move the mean of a layer's output, and the bias can take
-that back.
+section 4.2: rounded weights move the mean of a layer's output, and the bias can take that back.
 """
 
 import copy

@@ -7,6 +7,7 @@ wastes the levels of the grid that they share.
 """
 
 import copy
+import logging
 
 import numpy as np
 import onnx
@@ -14,6 +15,8 @@ import onnx
 from resnet8ptq.config import RunConfig
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Array
+
+log = logging.getLogger(__name__)
 
 _HOMOGENEOUS = ("Relu", "LeakyRelu")
 _TOLERANCE = 1e-4  # of a factor, from 1
@@ -23,12 +26,18 @@ _ROUNDS = 100
 def equalize(proto: onnx.ModelProto, config: RunConfig) -> onnx.ModelProto:
     """Return the same function with equalized weights.
 
-    Pairs share a channel, so that the rounds go on until no factor differs from 1 any more.
+    Pairs may share a layer, so that the rounds go on until no factor differs from 1 any more.
     Grouped and depthwise convolutions are layers like any other: an input channel's range is taken
     over the filters that read it.
     """
     proto = copy.deepcopy(proto)
     pairs = find_pairs(proto.graph, config)
+    if not pairs:
+        log.warning(
+            "corrections.equalization: changes nothing: no two layers to quantize follow "
+            "each other with at most a ReLU between (with model.fold=false, batch "
+            "normalization is there)"
+        )
     for _ in range(_ROUNDS):
         factors = [_equalize_pair(proto.graph, first, second) for first, second in pairs]
         if all(np.allclose(factor, 1, atol=_TOLERANCE, rtol=0) for factor in factors):
