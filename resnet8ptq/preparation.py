@@ -62,7 +62,8 @@ def prepare(
         from resnet8ptq import qat  # imports torch
 
         network, ranges = qat.fine_tune(config, fp32, dataset, calibration, folder, run)
-    network = corrections.correct(config, network, calibration.split, scratch)
+    trained = network
+    network = corrections.correct(config, trained, calibration.split, scratch)
     provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
     if config.calib.table is not None:
         ranges = calibration_table.load(config.calib.table, provenance)
@@ -72,6 +73,9 @@ def prepare(
         chosen = exclusion.choose(config, fp32, network, dataset, calibration, folder, ranges)
         config = replace(config, nodes_to_exclude=chosen.nodes)
         params, metrics = chosen.to_params(), chosen.to_metrics()
+        if chosen.nodes:  # whose weights are not to be rounded after all
+            network = corrections.correct(config, trained, calibration.split, scratch)
+            provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
     idle = network is fp32 and not params
     seconds = None if idle else time.perf_counter() - start
     return Preparation(config, network, provenance, ranges, seconds, params, metrics)
