@@ -2,9 +2,11 @@
 
 Statistics are taken in two passes over the calibration images: first the range of each tensor,
 then, for the methods that need it, a histogram over that range. So the result does not depend on
-the batch size or the order of the images, and memory stays flat.
+the batch size or the order of the images (`moving_average` is the exception, by its nature), and
+memory stays flat.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,11 +26,17 @@ class TensorStats:
 
     The histogram has equal bins over [-threshold, threshold], the threshold being the largest
     magnitude of the first pass: zero lies in the middle, where the entropy search starts.
+
+    Attributes:
+        zeros: how many of the values counted are exactly zero, as many are after a ReLU.
+        batches: the range of each batch of the first pass, in order.
     """
 
     low: float = np.inf
     high: float = -np.inf
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    zeros: int = 0
+    batches: list[Range] = field(default_factory=list)
 
     @property
     def threshold(self) -> float:
@@ -50,17 +58,35 @@ class TensorStats:
         if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
             raise QuantizationError("an activation of the calibration images is NaN or infinite")
         self.low, self.high = min(self.low, low), max(self.high, high)
+        self.batches.append((low, high))
 
     def observe_histogram(self, values: NDArray[np.float32], num_bins: int) -> None:
         """Second pass: count values into bins; call it after the whole first pass."""
         limits = (-self.threshold, self.threshold)
         counts = np.histogram(values, bins=num_bins, range=limits)[0].astype(np.int64)
         self.counts = counts if len(self.counts) == 0 else self.counts + counts
+        self.zeros += values.size - int(np.count_nonzero(values))
 
 
 def minmax(stats: TensorStats, config: CalibConfig) -> Range:
     """The smallest and the largest value seen."""
     return stats.low, stats.high
+
+
+def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
+    """An exponential moving average of each batch's smallest and largest value.
+
+    `average <- (1 - c) * average + c * batch` with c = `config.averaging_constant`; the first batch
+    starts it. So it depends on `config.batch_size` and on the order of the images. Source: B. Jacob
+    et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+    Inference", CVPR 2018, section 3.1; as torch's MovingAverageMinMaxObserver.
+    """
+    constant = config.averaging_constant
+    low, high = stats.batches[0]
+    for batch_low, batch_high in stats.batches[1:]:
+        low = (1 - constant) * low + constant * batch_low
+        high = (1 - constant) * high + constant * batch_high
+    return _within(stats, low, high)
 
 
 def percentile(stats: TensorStats, config: CalibConfig) -> Range:
@@ -128,6 +154,54 @@ def _kl(p: NDArray[np.float64] | None, q: NDArray[np.float64] | None) -> float:
     return float(rel_entr(p / p.sum(), q / q.sum()).sum())
 
 
+def mse(stats: TensorStats, config: CalibConfig) -> Range:
+    """The range of least squared error between the values and their 8-bit quantized selves.
+
+    Minimizes `sum (x - Q(x))^2` over both ends, where `s = (high - low) / 255`, `z = round(-low/s)`
+    and `Q(x) = s * clip(round(x / s), -z, 255 - z)`: 256 levels, zero among them. An end that was
+    never beyond zero stays at zero. Tries 16 fractions of each end, then thrice closer around the
+    best; minmax comes first, and wins a tie. Source: M. Nagel et al., "A White Paper on Neural
+    Network Quantization", 2021, section 3.1.
+    """
+    edges, counts = stats.edges, stats.counts.astype(np.float64)
+    # Zero is quantized without error in any range; rounding decides which middle bin has it.
+    limits = (-stats.threshold, stats.threshold)
+    counts -= stats.zeros * np.histogram(np.zeros(1, np.float32), len(counts), limits)[0]
+    bins = np.flatnonzero(counts)
+    seen = slice(bins[0], bins[-1] + 1)
+    edges, counts = edges[seen.start : seen.stop + 1], counts[seen]
+    ends = np.array([min(stats.low, 0.0), max(stats.high, 0.0)])
+
+    best, least = np.ones(2), _squared_error(edges, counts, *ends)
+    for spacing, reach in ((1 / 16, 16), (1 / 64, 4), (1 / 256, 4), (1 / 1024, 4)):
+        offsets = spacing * np.arange(-reach, reach + 1)
+        lows, highs = (
+            np.unique(np.clip(fraction + offsets, 1 / 1024, 1)) if end else [1.0]
+            for fraction, end in zip(best, ends, strict=True)
+        )
+        for fractions in itertools.product(lows, highs):
+            error = _squared_error(edges, counts, *(fractions * ends))
+            if error < least:
+                best, least = np.array(fractions), error
+    return _within(stats, *(best * ends))
+
+
+def _squared_error(
+    edges: NDArray[np.float64], counts: NDArray[np.float64], low: float, high: float
+) -> float:
+    """Sum `(x - Q(x))^2` over the bins between `edges`, the values lying evenly within each.
+
+    Its integral is in closed form: with k the level of x and r = x - ks the error there, a cell
+    that is crossed adds s^3 / 12, and the last one r^3 / 3; beyond the ends r just grows.
+    """
+    step = (high - low) / 255
+    zero_point = np.rint(-low / step)
+    levels = np.clip(np.rint(edges / step), -zero_point, 255 - zero_point)
+    errors = edges - levels * step
+    integrals = levels * step**3 / 12 + errors * errors * errors / 3  # ** 3 is many times slower
+    return float(counts @ (np.diff(integrals) / np.diff(edges)))
+
+
 def _within(stats: TensorStats, low: float, high: float) -> Range:
     """Keep both ends within what was seen: an edge may lie beyond, on either side."""
     low, high = (min(max(float(end), stats.low), stats.high) for end in (low, high))
@@ -138,12 +212,14 @@ METHODS: dict[str, Callable[[TensorStats, CalibConfig], Range]] = {
     "minmax": minmax,
     "entropy": entropy,
     "percentile": percentile,
+    "moving_average": moving_average,
+    "mse": mse,
 }
 
 
 def needs_histogram(method: str) -> bool:
     """Tell whether a method needs the second pass."""
-    return method != "minmax"
+    return method not in ("minmax", "moving_average")
 
 
 def find_range(stats: TensorStats, config: CalibConfig) -> Range:

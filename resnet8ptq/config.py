@@ -112,10 +112,11 @@ class TrackingConfig:
 
 @dataclass
 class ReportConfig:
-    """What a model must keep to be recommended; fractions."""
+    """What a model must keep to be recommended, as fractions; and what to compare with."""
 
     max_drop: float = 0.05
     min_accuracy: float = 0.85
+    reference: str | None = None
 
 
 @dataclass

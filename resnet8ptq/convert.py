@@ -1,84 +1,134 @@
-"""From a Keras file to ONNX, with the gate that both frameworks then agree with Keras.
+"""From a Keras or ONNX file to ONNX, with the gate that both frameworks agree with the original.
 
-Runs in a process of its own (see `model.load`): nothing else in the package imports TensorFlow.
+Runs in a process of its own (see `model.load`): nothing in the main process imports TensorFlow.
 """
 
 import json
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq import onnx_source
 from resnet8ptq.errors import ModelError, ParityError
+from resnet8ptq.normalization import OPSET
+from resnet8ptq.onnx_file import one_line
+from resnet8ptq.onnx_source import Predict
+from resnet8ptq.preprocessing import Preprocessing, preprocess
 
-OPSET = 17
 PARITY_IMAGES = 1000
 PARITY_TOLERANCE = 1e-4  # of a probability
 
-UNFOLDED, FOLDED, PARITY = "unfolded.onnx", "folded.onnx", "parity.json"
+UNFOLDED, FOLDED, RECORD = "unfolded.onnx", "folded.onnx", "conversion.json"
 
-Predict = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion found.
+
+    Attributes:
+        parity: largest difference of probabilities from the original, by framework and file.
+        source_opset: of the original; for Keras, as exported.
+        preprocessing: what folding changed, or why it failed.
+        without_torch: why there is no torch module, for each file of which there is none.
+    """
+
+    parity: dict[str, float]
+    source_opset: int
+    opset: int
+    preprocessing: Preprocessing
+    without_torch: dict[str, str] = field(default_factory=dict)
+
+
+def is_onnx(path: Path) -> bool:
+    """Tell by its name: ONNX files begin with nothing that they could be known by."""
+    return path.suffix.lower() == ".onnx"
+
+
+def read_record(folder: Path) -> Conversion:
+    """Return what `convert` wrote into `folder`."""
+    record = json.loads((folder / RECORD).read_text())
+    return Conversion(**{**record, "preprocessing": Preprocessing(**record["preprocessing"])})
 
 
 def convert(source: Path, folder: Path, images: NDArray[np.uint8], classes: int) -> None:
-    """Write `unfolded.onnx`, `folded.onnx` and `parity.json` into `folder`.
+    """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
+
+    Where folding fails, `folded.onnx` is left out, and the record says why.
 
     Args:
-        source: a Keras .h5 or .keras file.
+        source: a Keras .h5 or .keras file, or an .onnx file.
         folder: an existing, empty folder.
         images: [n, H, W, C] uint8, on which the frameworks must agree.
         classes: how many outputs the network must have.
 
     Raises:
         ModelError: not a model, unsafe, NaN in its weights, or shapes that do not fit.
-        ParityError: ONNX Runtime or torch disagree with Keras.
+        ParityError: ONNX Runtime or torch disagree with the original.
     """
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
-    model = _load_keras(source)
+    load = onnx_source.import_file if is_onnx(source) else _import_keras
+    pixels = images.astype(np.float32)
     try:
-        parity = _convert(model, source, folder, images, classes)
+        predict, source_opset, opset = load(source, folder / UNFOLDED, images.shape[1:], classes)
+        preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
+        written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
+        expected = _in_batches(predict, pixels)
+        parity, without_torch = _check([folder / name for name in written], pixels, expected)
     except ModelError:
         raise
     except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(
-            f"{source}: cannot be converted ({type(error).__name__}: {reason})"
-        ) from None
-    (folder / PARITY).write_text(json.dumps(parity, indent=2))
+        raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
+    record = Conversion(parity, source_opset, opset, preprocessing, without_torch)
+    (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
-def _convert(
-    model: Any, source: Path, folder: Path, images: NDArray[np.uint8], classes: int
-) -> dict[str, float]:
-    _check_fit(model, source, images.shape[1:], classes)
-    _export(model, folder / UNFOLDED)
-    _fold(folder / UNFOLDED, folder / FOLDED)
+def _check(
+    paths: list[Path], pixels: NDArray[np.float32], expected: NDArray[np.float32]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Compare each graph in each framework with the original; return where torch cannot, too."""
+    parity, without_torch = {}, {}
+    for path in paths:
+        label = f"onnx, {path.stem}"
+        parity[label] = _compare(_in_batches(_onnx_predict(path), pixels), expected, label)
+        label = f"torch, {path.stem}"
+        try:
+            found = _in_batches(_torch_predict(path), pixels)
+        except Exception as error:  # ModelError, or whatever onnx2torch's modules raise
+            without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
+        else:
+            parity[label] = _compare(found, expected, label)
+    return parity, without_torch
 
-    pixels = images.astype(np.float32)
-    expected = _in_batches(lambda batch: model(batch, training=False).numpy(), pixels)
-    parity = {}
-    for name in (UNFOLDED, FOLDED):
-        for framework, predict in _frameworks(folder / name).items():
-            label = f"{framework}, {Path(name).stem}"
-            parity[label] = _compare(_in_batches(predict, pixels), expected, label)
-    return parity
+
+def _import_keras(
+    source: Path, unfolded: Path, image_shape: tuple[int, ...], classes: int
+) -> tuple[Predict, int, int]:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
+    model = load_keras(source)
+    _check_fit(model, source, image_shape, classes)
+    _export(model, unfolded)
+    return lambda batch: model(batch, training=False).numpy(), OPSET, OPSET
 
 
-def _load_keras(source: Path) -> Any:
+def load_keras(source: Path) -> Any:
+    """Load a Keras file without running code that it may hold.
+
+    Raises:
+        ModelError: Keras refuses it.
+    """
     import keras
 
     try:
         return keras.models.load_model(source, compile=False, safe_mode=True)
     except Exception as error:  # h5py, zipfile, json and Keras each have their own
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"{source}: Keras refuses it ({type(error).__name__}: {reason})") from None
+        raise ModelError(f"{source}: Keras refuses it ({one_line(error)})") from None
 
 
 def _check_fit(model: Any, source: Path, image_shape: tuple[int, ...], classes: int) -> None:
@@ -118,30 +168,25 @@ def _export(model: Any, path: Path) -> None:
     onnx.save(proto, path)
 
 
-def _fold(unfolded: Path, folded: Path) -> None:
-    """Fold batch normalization into the convolutions, by ONNX Runtime's own preprocessing.
-
-    Keras 3 exports it as Mul and Add, which quantization would otherwise leave as they are.
-    """
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    quant_pre_process(unfolded, folded)
-
-
-def _frameworks(onnx_path: Path) -> dict[str, Predict]:
+def _onnx_predict(path: Path) -> Predict:
     import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda batch: session.run(None, {"input": batch})[0]
+
+
+def _torch_predict(path: Path) -> Predict:
     import torch
 
     from resnet8ptq.torch_module import load_torch_module
 
-    session = onnxruntime.InferenceSession(onnx_path, providers=["CPUExecutionProvider"])
-    module = load_torch_module(onnx_path)
+    module = load_torch_module(path)
 
-    def run_torch(batch: NDArray[np.float32]) -> NDArray[np.float32]:
+    def predict(batch: NDArray[np.float32]) -> NDArray[np.float32]:
         with torch.inference_mode():
             return np.asarray(module(torch.from_numpy(batch)).numpy())
 
-    return {"onnx": lambda batch: session.run(None, {"input": batch})[0], "torch": run_torch}
+    return predict
 
 
 def _in_batches(predict: Predict, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -153,7 +198,7 @@ def _compare(got: NDArray[np.float32], expected: NDArray[np.float32], label: str
     flipped = int((got.argmax(1) != expected.argmax(1)).sum())
     if flipped or not difference <= PARITY_TOLERANCE:  # `not <=` catches NaN
         raise ParityError(
-            f"{label}: differs from Keras on {flipped} of {len(expected)} top-1 classes, "
+            f"{label}: differs from the original on {flipped} of {len(expected)} top-1 classes, "
             f"probabilities by up to {difference:.2e} (allowed: 0 and {PARITY_TOLERANCE:.0e})"
         )
     return difference

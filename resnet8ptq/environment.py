@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
-    *("keras", "torch", "onnx2torch"),
+    *("keras", "torch", "onnx2torch", "ai-edge-litert"),
 )
 
 

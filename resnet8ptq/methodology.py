@@ -27,10 +27,11 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
     )
     flags = {"avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8"}
     present = [flag for flag in tag("cpu_flags").split() if flag in flags]
+    kind = "held-out training" if param("evaluate.split") == "held_out" else "test"
     total = _values(runs, lambda record: f"{record.metrics['total']:.0f}")
     return [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
-        ("data", f"{param('data.name')}; {total} test images, digest {tag('test_digest')[:16]}…"),
+        ("data", f"{param('data.name')}; {total} {kind} images, digest {tag('test_digest')[:16]}…"),
         (
             "calibration",
             f"{param('calib.samples_per_class')} training images of each class, seed "

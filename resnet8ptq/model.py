@@ -1,6 +1,8 @@
 """Where the FP32 network comes from, and its conversion to ONNX, checked and cached."""
 
-import json
+import functools
+import hashlib
+import logging
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +24,13 @@ URL = (
 )
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
+log = logging.getLogger(__name__)
+
+_CONVERTERS = (
+    *("convert", "onnx_file", "onnx_source", "normalization", "preprocessing"),
+    *("torch_module", "nodes"),
+)
+_TAKES = "takes a Keras .h5 or .keras file, or an .onnx file"
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"  # .h5
 _ZIP_MAGIC = b"PK\x03\x04"  # .keras
 
@@ -31,9 +40,9 @@ class Fp32Model:
     """A trained network as an ONNX file: NHWC float32 `input`, `probabilities` [N, classes].
 
     Attributes:
-        source: the Keras file; `sha256` is its hash.
+        source: the Keras or ONNX file; `sha256` is its hash.
         onnx_path: the converted graph, folded or not as the config says.
-        parity: largest difference of probabilities from Keras, by framework.
+        conversion: what the conversion found, and what folding changed.
     """
 
     name: str
@@ -41,7 +50,21 @@ class Fp32Model:
     sha256: str
     onnx_path: Path
     fold: bool
-    parity: dict[str, float]
+    conversion: convert.Conversion
+
+    @property
+    def parity(self) -> dict[str, float]:
+        """Largest difference of probabilities from the original, by framework and file."""
+        return self.conversion.parity
+
+    def describe(self) -> dict[str, str]:
+        """Return what import and preprocessing did to the graph, to be logged by these names."""
+        found = self.conversion
+        raised = f"{found.source_opset} -> {found.opset}"
+        return {
+            "opset": raised if found.source_opset != found.opset else str(found.opset),
+            **(found.preprocessing.describe() if self.fold else {}),
+        }
 
 
 def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
@@ -49,13 +72,15 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
 
     Raises:
         ModelError: the file is missing, empty, no model, unsafe, or does not fit the data.
-        ParityError: ONNX or torch disagree with Keras on 1,000 training images.
+        ParityError: ONNX or torch disagree with the original on 1,000 training images.
     """
     source = _locate(config, data.name)
     digest = files.sha256(source)
     images = data.train.images[: convert.PARITY_IMAGES]
     key: cache.Key = {
         "model": digest,
+        "onnx": convert.is_onnx(source),
+        "code": _code_digest(),
         "images": data.train.digest,
         "classes": len(data.class_names),
         **environment.versions(),
@@ -72,14 +97,50 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         folder = cache.entry(cache_root, "models", key, make)
     except BrokenProcessPool as error:
         raise ModelError(f"{source}: reading it crashed the converter") from error
-    return Fp32Model(
+    model = Fp32Model(
         name=config.name,
         source=source,
         sha256=digest,
         onnx_path=folder / (convert.FOLDED if config.fold else convert.UNFOLDED),
         fold=config.fold,
-        parity=json.loads((folder / convert.PARITY).read_text()),
+        conversion=convert.read_record(folder),
     )
+    _report(model)
+    return model
+
+
+def _report(model: Fp32Model) -> None:
+    """Log what was done to the graph.
+
+    Raises:
+        ModelError: it is to be folded, and ONNX Runtime could not.
+    """
+    found = model.conversion
+    if model.fold and found.preprocessing.failure:
+        raise ModelError(
+            f"{model.source}: ONNX Runtime cannot preprocess it ({found.preprocessing.failure}); "
+            "model.fold=false leaves it as it is"
+        )
+    if found.source_opset != found.opset:
+        log.info("%s: opset %d converted to %d", model.source, found.source_opset, found.opset)
+    if model.fold:
+        effect = found.preprocessing.describe()
+        log.info(
+            "model.fold: nodes %s, bytes %s; %s",
+            *(effect[f"preprocess_{name}"] for name in ("nodes", "bytes", "operators")),
+        )
+    reason = found.without_torch.get(model.onnx_path.name)
+    if reason:
+        log.warning("%s: not for backend=torch: %s", model.source, reason)
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Return a hash of the code that converts: a change in it makes other files."""
+    digest = hashlib.sha256()
+    for module in _CONVERTERS:
+        digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
+    return digest.hexdigest()
 
 
 def _locate(config: ModelConfig, data_name: str) -> Path:
@@ -108,11 +169,12 @@ def _locate(config: ModelConfig, data_name: str) -> Path:
 
 def _checked(path: Path, key: str) -> Path:
     if not path.is_file():
-        raise ModelError(f"{key}: got {path}, no such file; takes a Keras .h5 or .keras file")
+        raise ModelError(f"{key}: got {path}, no such file; {_TAKES}")
     with path.open("rb") as file:
         magic = file.read(len(_HDF5_MAGIC))
     if not magic:
         raise ModelError(f"{key}: {path} is empty")
-    if magic != _HDF5_MAGIC and not magic.startswith(_ZIP_MAGIC):
-        raise ModelError(f"{key}: {path} is not a model; takes a Keras .h5 or .keras file")
+    keras = magic == _HDF5_MAGIC or magic.startswith(_ZIP_MAGIC)
+    if not keras and not convert.is_onnx(path):
+        raise ModelError(f"{key}: {path} is not a model; {_TAKES}")
     return path

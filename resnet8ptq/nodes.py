@@ -49,25 +49,36 @@ def _shorten(tail: list[str], tails: list[list[str]]) -> str:
 
 
 def find_float_nodes(graph: onnx.GraphProto, config: RunConfig) -> list[str]:
-    """Return the names of the nodes that `nodes_to_quantize` and `nodes_to_exclude` leave in float.
+    """Return the names of the nodes that stay in float.
 
-    A Relu or Clip goes along with the chosen layer before it: both frameworks fuse the two, and
-    the range of the sum before it would cost the layer half of its levels.
+    They are left so by `op_types`, `nodes_to_quantize` and `nodes_to_exclude`. A Relu or Clip goes
+    along with the chosen layer before it: both frameworks fuse the two, and the range of the sum
+    before it would cost the layer half of its levels. Behind an excluded layer it stays in float by
+    itself, in both frameworks. `nodes_to_exclude: auto` leaves out none: its choice is made by
+    quantizing, see `exclusion`.
 
     Raises:
-        ConfigError: a name is not in the graph; lists the nearest.
+        ConfigError: a name or an operator is not in the graph; lists the nearest.
         QuantizationError: no node is left to quantize.
     """
     names = [node.name for node in graph.node]
     chosen = set(names)
+    if config.op_types is not None:
+        operators = sorted({node.op_type for node in graph.node})
+        _check_known("op_types", config.op_types, operators, "operators of the model")
+        chosen = {node.name for node in graph.node if node.op_type in config.op_types}
+        chosen |= _activations_behind(graph, chosen)
     if config.nodes_to_quantize is not None:
         _check_known("nodes_to_quantize", config.nodes_to_quantize, names)
-        chosen = set(config.nodes_to_quantize)
-        chosen |= _activations_behind(graph, chosen)
-    _check_known("nodes_to_exclude", config.nodes_to_exclude, names)
-    chosen -= set(config.nodes_to_exclude)
+        named = set(config.nodes_to_quantize)
+        chosen &= named | _activations_behind(graph, named)
+    excluded = [] if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
+    _check_known("nodes_to_exclude", excluded, names)
+    chosen -= set(excluded)
     if not chosen:
-        raise QuantizationError("nodes_to_exclude: leaves no node to quantize")
+        raise QuantizationError(
+            "op_types, nodes_to_quantize and nodes_to_exclude leave no node to quantize"
+        )
     return [name for name in names if name not in chosen]
 
 
@@ -83,11 +94,10 @@ def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
     }
 
 
-def _check_known(key: str, given: list[str], names: list[str]) -> None:
+def _check_known(
+    key: str, given: list[str], names: list[str], kind: str = "names of the model's ONNX nodes"
+) -> None:
     for name in given:
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
-            raise ConfigError(
-                f"{key}: got {name!r}, takes names of the model's ONNX nodes; "
-                f"nearest: {', '.join(nearest)}"
-            )
+            raise ConfigError(f"{key}: got {name!r}, takes {kind}; nearest: {', '.join(nearest)}")

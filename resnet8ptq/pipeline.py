@@ -1,11 +1,21 @@
 """One run, from its config to its result: the recipe."""
 
 import logging
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import cache, data, evaluate, latency, model, outputs
+from resnet8ptq import (
+    cache,
+    calibration_table,
+    data,
+    evaluate,
+    latency,
+    model,
+    outputs,
+    preparation,
+)
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig
 from resnet8ptq.environment import PeakMemory
@@ -49,15 +59,23 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
     dataset = data.load(config.data.name, config.data.root)
     cache_root = cache.folder(config.cache_dir)
     fp32 = model.load(config.model, dataset, cache_root)
+    run.log_params(fp32.describe())
     calibration = data.draw_calibration(dataset, config.calib.samples_per_class, config.seed)
     if config.evaluate.split == "held_out":
         held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
         dataset = replace(dataset, test=held_out)
     run.log_datasets(dataset, calibration)
 
-    start = time.perf_counter()
-    artifact = quantizer.quantize(fp32, calibration.split, folder)
-    quantize_s = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as scratch:
+        prepared = preparation.prepare(
+            config, fp32, dataset, calibration, folder, Path(scratch), run
+        )
+        quantizer = BACKENDS[config.backend.name](prepared.config)
+        start = time.perf_counter()
+        artifact = quantizer.quantize(prepared.network, calibration.split, folder, prepared.ranges)
+        quantize_s = time.perf_counter() - start
+    if artifact.ranges:
+        calibration_table.write(folder, artifact.ranges, prepared.provenance)
 
     predictor = quantizer.load(artifact.path)  # what is measured is what lies on the disk
     scores, evaluate_s = evaluate.evaluate(predictor, dataset.test, config.evaluate.batch_size)
@@ -83,8 +101,12 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         peak_memory_bytes=peak_memory_bytes,
         latency=timed,
         single=single,
+        preparation=prepared.metrics,
+        prepare_s=prepared.seconds,
     )
-    result = RunResult("ok", measurement=measurement, resolved=resolved | artifact.details)
+    result = RunResult(
+        "ok", measurement=measurement, resolved=resolved | prepared.params | artifact.details
+    )
     outputs.write(folder, config, result, artifact, calibration, fp32)
     run.log_model(artifact.path, dataset)
     run.log_result(result)

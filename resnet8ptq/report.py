@@ -4,7 +4,8 @@
     python -m resnet8ptq.report experiment=NAME        the newest sweep of that MLflow experiment
     python -m resnet8ptq.report run_id=ID              the sweep with that parent run
 
-`max_drop=0.05` and `min_accuracy=0.85` set the limits, `folder=PATH` where the files go (the
+`max_drop=0.05` and `min_accuracy=0.85` set the limits, `reference=NAME` puts other tools' figures
+beside (see `reference.py`), `folder=PATH` where the files go (the
 sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged on the parent run.
 """
 
@@ -28,6 +29,7 @@ from resnet8ptq import (
     files,
     methodology,
     plots,
+    reference,
     spread,
     sweep_plots,
     table,
@@ -92,6 +94,8 @@ def to_markdown(found: Comparison, limits: ReportConfig, links: Mapping[str, str
         },
         ranges=[link for name, link in links.items() if name.startswith("ranges_")],
         spreads=spread.measure(found),
+        reference_headings=reference.HEADINGS,
+        reference_rows=_reference_rows(found, limits),
         methodology=methodology.describe(found),
     )
     return re.sub(r"\n{3,}", "\n\n", text)
@@ -146,6 +150,12 @@ def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> l
     return lines
 
 
+def _reference_rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
+    if limits.reference is None or not found.measured:
+        return []
+    return reference.rows(reference.rank(found, reference.load(limits.reference)))
+
+
 def _rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
     verdicts = {}
     for cell in found.measured:
@@ -190,6 +200,7 @@ class Arguments:
     run_id: str | None = None
     max_drop: float = 0.05
     min_accuracy: float = 0.85
+    reference: str | None = None
     folder: str | None = None
     uri: str | None = None
     root: str = "mlruns"
@@ -211,7 +222,7 @@ def main(words: list[str]) -> None:
         raise TrackingError(f"experiment: {given.experiment!r} has no sweep to report on")
     folder = Path(given.folder or parent.tags.get("folder", "."))
     folder.mkdir(parents=True, exist_ok=True)
-    limits = ReportConfig(max_drop=given.max_drop, min_accuracy=given.min_accuracy)
+    limits = ReportConfig(given.max_drop, given.min_accuracy, given.reference)
     for path in write(store, parent.run_id, folder, limits):
         print(path)
 

@@ -19,6 +19,8 @@ class Measurement:
             only simulates integers.
         single: scores at batch 1, for dynamic quantization: it takes its activation ranges from
             the batch, so that the accuracy depends on the batch size. None for all others.
+        preparation: what the choices before quantization came to, by MLflow name.
+        prepare_s: fine-tuning, corrections and choices, in seconds; None without any.
     """
 
     class_names: tuple[str, ...]
@@ -31,6 +33,8 @@ class Measurement:
     peak_memory_bytes: int | None
     latency: Latency | None = None
     single: Scores | None = None
+    preparation: dict[str, float] = field(default_factory=dict)
+    prepare_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class RunResult:
             "evaluate_s": found.evaluate_s,
             "images_per_s": scores.total / found.evaluate_s,
             "peak_memory_bytes": found.peak_memory_bytes,
+            "prepare_s": found.prepare_s,
+            **found.preparation,
         }
         if found.single is not None:
             metrics["batch1_accuracy"] = found.single.accuracy

@@ -3,23 +3,19 @@
 Measured on training images that did not calibrate, never on test images: layers are chosen by it.
 """
 
-import csv
-import io
-import logging
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
-from omegaconf import OmegaConf
-from rich.console import Console
-from rich.table import Table
 
-from resnet8ptq import cache, data, evaluate, files, model, plots
+from resnet8ptq import cache, data, evaluate, model, sensitivity_table
 from resnet8ptq.backends import BACKENDS
+from resnet8ptq.calibration import Range
 from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.data import Split
 from resnet8ptq.errors import UnsupportedError
 from resnet8ptq.metrics import Comparison, Scores
 from resnet8ptq.model import Fp32Model
@@ -28,16 +24,13 @@ from resnet8ptq.results import RunResult
 from resnet8ptq.terminal import track
 from resnet8ptq.tracking import Run
 
-log = logging.getLogger(__name__)
-
-COLUMNS = ("rank", "layer", "SQNR dB", "accuracy lost", "correct", "saved kB")
-
 
 @dataclass(frozen=True)
 class Figures:
     """One artifact, reloaded from disk and run over the held-out images: outputs [n, classes]."""
 
     scores: Scores
+    path: Path
     size_bytes: int
 
 
@@ -136,19 +129,14 @@ def run_analysis(config: RunConfig, folder: Path, run: Run) -> SensitivityResult
     with tempfile.TemporaryDirectory() as scratch:
         network, output = cut_softmax(fp32, Path(scratch, "logits.onnx"))
 
-        def measure(variant: RunConfig) -> Figures:
-            quantizer = BACKENDS[variant.backend.name](variant)
-            artifact = quantizer.quantize(network, calibration.split, Path(scratch))
-            predictor = quantizer.load(artifact.path)
-            scores, _ = evaluate.evaluate(predictor, held_out, variant.evaluate.batch_size)
-            scores = replace(scores, logits=scores.probabilities)  # the output of the cut network
-            return Figures(scores, artifact.size_bytes)
+        def measured(variant: RunConfig) -> Figures:
+            return measure(variant, network, calibration.split, held_out, Path(scratch))
 
-        result = _analyse(config, network, measure)
+        result = _analyse(config, network, measured)
     result = replace(result, output=output, resolved={**resolved, "sqnr_of": output, **digests})
 
-    write(folder, config, result)
-    print_table(result, _title(config))
+    sensitivity_table.write(folder, config, result)
+    sensitivity_table.print_table(result, sensitivity_table.describe(config))
     run.log_result(result)
     return result
 
@@ -174,118 +162,80 @@ def cut_softmax(fp32: Fp32Model, path: Path) -> tuple[Fp32Model, str]:
     return replace(fp32, onnx_path=path), "logits"
 
 
-def _analyse(
-    config: RunConfig, network: Fp32Model, measure: Callable[[RunConfig], Figures]
-) -> SensitivityResult:
+def measure(
+    config: RunConfig,
+    network: Fp32Model,
+    calibration: Split,
+    held_out: Split,
+    folder: Path,
+    ranges: Mapping[str, Range] | None = None,
+) -> Figures:
+    """Quantize as `config` says, reload the artifact from disk and run the held-out images.
+
+    Args:
+        network: cut before its softmax where the SQNR of the logits is asked for.
+        folder: existing; the artifact stays there.
+        ranges: see `interfaces.Quantizer.quantize`.
+    """
+    quantizer = BACKENDS[config.backend.name](config)
+    artifact = quantizer.quantize(network, calibration, folder, ranges)
+    predictor = quantizer.load(artifact.path)
+    scores, _ = evaluate.evaluate(predictor, held_out, config.evaluate.batch_size)
+    scores = replace(scores, logits=scores.probabilities)  # whatever the network puts out
+    return Figures(scores, artifact.path, artifact.size_bytes)
+
+
+def rank_layers(
+    config: RunConfig,
+    nodes: Mapping[str, str],
+    reference: Figures,
+    measured: Callable[[RunConfig], Figures],
+) -> list[Layer]:
+    """Quantize each layer alone, or leave it alone in float; return the most sensitive first.
+
+    Args:
+        config: `analysis.mode` says which of the two.
+        nodes: the layers' nodes in the ONNX graph, by short name.
+        reference: of the FP32 network, in the same framework.
+        measured: quantizes as it is told and measures; see `measure`.
+    """
     one_at_a_time = config.analysis.mode == "one_at_a_time"
-    reference = measure(replace(config, dtype=DtypeConfig("fp32")))
-
-    def compare(name: str, node: str, variant: RunConfig) -> Layer:
-        found = measure(variant)
-        correct = found.scores.correct
-        sqnr_db = Comparison(found.scores, reference.scores).sqnr_db  # None: the outputs are equal
-        return Layer(
-            name=name,
-            node=node,
-            sqnr_db=math.inf if sqnr_db is None else sqnr_db,
-            accuracy_lost=(reference.scores.correct - correct) / found.scores.total,
-            correct=correct,
-            size_bytes=found.size_bytes,
-            saved_bytes=reference.size_bytes - found.size_bytes,
-        )
-
     layers = []
-    nodes = weight_layers(onnx.load(network.onnx_path).graph)
     for name, node in track(nodes.items(), "Quantizing layer by layer", "layers"):
         if one_at_a_time:
-            variant = replace(config, nodes_to_quantize=[node.name])
+            variant = replace(config, nodes_to_quantize=[node])
         else:
-            variant = replace(config, nodes_to_exclude=[node.name])
-        layers.append(compare(name, node.name, variant))
+            variant = replace(config, nodes_to_exclude=[node])
+        layers.append(_compare(name, node, measured(variant), reference))
+    return sorted(layers, key=lambda layer: layer.sqnr_db, reverse=not one_at_a_time)
+
+
+def _compare(name: str, node: str, found: Figures, reference: Figures) -> Layer:
+    correct = found.scores.correct
+    sqnr_db = Comparison(found.scores, reference.scores).sqnr_db  # None: the outputs are equal
+    return Layer(
+        name=name,
+        node=node,
+        sqnr_db=math.inf if sqnr_db is None else sqnr_db,
+        accuracy_lost=(reference.scores.correct - correct) / found.scores.total,
+        correct=correct,
+        size_bytes=found.size_bytes,
+        saved_bytes=reference.size_bytes - found.size_bytes,
+    )
+
+
+def _analyse(
+    config: RunConfig, network: Fp32Model, measured: Callable[[RunConfig], Figures]
+) -> SensitivityResult:
+    reference = measured(replace(config, dtype=DtypeConfig("fp32")))
+    nodes = weight_layers(onnx.load(network.onnx_path).graph)
+    names = {name: node.name for name, node in nodes.items()}
     return SensitivityResult(
         "ok",
         mode=config.analysis.mode,
-        layers=tuple(sorted(layers, key=lambda layer: layer.sqnr_db, reverse=not one_at_a_time)),
-        whole=compare("all_layers", "", config),
+        layers=tuple(rank_layers(config, names, reference, measured)),
+        whole=_compare("all_layers", "", measured(config), reference),
         images=reference.scores.total,
         fp32_correct=reference.scores.correct,
         fp32_size_bytes=reference.size_bytes,
     )
-
-
-def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
-    """Write `config.yaml`, `sensitivity.csv` and `sensitivity.png`, each whole or not at all."""
-    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
-    files.write_text(folder / "sensitivity.csv", to_csv(result))
-    assert result.whole is not None  # only measured analyses come here
-    figure = plots.sensitivity(
-        [layer.name for layer in result.layers],
-        [layer.sqnr_db for layer in result.layers],
-        [100 * layer.accuracy_lost for layer in result.layers],
-        [layer.saved_bytes / 1000 for layer in result.layers],
-        whole_sqnr_db=result.whole.sqnr_db,
-        output=result.output,
-        title=_title(config),
-    )
-    plots.save(figure, folder / "sensitivity.png")
-
-
-def to_csv(result: SensitivityResult) -> str:
-    """Return one line a layer, most sensitive first; sizes in bytes, accuracy as a fraction."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    figures = ("accuracy_lost", "correct", "size_bytes", "saved_bytes")
-    writer.writerow(["rank", "layer", "node", f"{result.output}_sqnr_db", *figures, "images"])
-    for rank, layer in enumerate(result.layers, 1):
-        values = [layer.sqnr_db, *(getattr(layer, key) for key in figures)]
-        writer.writerow([rank, layer.name, layer.node, *values, result.images])
-    return text.getvalue()
-
-
-def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
-    """Print the ranking and what to make of it to stdout."""
-    console = console or Console(soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 130  # a pipe has no width; rich would fold the columns at 80
-    table = Table(title=title, title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
-    for rank, layer in enumerate(result.layers, 1):
-        table.add_row(str(rank), *_cells(layer))
-    if result.whole is not None:
-        table.add_section()
-        table.add_row("", *_cells(result.whole))
-    console.print(table)
-    for note in _notes(result):
-        console.print(note, highlight=False, markup=False)
-
-
-def _cells(layer: Layer) -> Sequence[str]:
-    return (
-        layer.name,
-        f"{layer.sqnr_db:.1f}",
-        f"{layer.accuracy_lost:+.2%}",
-        str(layer.correct),
-        f"{layer.saved_bytes / 1000:.1f}",
-    )
-
-
-def _notes(result: SensitivityResult) -> list[str]:
-    rank = {
-        "one_at_a_time": "each layer quantized alone; lowest SQNR first",
-        "all_but_one": "each layer alone left in float; highest SQNR first, as it then helps most",
-    }[result.mode]
-    return [
-        f"SQNR of the {result.output} against FP32: {rank}.",
-        f"{result.images:,} held-out training images, {result.fp32_correct} right in FP32; a "
-        "difference of a few images is noise: the ranking is by SQNR.",
-        f"saved: against the FP32 file of the same framework, {result.fp32_size_bytes / 1000:.1f} "
-        "kB; what conversion itself adds to the file, or leaves out, is part of it.",
-    ]
-
-
-def _title(config: RunConfig) -> str:
-    granularity = "per channel" if config.per_channel else "per tensor"
-    mode = config.analysis.mode.replace("_", " ")
-    parts = (config.data.name, config.backend.name, config.dtype.name, config.calib.name)
-    return " · ".join([*parts, granularity, mode])

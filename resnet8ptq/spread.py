@@ -24,17 +24,22 @@ class Spread:
     highest: float
 
 
-def measure(comparison: Comparison) -> list[Spread]:
-    """Return the spread of each configuration that was run with more than one seed."""
+def group_by_configuration(comparison: Comparison) -> list[list[Cell]]:
+    """Return the measured cells, those that differ in nothing but the seed together."""
     keys = [key for key in varied(comparison.records) if key != "seed"]
     groups: dict[tuple[str | None, ...], list[Cell]] = {}
     for cell in comparison.measured:
         params = cell.record.params
         names = ("backend", "dtype", "calib", "per_channel", *keys)
         groups.setdefault(tuple(params.get(name) for name in names), []).append(cell)
+    return list(groups.values())
+
+
+def measure(comparison: Comparison) -> list[Spread]:
+    """Return the spread of each configuration that was run with more than one seed."""
     return [
         _spread(cells)
-        for cells in groups.values()
+        for cells in group_by_configuration(comparison)
         if len({cell.record.params.get("seed") for cell in cells}) > 1
     ]
 

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli, files, report, table, tracking
+from resnet8ptq import cli, files, reference, report, table, tracking
 from resnet8ptq.config import ReportConfig, TrackingConfig
 
 SWEEP_FILE = "sweep.json"
@@ -72,6 +72,8 @@ class SweepCallback(Callback):
             settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
             # For mypy: the schema says so.
             assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
+            if limits.reference is not None:
+                reference.load(limits.reference)  # a wrong name now rather than after the sweep
             store = tracking.open_store(settings)
             name = f"sweep {folder.parent.name} {folder.name}"
             overrides = " ".join(config.hydra.overrides.task)

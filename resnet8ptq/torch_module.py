@@ -1,15 +1,100 @@
-"""From an ONNX file to a torch module, by onnx2torch."""
+"""From an ONNX file to a torch module, by onnx2torch; and the way back from names to names."""
 
 import types
 import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
+import torch
+
+from resnet8ptq.errors import ModelError
+from resnet8ptq.onnx_file import one_line
+
 
 def load_torch_module(onnx_path: Path) -> Any:
-    """Return the network as a `torch.fx.GraphModule`, [N, H, W, C] to [N, classes], to evaluate."""
-    module = _import_onnx2torch().convert(onnx_path)
-    return module.eval()
+    """Return the network as a `torch.fx.GraphModule`, [N, H, W, C] to [N, classes], to evaluate.
+
+    Raises:
+        ModelError: onnx2torch does not know an operator of the graph.
+    """
+    onnx2torch = _import_onnx2torch()
+    try:
+        return onnx2torch.convert(onnx_path).eval()
+    except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
+        raise ModelError(
+            f"{onnx_path}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
+        ) from error
+
+
+def name_tensors(
+    traced: Any,
+    paths: Mapping[str, str],
+    graph: onnx.GraphProto,
+    fused: Collection[str] = (),
+) -> dict[str, str]:
+    """Return the ONNX name of the tensor that each node of a traced graph makes.
+
+    onnx2torch names a module by its ONNX node; the last node traced in it makes the output. A
+    convolution with padding of its own is a module of two, `name.0` and `name.1`; what the padding
+    makes goes by the name of what it takes.
+
+    Args:
+        traced: a `torch.fx.Graph`.
+        paths: the module that each of its nodes comes from, by the node's name.
+        graph: the ONNX graph.
+        fused: nodes that do the Relu behind them as well.
+    """
+    outputs = {node.name: node.output[0] for node in graph.node}
+    relus = {node.input[0]: node.output[0] for node in graph.node if node.op_type == "Relu"}
+    last: dict[str, str] = {}  # tensor -> node
+    for node in traced.nodes:
+        path = paths.get(node.name, "")
+        tensor = outputs.get(path) or outputs.get(path.removesuffix(".1"))
+        if node.op == "placeholder":
+            tensor = graph.input[0].name
+        if tensor is not None:
+            last[relus[tensor] if node.name in fused else tensor] = node.name
+    names = {name: tensor for tensor, name in last.items()}
+    for node in traced.nodes:
+        if paths.get(node.name, "").endswith(".0"):
+            source = node.args[0]
+            while source.name not in names:  # an observer
+                source = source.args[0]
+            names[node.name] = names[source.name]
+    return names
+
+
+def fix_reshapes(module: Any) -> None:
+    """Give each Reshape its target shape for good, where that is a constant.
+
+    onnx2torch's looks at the values of the shape as it runs, which `torch.export` cannot trace.
+    """
+    for node in list(module.graph.nodes):
+        layer = module.get_submodule(node.target) if node.op == "call_module" else None
+        if type(layer).__name__ != "OnnxReshape" or node.args[1].op != "get_attr":
+            continue
+        path, _, name = node.args[1].target.rpartition(".")
+        shape = [int(size) for size in getattr(module.get_submodule(path), name)]
+        module.set_submodule(node.target, _Reshape(shape))
+        node.args = node.args[:1]
+    module.graph.eliminate_dead_code()
+    module.delete_all_unused_submodules()
+    module.recompile()
+
+
+class _Reshape(torch.nn.Module):  # type: ignore[misc]
+    """ONNX's Reshape to a known shape; 0 stands for the input's own size."""
+
+    def __init__(self, shape: list[int]) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values` in that shape."""
+        sizes = [size or values.shape[i] for i, size in enumerate(self.shape)]
+        return values.reshape(sizes)
 
 
 def _import_onnx2torch() -> types.ModuleType:

@@ -175,6 +175,11 @@ class Run:
         params = [Param(key, value) for key, value in flat.items()]
         mlflow.MlflowClient().log_batch(self.run_id, params=params)
 
+    def log_params(self, params: Mapping[str, str]) -> None:
+        """Log what was found out on the way, beside the config."""
+        found = [Param(key, value) for key, value in params.items()]
+        mlflow.MlflowClient().log_batch(self.run_id, params=found)
+
     def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
         """Log which images calibrated and which tested, with digests."""
         for context, split, digest in (

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -55,6 +57,25 @@ def forget_store() -> Iterator[None]:
     """MLflow names the store in use in the environment; no later test is to log there."""
     yield
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_converter() -> Iterator[None]:
+    """TFLite conversions share a process: TensorFlow takes four seconds to start."""
+    from resnet8ptq.backends import tflite
+
+    pools: list[ProcessPoolExecutor] = []
+
+    def share(*args: Any, **kwargs: Any) -> nullcontext[ProcessPoolExecutor]:
+        if not pools:
+            pools.append(ProcessPoolExecutor(*args, **kwargs))
+        return nullcontext(pools[0])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tflite, "ProcessPoolExecutor", share)
+        yield
+    for pool in pools:
+        pool.shutdown()
 
 
 @pytest.fixture

@@ -2,17 +2,21 @@
 
 import contextlib
 import io
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import make_config as make_run_config
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from resnet8ptq import calibration
+from resnet8ptq import cache, calibration, data, model
+from resnet8ptq.backends.onnx import OnnxQuantizer
 from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
-from resnet8ptq.config import CALIBRATIONS, CalibConfig
+from resnet8ptq.config import CALIBRATIONS, CalibConfig, DtypeConfig
 
 BINS, LEVELS = 512, 128
 
@@ -103,6 +107,15 @@ def divergence_of(stats: TensorStats, low: float, levels: int) -> float:
     middle = len(stats.counts) // 2
     start = int(np.abs(stats.edges - low).argmin())
     return calibration._divergence(stats.counts, middle, middle - start, levels)
+
+
+def squared_error(values: np.ndarray, low: float, high: float) -> float:
+    """Quantize `values` to 256 levels, zero among them, and back; sum the squared differences."""
+    low, high, exact = min(low, 0.0), max(high, 0.0), values.astype(np.float64)
+    scale = (high - low) / 255
+    zero_point = np.rint(-low / scale)
+    levels = np.clip(np.rint(exact / scale) + zero_point, 0, 255)
+    return float(np.square((levels - zero_point) * scale - exact).sum())
 
 
 # Against ONNX Runtime
@@ -197,8 +210,37 @@ def test_entropy_is_another_range_than_minmax_at_the_default_settings():
     assert find_range(stats, config) != (stats.low, stats.high)
 
 
-def test_only_minmax_does_without_a_histogram():
-    assert [name for name in calibration.METHODS if not needs_histogram(name)] == ["minmax"]
+def test_which_methods_do_without_a_histogram():
+    without = [name for name in calibration.METHODS if not needs_histogram(name)]
+    assert without == ["minmax", "moving_average"]
+
+
+def test_moving_average_by_hand():
+    stats = observe(*(np.array(batch, np.float32) for batch in ([-1, 2], [-3, 6], [0, 0])))
+    config = CalibConfig(name="moving_average", averaging_constant=0.25)
+    assert find_range(stats, config) == (-1.125, 2.25)
+
+
+def test_mse_leaves_an_outlier_out_where_it_costs_less_than_the_rest():
+    values = np.append(draw("gaussian", count=200_000), np.float32(8))
+    low, high = find_range(observe(values, bins=2048), CalibConfig(name="mse"))
+    assert -4.6 < low < -3.5
+    assert 3.5 < high < 6
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_mse_is_as_good_as_a_search_over_the_values_themselves(name):
+    values = draw(name)
+    stats = observe(values, bins=2048)
+    found = squared_error(values, *find_range(stats, CalibConfig(name="mse")))
+    fractions = np.linspace(0.85, 1, 16)
+    least = min(
+        squared_error(values, low * stats.low, high * stats.high)
+        for low in fractions
+        for high in fractions
+    )
+    assert found <= 1.005 * least
+    assert found <= 1.0001 * squared_error(values, stats.low, stats.high)
 
 
 def test_every_method_is_one_that_the_config_takes():
@@ -209,6 +251,8 @@ def test_every_method_is_one_that_the_config_takes():
 
 METHODS = [
     make_config("minmax", bins=64, levels=16),
+    make_config("moving_average", bins=64, levels=16),
+    make_config("mse", bins=64, levels=16),
     make_config("entropy", bins=64, levels=16),
     *(
         make_config("percentile", percentile, bins=64, levels=16)
@@ -248,6 +292,76 @@ def test_a_range_far_from_zero_lies_in_order(config, sign):
 def test_minmax_is_exact(values):
     stats = observe(values, bins=64)
     assert find_range(stats, METHODS[0]) == (values.min(), values.max())
+
+
+@given(values=tensor)
+@settings(deadline=None, max_examples=30)
+def test_mse_costs_no_more_than_minmax(values):
+    """Two bins of slack: an error is a distance to a level, and each value moves within its bin."""
+    assume(values.min() < values.max())
+    stats = observe(values, bins=1024)
+    mse, minmax = (
+        np.sqrt(squared_error(values, *find_range(stats, CalibConfig(name=name))) / values.size)
+        for name in ("mse", "minmax")
+    )
+    assert mse <= minmax + 2 * (2 * stats.threshold / 1024)
+
+
+@given(values=tensor, power=st.integers(-6, 6))
+@settings(deadline=None, max_examples=20)
+def test_mse_goes_with_the_scale(values, power):
+    config = make_config("mse", bins=64)
+    scale = np.float32(2.0**power)
+    low, high = find_range(observe(values, bins=64), config)
+    assert find_range(observe(scale * values, bins=64), config) == (scale * low, scale * high)
+
+
+@pytest.mark.parametrize("name", ["relu", "exponential"])
+def test_mse_of_values_on_one_side_of_zero_keeps_the_other_end(name):
+    for sign in (1, -1):
+        stats = observe(sign * draw(name))
+        low, high = find_range(stats, make_config("mse"))
+        assert (low if sign == 1 else high) == (stats.low if sign == 1 else stats.high)
+
+
+@pytest.mark.parametrize("bins", [276, 512])  # zero lies left of the middle of 276, by rounding
+def test_mse_counts_no_error_for_zeros(bins):
+    values = draw("relu")[:2000] * np.float32(0.7)
+    padded = np.append(values, np.zeros(10**6, np.float32))
+    without, among = (
+        find_range(observe(v, bins=bins), make_config("mse")) for v in (values[values != 0], padded)
+    )
+    assert among[1] == without[1]
+
+
+batches = st.lists(tensor, min_size=1, max_size=6)
+
+
+@given(values=batches)
+@settings(deadline=None, max_examples=50)
+def test_moving_average_with_constant_1_is_the_last_batch(values):
+    config = CalibConfig(name="moving_average", averaging_constant=1.0)
+    stats = observe(*values)
+    assume(stats.low < stats.high)
+    assert find_range(stats, config) == (values[-1].min(), values[-1].max())
+
+
+@given(values=batches, constant=st.floats(0.001, 1))
+@settings(deadline=None, max_examples=25)
+def test_moving_average_is_that_of_torch(values, constant):
+    torch = pytest.importorskip("torch")
+    from torch.ao.quantization.observer import MovingAverageMinMaxObserver
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.ao is announced to go away
+        warnings.simplefilter("ignore", FutureWarning)
+        observer = MovingAverageMinMaxObserver(averaging_constant=constant)
+    for batch in values:
+        observer(torch.from_numpy(batch))
+    stats = observe(*values)
+    found = find_range(stats, CalibConfig(name="moving_average", averaging_constant=constant))
+    theirs = (observer.min_val.item(), observer.max_val.item())
+    assert found == pytest.approx(theirs, rel=1e-5, abs=1e-5 * stats.threshold)
 
 
 @given(values=tensor)
@@ -320,3 +434,32 @@ def test_values_that_are_no_numbers_do_not_go_unseen(wrong):
     except Exception:
         return  # refusing is as good
     assert not np.isfinite([stats.low, stats.high]).all()
+
+
+# On the real network
+
+
+def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, tmp_path):
+    """On training images that did not calibrate; per channel, where activations tell."""
+    config = make_run_config("dtype=u8s8", "per_channel=true", "calib.samples_per_class=20")
+    found = data.settle(config.data)
+    dataset = data.load(found.name, found.root)
+    network = model.load(config.model, dataset, cache.folder(None))
+    drawn = data.draw_calibration(dataset, 20, config.seed)
+    others = np.setdiff1d(np.arange(700), drawn.indices)[:500]
+    images = dataset.train.images[others].astype(np.float32)
+
+    def logits(dtype: str, name: str) -> np.ndarray:
+        changed = replace(config, dtype=DtypeConfig(dtype), calib=replace(config.calib, name=name))
+        quantizer = OnnxQuantizer(changed)
+        return quantizer.load(quantizer.quantize(network, drawn.split, tmp_path).path).logits(
+            images
+        )
+
+    exact = logits("fp32", "minmax")
+    noise = {
+        name: np.square(logits("u8s8", name) - exact).sum()
+        for name in ("minmax", "mse", "moving_average")
+    }
+    assert noise["mse"] < noise["minmax"]
+    assert noise["moving_average"] < noise["minmax"]

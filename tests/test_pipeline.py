@@ -1,7 +1,7 @@
 """A run from config to result, and the figures that are to be reproduced."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from conftest import make_config
 from resnet8ptq import data, environment, evaluate, model, pipeline, tracking
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.backends.onnx import OnnxQuantizer
+from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig, TrackingConfig
 from resnet8ptq.errors import ConfigError
 from resnet8ptq.interfaces import Artifact
@@ -21,6 +22,7 @@ from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import RunResult
 from resnet8ptq.tracking import Record, Store
 
+Ranges = Mapping[str, Range] | None
 FEW = ("calib.samples_per_class=20", "latency.enabled=false")
 
 
@@ -83,8 +85,10 @@ def test_unsupported_combination_does_no_work(
 class Swapping(OnnxQuantizer):
     """Leaves the FP32 network on disk in place of what it quantized."""
 
-    def quantize(self, model: Fp32Model, calibration: data.Split, folder: Path) -> Artifact:
-        artifact = super().quantize(model, calibration, folder)
+    def quantize(
+        self, model: Fp32Model, calibration: data.Split, folder: Path, ranges: Ranges = None
+    ) -> Artifact:
+        artifact = super().quantize(model, calibration, folder, ranges)
         shutil.copyfile(model.onnx_path, artifact.path)
         return artifact
 
@@ -105,8 +109,10 @@ def test_what_is_evaluated_is_the_file_on_disk(
 class Truncating(OnnxQuantizer):
     """Leaves half a file on disk."""
 
-    def quantize(self, model: Fp32Model, calibration: data.Split, folder: Path) -> Artifact:
-        artifact = super().quantize(model, calibration, folder)
+    def quantize(
+        self, model: Fp32Model, calibration: data.Split, folder: Path, ranges: Ranges = None
+    ) -> Artifact:
+        artifact = super().quantize(model, calibration, folder, ranges)
         whole = artifact.path.read_bytes()
         artifact.path.write_bytes(whole[: len(whole) // 2])
         return artifact

@@ -18,6 +18,7 @@ CASES = [
     ("onnx", "int8"),
     ("onnx", "u8s8"),
     ("torch", "int8"),
+    ("tflite", "int8"),
     ("torch_fbgemm", "int8"),
 ]  # the last is not saved frozen
 

@@ -18,4 +18,14 @@ def _torch(config: RunConfig) -> Quantizer:
     return TorchQuantizer(config)
 
 
-BACKENDS: dict[str, Callable[[RunConfig], Quantizer]] = {"onnx": _onnx, "torch": _torch}
+def _tflite(config: RunConfig) -> Quantizer:
+    from resnet8ptq.backends.tflite import TfliteQuantizer
+
+    return TfliteQuantizer(config)
+
+
+BACKENDS: dict[str, Callable[[RunConfig], Quantizer]] = {
+    "onnx": _onnx,
+    "torch": _torch,
+    "tflite": _tflite,
+}

@@ -1,0 +1,277 @@
+"""TensorFlow Lite: TensorFlow's own converter on the Keras file, run by LiteRT's interpreter.
+
+The deployment path of MLPerf Tiny. The converter folds, calibrates and places scales by itself, so
+that it takes few of the settings; `resolve` says which not, and why.
+
+Known of its calibrator (2.21): it looks at an operator's inputs again after the operator ran. An
+addition runs in place, over its first input, whose range then takes in that of the sum: half of
+the levels of a residual network's shortcut convolutions are lost to it.
+"""
+
+import logging
+import multiprocessing
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.schema_py_generated import TensorType
+from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
+from numpy.typing import NDArray
+
+from resnet8ptq import environment, files
+from resnet8ptq.backends import tflite_converter
+from resnet8ptq.calibration import Range
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import Split
+from resnet8ptq.errors import QuantizationError, UnsupportedError
+from resnet8ptq.interfaces import Artifact
+from resnet8ptq.model import Fp32Model
+
+log = logging.getLogger(__name__)
+
+MODEL_FILE = "model.tflite"
+KERAS_SUFFIXES = (".h5", ".hdf5", ".keras")
+LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
+
+
+@dataclass(frozen=True)
+class TflitePredictor:
+    """An interpreter on the file at `path`; XNNPACK's kernels where it has them."""
+
+    interpreter: Any
+    path: Path
+    config: RunConfig
+
+    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
+        return _run(self.interpreter, batch)
+
+    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
+        if self._logits_interpreter is None:
+            return None
+        return _run(self._logits_interpreter, batch)
+
+    @cached_property
+    def _logits_interpreter(self) -> Any | None:
+        """A copy cut before the softmax: an interpreter that keeps all tensors has no XNNPACK."""
+        content = _end_at_logits(self.path.read_bytes())
+        return None if content is None else _interpreter(content, self.config)
+
+
+@dataclass(frozen=True)
+class TfliteQuantizer:
+    """See `interfaces.Quantizer`."""
+
+    config: RunConfig
+
+    def resolve(self) -> dict[str, str]:
+        """Return weight and activation dtype and the format."""
+        _refuse(_unsupported_network(self.config))
+        if self.config.dtype.name == "fp32":
+            return {
+                "weight_dtype": "float32",
+                "activation_dtype": "float32",
+                "execution": "float",
+            }
+        _refuse(_unsupported(self.config))
+        return {
+            "weight_dtype": "int8",
+            "activation_dtype": "int8",  # with method=dynamic, as the model runs
+            "execution": "integer",
+            "file_format": "TFLite",
+        }
+
+    def quantize(
+        self,
+        model: Fp32Model,
+        calibration: Split,
+        folder: Path,
+        ranges: Mapping[str, Range] | None = None,
+    ) -> Artifact:
+        """Convert the Keras file, in a process of its own.
+
+        Raises:
+            UnsupportedError: as `resolve`; `ranges` are given; the network is no Keras file; the
+                converter does not heed `per_channel`.
+        """
+        self.resolve()
+        if ranges is not None:
+            raise UnsupportedError("TFLite's converter takes no ranges: it calibrates by itself")
+        if model.source.suffix not in KERAS_SUFFIXES:
+            raise UnsupportedError(f"{model.source.name}: TFLite's converter takes a Keras file")
+        path = folder / MODEL_FILE
+        content = self._convert(model.source, calibration)
+        artifact = Artifact(path) if self.config.dtype.name == "fp32" else self._read(content, path)
+        with files.atomic(path) as temporary:
+            temporary.write_bytes(content)
+        return artifact
+
+    def load(self, path: Path) -> TflitePredictor:
+        """Load a .tflite file."""
+        return TflitePredictor(_interpreter(path.read_bytes(), self.config), path, self.config)
+
+    def _convert(self, source: Path, calibration: Split) -> bytes:
+        quantized = self.config.dtype.name != "fp32"
+        calibrated = quantized and self.config.method == "static"
+        images = calibration.images if calibrated else None
+        context = multiprocessing.get_context("spawn")
+        try:
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                done = pool.submit(
+                    tflite_converter.convert, source, images, quantized, self.config.per_channel
+                )
+                return done.result()
+        except BrokenProcessPool as error:
+            raise QuantizationError(f"{source}: converting it crashed TensorFlow") from error
+
+    def _read(self, content: bytes, path: Path) -> Artifact:
+        """Return what the file says of itself: which layers are quantized, and how."""
+        model = flatbuffer.convert_bytearray_to_object(content)
+        dynamic = self.config.method == "dynamic"
+        activations = TensorType.FLOAT32 if dynamic else TensorType.INT8
+        layers = list(_layers(model))
+        quantized = [
+            weights
+            for weights, output in layers
+            if weights.type == TensorType.INT8 and output.type == activations
+        ]
+        if not quantized:
+            raise QuantizationError("TFLite's converter quantized nothing")
+        for weights in quantized:
+            _check_granularity(weights, self.config.per_channel)
+        in_float = len(layers) - len(quantized)
+        if in_float:  # dynamic-range quantization leaves weights of less than 1,024 values alone
+            log.warning("TFLite's converter left %d of %d layers in float", in_float, len(layers))
+        details = {"float_layers": str(in_float)}
+        return Artifact(path, len(quantized), _activation_ranges(model), details)
+
+
+def _unsupported_network(config: RunConfig) -> dict[str, tuple[bool, str]]:
+    """Return what concerns the network itself, and so the baseline too: (asked for, why not)."""
+    corrections = config.corrections
+    corrected = corrections.equalization or corrections.bias_correction or corrections.adaround
+    onnx_graph = "changes the ONNX graph; this converter takes the Keras file"
+    return {
+        "model.fold=false": (not config.model.fold, "the converter always folds"),
+        "corrections": (corrected, onnx_graph),
+        "method=qat": (config.method == "qat", f"fine-tuning {onnx_graph}"),
+        "slim=true": (config.slim, "only for ONNX files"),
+    }
+
+
+def _unsupported(config: RunConfig) -> dict[str, tuple[bool, str]]:
+    """Return the settings that the converter does not have, by name: (asked for, why not)."""
+    dtype, calib, symmetric = config.dtype.name, config.calib, config.symmetric
+    by_itself = "the converter calibrates by itself"
+    all_operators = "the converter quantizes every operator"
+    return {
+        f"dtype={dtype}": (
+            dtype != "int8",
+            "TFLite's quantization specification has int8 kernels only",
+        ),
+        f"calib={calib.name}": (calib.name != "minmax", f"{by_itself}, and takes minmax only"),
+        "calib.table": (calib.table is not None, f"{by_itself}, and takes no ranges"),
+        "analysis": (config.analysis.name is not None, all_operators),
+        "nodes_to_quantize": (config.nodes_to_quantize is not None, all_operators),
+        "nodes_to_exclude": (bool(config.nodes_to_exclude), all_operators),
+        "op_types": (config.op_types is not None, all_operators),
+        "float_output=true": (config.float_output, all_operators),
+        f"format={config.format}": (config.format is not None, "only for ONNX files"),
+        "reduce_range=true": (config.reduce_range is True, "TFLite's kernels take 8 bits"),
+        "symmetric.activations=true": (
+            symmetric.activations is True,
+            "TFLite's activations have a zero point",
+        ),
+        "symmetric.weights=false": (
+            symmetric.weights is False,
+            "TFLite's weights have no zero point",
+        ),
+    }
+
+
+def _refuse(settings: dict[str, tuple[bool, str]]) -> None:
+    for setting, (asked, reason) in settings.items():
+        if asked:
+            raise UnsupportedError(f"{setting}: {reason}")
+
+
+def _interpreter(content: bytes, config: RunConfig) -> Any:
+    threads = environment.threads(config.threads)
+    interpreter = Interpreter(model_content=content, num_threads=threads)
+    interpreter.allocate_tensors()
+    return interpreter
+
+
+def _run(interpreter: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Run a batch of any size; integers in and out are scaled by the tensors' own parameters."""
+    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
+    if tuple(taken["shape"]) != batch.shape:
+        interpreter.resize_tensor_input(taken["index"], batch.shape)
+        interpreter.allocate_tensors()
+    if taken["dtype"] == np.int8:
+        scale, zero_point = taken["quantization"]
+        levels = np.rint(batch / np.float32(scale)) + np.float32(zero_point)
+        batch = np.clip(levels, -128, 127).astype(np.int8)
+    interpreter.set_tensor(taken["index"], batch)
+    interpreter.invoke()
+    output = interpreter.get_tensor(given["index"])
+    if given["dtype"] == np.int8:
+        scale, zero_point = given["quantization"]
+        output = (output.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
+    return np.asarray(output)
+
+
+def _end_at_logits(content: bytes) -> bytes | None:
+    """Make the final softmax's input the only output; None where the graph ends in no softmax."""
+    model = flatbuffer.convert_bytearray_to_object(content)
+    graph = model.subgraphs[0]
+    last = graph.operators[-1]
+    ends = flatbuffer.opcode_to_name(model, last.opcodeIndex) == "SOFTMAX"
+    if not ends or list(last.outputs) != list(graph.outputs):
+        return None
+    graph.operators.pop()
+    graph.outputs = [last.inputs[0]]
+    model.signatureDefs = None  # which name the old output
+    return bytes(flatbuffer.convert_object_to_bytearray(model))
+
+
+def _layers(model: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the tensors (weights, output) of each convolution and matrix product."""
+    graph = model.subgraphs[0]
+    for operator in graph.operators:
+        if flatbuffer.opcode_to_name(model, operator.opcodeIndex) in LAYERS:
+            yield graph.tensors[operator.inputs[1]], graph.tensors[operator.outputs[0]]
+
+
+def _check_granularity(weights: Any, per_channel: bool) -> None:
+    scales = len(weights.quantization.scale)
+    channels = int(weights.shape[weights.quantization.quantizedDimension])
+    if scales != (channels if per_channel else 1):
+        raise UnsupportedError(
+            f"per_channel={str(per_channel).lower()}: this version of the converter gave "
+            f"{weights.name.decode()} {scales} scales for {channels} channels"
+        )
+
+
+def _activation_ranges(model: Any) -> dict[str, Range]:
+    """Return the range that each int8 activation can hold, by the name of its tensor.
+
+    A fused tensor bears the names of all it was made of; the first is what it would be in Keras.
+    """
+    ranges: dict[str, Range] = {}
+    for tensor in model.subgraphs[0].tensors:
+        constant = model.buffers[tensor.buffer].data is not None
+        if tensor.type == TensorType.INT8 and not constant:
+            scale, zero_point = tensor.quantization.scale[0], tensor.quantization.zeroPoint[0]
+            low, high = (float(scale) * (level - int(zero_point)) for level in (-128, 127))
+            whole = tensor.name.decode()
+            first = whole.partition(";")[0]
+            ranges[whole if first in ranges else first] = (low, high)
+    return ranges

@@ -1,0 +1,88 @@
+"""TensorFlow's converter, from a Keras file to TFLite.
+
+Runs in a process of its own (see `backends.tflite`), as `convert` does and for the same reasons:
+nothing that runs in the main process imports TensorFlow.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.convert import load_keras
+from resnet8ptq.data import Batches
+from resnet8ptq.errors import QuantizationError
+from resnet8ptq.terminal import track
+
+
+def convert(
+    source: Path, images: NDArray[np.uint8] | None, quantized: bool, per_channel: bool
+) -> bytes:
+    """Return the network as the content of a .tflite file.
+
+    Args:
+        source: a Keras .h5 or .keras file.
+        images: [n, H, W, C] uint8 that calibrate full-integer quantization; None for float, or for
+            dynamic-range quantization.
+        quantized: False for float.
+        per_channel: one scale of the weights per output channel instead of one per tensor.
+
+    Raises:
+        ModelError: Keras refuses the file.
+        QuantizationError: the converter failed.
+    """
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
+    warnings.simplefilter("ignore")  # TensorFlow's own deprecations
+    _mute_native_code()
+    model = load_keras(source)
+    try:
+        return bytes(_converter(model, images, quantized, per_channel).convert())
+    except Exception as error:  # TensorFlow's are many, and not all can be pickled
+        reason = " ".join(str(error).split())[:300]
+        raise QuantizationError(
+            f"{source}: TensorFlow cannot convert it ({type(error).__name__}: {reason})"
+        ) from None
+
+
+def _mute_native_code() -> None:
+    """Take stderr away from C++, which writes a line there for each quantization; not from Python.
+
+    For the rest of the process, which is the converter's own.
+    """
+    sys.stderr = os.fdopen(os.dup(2), "w")  # the progress bar is shown there
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _converter(
+    model: Any, images: NDArray[np.uint8] | None, quantized: bool, per_channel: bool
+) -> Any:
+    import keras
+    import tensorflow as tf
+
+    keras.config.disable_interactive_logging()  # it reports each export on stdout
+    converter = tf.lite.TFLiteConverter.from_keras_model(model)
+    if not quantized:
+        return converter
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    # There is no public option; whether these two did what they say is read from the file.
+    converter._experimental_disable_per_channel = not per_channel
+    converter._experimental_disable_per_channel_quantization_for_dense_layers = not per_channel
+    if images is None:
+        return converter
+
+    def calibration() -> Iterator[list[NDArray[np.float32]]]:
+        # One at a time: in a batch, convolutions sum in another order.
+        for image in track(Batches(images, 1), "Calibrating", "images"):
+            yield [image]
+
+    converter.representative_dataset = calibration
+    # As MLPerf Tiny has it: integers throughout, in and out.
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    converter.inference_input_type = converter.inference_output_type = tf.int8
+    return converter

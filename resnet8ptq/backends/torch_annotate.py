@@ -1,0 +1,206 @@
+"""Where PT2E is to quantize: a `Quantizer` that follows the nodes of the ONNX graph.
+
+It decides on tensors (`observed`) before calibration, and on scales (`annotate`) after it.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.fx import GraphModule, Node
+
+from resnet8ptq.calibration import Range
+from resnet8ptq.grid import Grid, WeightScheme
+
+
+@contextmanager
+def _quiet_import() -> Iterator[None]:
+    """Silence what torchao logs as it loads: GPU kernels that a CPU lacks, and its use of torch."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+with _quiet_import():
+    from torchao.quantization.pt2e.observer import ObserverBase
+    from torchao.quantization.pt2e.quantizer import (
+        QuantizationAnnotation,
+        QuantizationSpec,
+        Quantizer,
+    )
+    from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+_aten = torch.ops.aten
+LAYERS = (
+    *(_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default),
+    *(_aten.conv2d.padding, _aten.linear.default, _aten.matmul.default),
+)
+_ARITHMETIC = (_aten.add.Tensor, _aten.mul.Tensor)
+_ACTIVATIONS = (_aten.relu.default, _aten.clamp.default, _aten.hardtanh.default)
+# These pass values on, or means of them: the scale of their input serves their output.
+_PASSING = (
+    *(_aten.permute.default, _aten.transpose.int, _aten.pad.default, _aten.constant_pad_nd.default),
+    *(_aten.reshape.default, _aten.view.default, _aten.flatten.using_ints, _aten.squeeze.dim),
+    *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default, _aten.max_pool2d.default),
+    *(_aten.mean.dim, _aten.unsqueeze.default, _aten.dropout.default),
+)
+SOFTMAX = (_aten.softmax.int, _aten._softmax.default)
+_DTYPES = {"int8": torch.int8, "uint8": torch.uint8}
+
+
+@dataclass
+class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
+    """Annotates the nodes that the ONNX graph's names do not leave in float.
+
+    Attributes:
+        float_nodes: nodes of the exported graph that stay in float, by name.
+        float_output: leave the last layer's output, and the softmax behind it, in float.
+        activations: grid of the activations.
+        weights: grid of the weights.
+        ranges: of the observed tensors, by the node that makes them; needed by `annotate`.
+    """
+
+    float_nodes: Collection[str]
+    float_output: bool
+    activations: WeightScheme
+    weights: WeightScheme
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    def observed(self, module: GraphModule) -> list[str]:
+        """Return the nodes whose range is needed, in the order of the graph."""
+        roots: dict[Node, None] = {}
+        for node in module.graph.nodes:
+            if self._is_chosen(node):
+                tensors = [n for n in self._inputs(node) if n.op != "get_attr"]
+                if self._has_own_output(node):
+                    tensors.append(node)
+                roots.update({self._root(tensor): None for tensor in tensors})
+        return [node.name for node in roots if node.target not in SOFTMAX]
+
+    def annotate(self, module: GraphModule) -> GraphModule:
+        """Say how the inputs and the output of each chosen node are quantized."""
+        for node in module.graph.nodes:
+            if not self._is_chosen(node):
+                continue
+            inputs = {n: self._input_spec(module, n, node) for n in self._inputs(node)}
+            output = self._activation_spec(node) if self._has_own_output(node) else None
+            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(inputs, output, _annotated=True)
+        return module
+
+    def validate(self, module: GraphModule) -> None:
+        """Nothing to refuse: every annotation can be simulated."""
+
+    def _is_chosen(self, node: Node) -> bool:
+        known = (*LAYERS, *_ARITHMETIC, *_ACTIVATIONS, *_PASSING, *SOFTMAX)
+        if node.target not in known or node.name in self.float_nodes:
+            return False
+        return not (node.target in SOFTMAX and self.float_output)
+
+    def _is_fused(self, node: Node) -> bool:
+        """Tell whether a Relu takes the result before it is rounded."""
+        users = list(node.users)
+        return (
+            node.target in (*LAYERS, *_ARITHMETIC)
+            and self._is_chosen(node)
+            and len(users) == 1
+            and users[0].target in _ACTIVATIONS
+            and self._is_chosen(users[0])
+        )
+
+    def _inputs(self, node: Node) -> list[Node]:
+        """Return what is rounded before `node`: data and weights of a layer; never the bias."""
+        count = 2 if node.target in (*LAYERS, *_ARITHMETIC) else 1
+        inputs = [argument for argument in node.args[:count] if isinstance(argument, Node)]
+        return [] if self._is_fused(inputs[0]) and node.target in _ACTIVATIONS else inputs
+
+    def _has_own_output(self, node: Node) -> bool:
+        if self.float_output and any(u.op == "output" or u.target in SOFTMAX for u in node.users):
+            return False
+        return not self._is_fused(node)
+
+    def _root(self, node: Node) -> Node:
+        """Return the tensor whose scale `node` takes."""
+        while node.target in _PASSING and self._is_chosen(node):
+            node = node.args[0]
+        return node
+
+    def _input_spec(self, module: GraphModule, tensor: Node, layer: Node) -> Any:
+        if tensor.op != "get_attr":
+            return self._activation_spec(tensor)
+        if layer.target not in LAYERS:
+            return None  # a constant of an addition stays as it is
+        weights = _attribute(module, str(tensor.target)).detach()
+        axis = weights.ndim - 1 if layer.target == _aten.matmul.default else 0
+        grid = self.weights.grid(weights.numpy(), axis)
+        # Already on the grid: torch multiplies by 1/scale, by which ties could fall the other way.
+        weights.copy_(torch.from_numpy(grid.round(weights.numpy())))
+        return _spec(grid, self.weights, axis)
+
+    def _activation_spec(self, node: Node) -> Any:
+        root = self._root(node)
+        if root.target in SOFTMAX:  # probabilities in steps of 1/256, as torch's kernels have them
+            lowest, highest = (-128, 127) if self.activations.dtype == "int8" else (0, 255)
+            grid = Grid(_scalar(1 / 256, np.float32), _scalar(lowest, np.int64), lowest, highest)
+        else:
+            low_high = np.array(self.ranges[root.name], dtype=np.float32)
+            grid = self.activations.grid(low_high, axis=0)
+        return _spec(grid, self.activations)
+
+
+class GridObserver(ObserverBase):  # type: ignore[misc]
+    """An observer that knows scale and zero_point beforehand."""
+
+    def __init__(
+        self,
+        scale: torch.Tensor,
+        zero_point: torch.Tensor,
+        axis: int,
+        dtype: torch.dtype,
+        quant_min: int,
+        quant_max: int,
+        qscheme: torch.qscheme,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dtype, **kwargs)
+        self.scale, self.zero_point, self.ch_axis = scale, zero_point, axis
+        self.quant_min, self.quant_max, self.qscheme = quant_min, quant_max, qscheme
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Pass `values` on."""
+        return values
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scale and zero_point, each of shape [1] or [channels]."""
+        return self.scale, self.zero_point
+
+
+def _spec(grid: Grid, scheme: WeightScheme, axis: int = 0) -> Any:
+    observer = GridObserver.with_args(
+        scale=torch.from_numpy(grid.scale.reshape(-1)),
+        zero_point=torch.from_numpy(grid.zero_point.reshape(-1)),
+        axis=axis,
+    )
+    return QuantizationSpec(
+        dtype=_DTYPES[scheme.dtype],
+        observer_or_fake_quant_ctr=observer,
+        quant_min=grid.lowest,
+        quant_max=grid.highest,
+        qscheme=torch.per_channel_affine if scheme.per_channel else torch.per_tensor_affine,
+    )
+
+
+def _scalar(value: float, dtype: type) -> NDArray[Any]:
+    return np.array([value], dtype=dtype)
+
+
+def _attribute(module: GraphModule, target: str) -> torch.Tensor:
+    path, _, name = target.rpartition(".")
+    return getattr(module.get_submodule(path), name)

@@ -1,0 +1,159 @@
+"""A network as a TorchScript file: saved, loaded, read.
+
+FX graphs do not survive `torch.save`; TorchScript does.
+"""
+
+import io
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from resnet8ptq import files
+
+MODEL_FILE = "model.pt"
+
+
+@dataclass(frozen=True)
+class TorchScriptPredictor:
+    """A TorchScript module, loaded from the file at `path`."""
+
+    module: Any
+    path: Path
+
+    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
+        with torch.inference_mode():
+            return np.asarray(self.module(torch.from_numpy(batch)).numpy())
+
+    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
+        if self._logits_module is None:
+            return None
+        with torch.inference_mode():
+            found = self._logits_module(torch.from_numpy(batch))
+            return np.asarray((found.dequantize() if found.is_quantized else found).numpy())
+
+    @cached_property
+    def _logits_module(self) -> Any | None:
+        """A frozen copy (one flat graph, which can be cut) that returns the softmax's input."""
+        with known_warnings():
+            frozen = torch.jit.load(self.path, map_location="cpu")
+            if hasattr(frozen, "training"):  # saved frozen, it has lost the attribute
+                frozen = torch.jit.freeze(frozen.eval())
+        graph = frozen.graph
+        last = next(graph.outputs()).node()
+        if last.kind() == "aten::dequantize":
+            last = next(last.inputs()).node()
+        if last.kind() not in ("aten::softmax", "quantized::softmax"):
+            return None
+        graph.eraseOutput(0)
+        graph.registerOutput(next(last.inputs()))
+        return frozen
+
+
+def load(path: Path) -> TorchScriptPredictor:
+    """Load a TorchScript file; its weights are packed for the engine as they load."""
+    with known_warnings():
+        return TorchScriptPredictor(torch.jit.load(path, map_location="cpu"), path)
+
+
+def save(module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False) -> None:
+    """Trace `module` and write it to `path`.
+
+    Args:
+        module: takes [n, H, W, C], in inference mode.
+        example: one image [1, H, W, C], to trace with.
+        path: of the file, written all or nothing.
+        freeze: one class with the weights as constants, instead of one for each layer.
+        debug: keep the records of the traced Python code.
+    """
+    archive = io.BytesIO()
+    with known_warnings(), torch.inference_mode():
+        traced = torch.jit.trace(_Network(module).eval(), example, check_trace=False)
+        if freeze:
+            traced = torch.jit.freeze(traced, optimize_numerics=False)
+        torch.jit.save(traced, archive)
+    with files.atomic(path) as temporary:
+        if debug:
+            temporary.write_bytes(archive.getvalue())
+        else:
+            copy_reproducibly(archive, temporary)
+
+
+class _Network(torch.nn.Module):  # type: ignore[misc]
+    """Gives every network the same class name in the file; FX makes a new class each time."""
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
+        return self.body(images)
+
+
+def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
+    """Leave out what inference does not read and what differs from process to process.
+
+    The debug records say where in the Python code each operation was traced: a quarter of a small
+    quantized file, and as long as the call stack and the path of the installation. Class names
+    count on from what was traced before; here they count from 0. The serialization id is a hash
+    of all that. Records whose names end in one of `compressed` are compressed.
+    """
+    with zipfile.ZipFile(archive) as whole, zipfile.ZipFile(path, "w") as slim:
+        names = " ".join(whole.namelist()).encode()
+        counts = sorted({int(count) for count in _MANGLED.findall(names)})
+
+        def count_from_zero(text: bytes) -> bytes:
+            return _MANGLED.sub(
+                lambda found: b"___torch_mangle_%d" % counts.index(int(found[1])), text
+            )
+
+        for record in whole.infolist():
+            if record.filename.endswith((".debug_pkl", "/serialization_id")):
+                continue
+            content = whole.read(record)
+            if record.filename.endswith((".py", "data.pkl")):
+                content = count_from_zero(content)
+            record.filename = count_from_zero(record.filename.encode()).decode()
+            if record.filename.endswith(compressed):
+                record.compress_type = zipfile.ZIP_DEFLATED
+            slim.writestr(record, content)
+
+
+_MANGLED = re.compile(rb"___torch_mangle_(\d+)")
+
+
+def count_quantized_layers(path: Path) -> int:
+    """Count the quantized convolutions and matrix products in a TorchScript file."""
+    with known_warnings():
+        graph = str(torch.jit.load(path, map_location="cpu").inlined_graph)
+    return len(re.findall(r"= quantized::(?:conv\dd|linear|matmul)\w*\(", graph))
+
+
+@contextmanager
+def known_warnings() -> Iterator[None]:
+    """Quiet what is known of the pinned torch and of onnx2torch."""
+    with warnings.catch_warnings():
+        for message in (
+            # Both APIs, and the quantized tensors beneath, are announced to go away.
+            "torch.ao.quantization is deprecated",
+            r"`torch.jit.\w+` is deprecated",
+            "torch.quantize_per_tensor, torch.quantize_per_channel",
+            "Please use quant_min and quant_max to specify the range",
+            # onnx2torch's Reshape reads its target shape, quantized operators their scale: both are
+            # constants of the graph.
+            "(Converting a tensor to a Python|Iterating over a tensor|Using len to get)",
+        ):
+            warnings.filterwarnings("ignore", message=message)
+        yield

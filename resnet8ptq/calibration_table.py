@@ -1,0 +1,199 @@
+"""Activation ranges as files: written after a run, read back by a later one (`calib.table`).
+
+| file | what |
+|---|---|
+| `calibration.json` | both ends of each tensor's range, float32; what `calib.table` reads |
+| `calibration.flatbuffers` | one number per tensor, as TensorRT's execution provider reads it |
+| `calibration.cache` | the same as text |
+| `calibration.provenance.json` | what they were made from, and their hashes |
+
+The first three are written by ONNX Runtime itself. Ranges belong to a network, to the method and to
+the images that told them, so that a table is refused where any of the three is another.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
+from onnxruntime.quantization.quant_utils import write_calibration_table
+
+from resnet8ptq import files
+from resnet8ptq.calibration import Range
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import Split
+from resnet8ptq.errors import ConfigError
+
+TABLE_FILE = "calibration.json"
+PROVENANCE_FILE = "calibration.provenance.json"
+FILES = (TABLE_FILE, "calibration.flatbuffers", "calibration.cache")
+
+# What each method reads of the config; the number of images shows in their digest.
+_PARAMETERS = {
+    "minmax": (),
+    "moving_average": ("averaging_constant", "batch_size"),
+    "entropy": ("num_bins", "num_quantized_bins"),
+    "percentile": ("percentile", "num_bins"),
+    "mse": ("num_bins",),
+    "histogram": ("batch_size",),
+}
+
+Provenance = Mapping[str, str | Mapping[str, str | int | float]]
+
+
+def provenance(config: RunConfig, fp32_onnx_path: Path, calibration: Split) -> Provenance:
+    """Return what this run's ranges are made from: model, method with its parameters, images."""
+    calib = config.calib
+    parameters = {key: getattr(calib, key) for key in _PARAMETERS[calib.name]}
+    return {
+        "model": files.sha256(fp32_onnx_path),
+        "method": {"name": calib.name, **parameters},
+        "images": calibration.digest,
+    }
+
+
+def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> None:
+    """Write `ranges` into `folder` in ONNX Runtime's formats, and what they were made from.
+
+    Each file is whole or absent; the hashes come last and tell files of two writers apart.
+    """
+    tensors = {
+        name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
+        for name, (low, high) in ranges.items()
+    }
+    with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
+        temporary = Path(name)
+        with _quiet():
+            write_calibration_table(TensorsData(CalibrationMethod.MinMax, tensors), name)
+        hashes = {file: files.sha256(temporary / file) for file in FILES}
+        for file in FILES:
+            (temporary / file).replace(folder / file)
+    record = json.dumps({**provenance, "sha256": hashes}, indent=2)
+    files.write_text(folder / PROVENANCE_FILE, record)
+
+
+def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
+    """Read the ranges of an earlier run, by ONNX tensor name; float32 values.
+
+    Args:
+        path: a `calibration.json`, or the folder that has it.
+        provenance: what this run would make them from.
+
+    Raises:
+        ConfigError: there is no such file, it is damaged or edited, it was made from another
+            model, by another method or from other images, or a range in it is none.
+    """
+    table = Path(path).expanduser()
+    if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():
+        raise ConfigError(
+            f"calib.table: got {path}, which holds one number per tensor; takes the {TABLE_FILE} "
+            "beside it, which has both ends"
+        )
+    table = table / TABLE_FILE if table.is_dir() else table
+    content = _read(table, f"a {TABLE_FILE} of an earlier run, or its folder")
+    made_from = _parse(table.with_name(PROVENANCE_FILE))
+    hashes = made_from.get("sha256")
+    expected = hashes.get(TABLE_FILE) if isinstance(hashes, dict) else None
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise ConfigError(f"calib.table: {table} was edited or damaged: not what its run wrote")
+    _check_same(made_from, provenance)
+    return _as_ranges(_decode(content, table), table)
+
+
+def check_complete(ranges: Mapping[str, Range], names: Collection[str]) -> None:
+    """Raise `ConfigError` unless `ranges` has every tensor of `names`."""
+    missing = [name for name in names if name not in ranges]
+    if missing:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ConfigError(
+            f"calib.table: has no range for {len(missing)} of {len(names)} tensors that this run "
+            f"quantizes ({shown}); takes a table of a run that quantized them too"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the whole table out of the log: ONNX Runtime tells it to the root logger."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("calibration cache: ")
+
+    root = logging.getLogger()
+    root.addFilter(is_other)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_other)
+
+
+def _check_same(made_from: Mapping[str, Any], provenance: Provenance) -> None:
+    differing = [key for key in provenance if made_from.get(key) != provenance[key]]
+    if differing:
+        theirs = ", ".join(_describe(key, made_from.get(key)) for key in differing)
+        ours = ", ".join(_describe(key, provenance[key]) for key in differing)
+        raise ConfigError(f"calib.table: made from {theirs}; this run has {ours}")
+
+
+def _describe(key: str, value: object) -> str:
+    """Say `model 0123456789ab`, or `method percentile (num_bins=2048, percentile=99.9)`."""
+    if isinstance(value, dict):
+        name = value.get("name", "?")
+        rest = ", ".join(f"{key}={value[key]}" for key in sorted(value) if key != "name")
+        return f"{key} {name} ({rest})" if rest else f"{key} {name}"
+    return f"{key} {value[:12]}" if isinstance(value, str) else f"{key} unknown"
+
+
+def _read(path: Path, takes: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(f"calib.table: cannot read {path} ({reason}); takes {takes}") from error
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    content = _read(path, f"a table with the {PROVENANCE_FILE} that its run wrote beside it")
+    found = _decode(content, path)
+    if not isinstance(found, dict):
+        raise ConfigError(f"calib.table: {path} is damaged: takes an object, got other JSON")
+    return found
+
+
+def _decode(content: bytes, path: Path) -> object:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested without end
+        raise ConfigError(f"calib.table: {path} is damaged: not JSON ({error})") from error
+
+
+def _as_ranges(found: object, path: Path) -> dict[str, Range]:
+    tensors = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(tensors, dict) or not tensors:
+        raise ConfigError(f"calib.table: {path} holds no tensors")
+    ranges = {}
+    for name, tensor in tensors.items():
+        ends = tensor if isinstance(tensor, dict) else {}
+        low, high = _as_number(ends.get("lowest")), _as_number(ends.get("highest"))
+        if low is None or high is None or low > high:
+            raise ConfigError(f"calib.table: {path}: {name!r} has no range; takes low <= high")
+        ranges[name] = (low, high)
+    return ranges
+
+
+def _as_number(value: object) -> float | None:
+    """Return a finite number: as it is, or as ONNX Runtime writes an array of one."""
+    while isinstance(value, dict | list):
+        if isinstance(value, list) and len(value) != 1:
+            return None
+        value = value.get("data") if isinstance(value, dict) else value[0]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    number = float(value) if abs(value) < 2**128 else math.inf  # an int may be beyond any float
+    return number if math.isfinite(number) else None

@@ -1,0 +1,209 @@
+"""AdaRound: weights are rounded up or down as it suits the layer's output, not to the nearest.
+
+Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML 2020.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+
+from resnet8ptq import environment
+from resnet8ptq.config import RunConfig
+from resnet8ptq.corrections import layers
+from resnet8ptq.corrections.layers import Array
+from resnet8ptq.corrections.windows import count_positions, sample_windows
+from resnet8ptq.data import Split
+from resnet8ptq.grid import WeightScheme
+from resnet8ptq.terminal import track
+
+SAMPLES = 16_000  # rows that a layer learns from, drawn from all images alike
+BATCH = 512  # rows
+LEARNING_RATE = 0.1
+STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
+BETA = (20.0, 2.0)  # of the regularizer, equation 24; annealed from the one to the other
+WARM_UP = 0.2  # share of the iterations without regularizer
+REGULARIZER = 10.0  # its weight, beside an error of 1 for nearest rounding
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One layer's rounding: rows [groups, n, inputs], outputs [groups, n, channels of a group]."""
+
+    inputs: torch.Tensor  # behind layers that are already rounded
+    targets: torch.Tensor  # of the FP32 network, behind the ReLU where one follows
+    bias: torch.Tensor  # [groups, 1, channels of a group]
+    relu: bool
+
+    def error(
+        self, weights: torch.Tensor, rows: torch.Tensor | slice = slice(None)
+    ) -> torch.Tensor:
+        """Return the mean squared error of the outputs; weights [groups, inputs, channels]."""
+        outputs = torch.baddbmm(self.bias, self.inputs[:, rows], weights)
+        return (outputs.relu() if self.relu else outputs).sub(self.targets[:, rows]).square().mean()
+
+
+def round_weights(proto: onnx.ModelProto, config: RunConfig, images: Split) -> onnx.ModelProto:
+    """Return the network with weights that nearest rounding takes to the learned levels.
+
+    Layer by layer: the inputs of a layer come from the network whose earlier layers are rounded,
+    its target from the FP32 network (equation 25). Grouped convolutions are rounded like others.
+    Reproducible by `seed`, on the same number of threads.
+    """
+    torch.set_num_threads(environment.threads(config.threads))
+    result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
+    scheme = layers.weight_scheme(config)
+    nodes, twins = layers.find(result.graph, config), layers.find(simulated.graph, config)
+    for index, (name, node) in enumerate(nodes.items()):
+        random = np.random.default_rng([config.seed, index])
+        weights = layers.read_weights(proto.graph, node)
+        problem = _pose(proto, simulated, node, config, images, random, name)
+        levels = learn_levels(problem, weights, config, random, f"AdaRound: {name}")
+        placed = place(weights, levels, scheme)
+        layers.write_weights(result.graph, node, placed)
+        rounded = layers.round_to_nearest(placed, scheme)
+        layers.write_weights(simulated.graph, twins[name], rounded)
+    return result
+
+
+def _pose(
+    fp32: onnx.ModelProto,
+    simulated: onnx.ModelProto,
+    node: onnx.NodeProto,
+    config: RunConfig,
+    images: Split,
+    random: np.random.Generator,
+    name: str,
+) -> Problem:
+    """Draw rows of inputs at the same positions in both networks."""
+    weights = layers.read_weights(fp32.graph, node)
+    label = f"AdaRound: {name}: inputs"
+    each = -(-SAMPLES // len(images))  # positions of an image
+    exact_rows, rows = [], []
+    networks = [fp32, simulated]
+    for (exact,), (inputs,) in layers.run(networks, [node.input[0]], config, images, label):
+        there = count_positions(exact, node, weights)
+        drawn = random.random((len(exact), there)).argsort(axis=1)[:, :each]  # without replacement
+        exact_rows.append(sample_windows(exact, node, weights, drawn))
+        rows.append(sample_windows(inputs, node, weights, drawn))
+    groups = exact_rows[0].shape[0]
+    bias = torch.from_numpy(layers.read_bias(fp32.graph, node).reshape(groups, 1, -1))
+    readers = [other for other in fp32.graph.node if node.output[0] in other.input]
+    relu = len(readers) == 1 and readers[0].op_type == "Relu"
+    targets = torch.baddbmm(
+        bias, torch.from_numpy(np.concatenate(exact_rows, 1)), _matrix(weights, groups)
+    )
+    inputs = torch.from_numpy(np.concatenate(rows, 1))
+    return Problem(inputs, targets.relu() if relu else targets, bias, relu)
+
+
+def _matrix(weights: NDArray[Any], groups: int) -> torch.Tensor:
+    """Turn [output channels, ...] into float32 [groups, inputs, channels of a group]."""
+    by_group = weights.reshape(groups, weights.shape[0] // groups, -1)
+    return torch.from_numpy(np.ascontiguousarray(by_group.transpose(0, 2, 1), np.float32))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Between a lower and an upper level of each weight; all [groups, inputs, channels].
+
+    Attributes:
+        floor: the lower level, counted from the zero_point.
+        step: from the lower level to the upper; 0 where the level is settled.
+        fraction: how far the weight lies above the lower level.
+    """
+
+    scale: torch.Tensor
+    floor: torch.Tensor
+    step: torch.Tensor
+    fraction: torch.Tensor
+
+    def weights(self, up: torch.Tensor) -> torch.Tensor:
+        """Return the weights; `up` is 0 for the lower level, 1 for the upper."""
+        return self.scale * (self.floor + self.step * up)
+
+
+def learn_levels(
+    problem: Problem, weights: Array, config: RunConfig, random: np.random.Generator, label: str
+) -> NDArray[np.int64]:
+    """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
+
+    The nearest levels where nothing better is found.
+    """
+    scheme = layers.weight_scheme(config)
+    grid, groups = scheme.grid(weights, 0), problem.inputs.shape[0]
+    nearest, kept = grid.quantize(weights), find_kept(weights, scheme)
+    floor = np.floor(weights / grid.scale)
+    inner = grid.lowest + 1 - grid.zero_point, grid.highest - 1 - grid.zero_point
+    low = np.where(kept, nearest - grid.zero_point, np.clip(floor, *inner))
+    high = np.where(kept, low, np.clip(floor + 1, *inner))
+    choices = Choices(
+        scale=_matrix(np.broadcast_to(grid.scale, weights.shape), groups),
+        floor=_matrix(low, groups),
+        step=_matrix(high - low, groups),
+        fraction=_matrix(weights / grid.scale - floor, groups),
+    )
+    up = _learn(problem, choices, config.corrections.adaround_iterations, random, label)
+    found = (choices.floor + choices.step * up).transpose(1, 2).reshape(weights.shape)
+    levels = found.numpy().astype(np.int64) + grid.zero_point
+    learned, rounded = (
+        problem.error(_matrix(grid.dequantize(candidate), groups))
+        for candidate in (levels, nearest)
+    )
+    return levels if learned < rounded else nearest
+
+
+def _learn(
+    problem: Problem, choices: Choices, iterations: int, random: np.random.Generator, label: str
+) -> torch.Tensor:
+    """Return 1 for each weight to round up, 0 for the others."""
+    gamma, zeta = STRETCH
+    start = ((choices.fraction - gamma) / (zeta - gamma)).logit()  # h(V) is the fraction at first
+    value = start.requires_grad_()
+    optimizer = torch.optim.Adam([value], lr=LEARNING_RATE)
+    # Relative to nearest rounding, one weight of the regularizer serves layers of any scale.
+    nearest = problem.error(choices.weights((choices.fraction >= 0.5).float()))
+    unit = nearest.clamp(min=torch.finfo(nearest.dtype).tiny)
+    rows = problem.inputs.shape[1]
+    for i in track(range(iterations), label, "iterations"):
+        batch = torch.from_numpy(random.integers(rows, size=min(BATCH, rows)))
+        h = (value.sigmoid() * (zeta - gamma) + gamma).clamp(0, 1)
+        loss = problem.error(choices.weights(h), batch) / unit
+        progress = (i / iterations - WARM_UP) / (1 - WARM_UP)
+        if progress >= 0:
+            beta = BETA[1] + (BETA[0] - BETA[1]) * (1 + np.cos(np.pi * progress)) / 2
+            loss = loss + REGULARIZER * (1 - (2 * h - 1).abs().pow(beta)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return (value.detach() >= 0).float()  # h >= 1/2
+
+
+def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
+    """Return which weights [output channels, ...] keep their value.
+
+    Those at the ends of the range, which the grid is made from, and those whose nearest level is
+    an outermost one: beyond it there is none, and in some schemes (uint8, symmetric) its value lies
+    outside the range, so that a weight moved there would make another grid.
+    """
+    grid = scheme.grid(weights, 0)
+    axes = tuple(range(1, weights.ndim)) if scheme.per_channel else None
+    size = np.abs(weights)
+    if scheme.symmetric:
+        ends = size == size.max(axis=axes, keepdims=True)
+    else:
+        ends = weights == weights.min(axis=axes, keepdims=True)
+        ends |= weights == weights.max(axis=axes, keepdims=True)
+    return ends | np.isin(grid.quantize(weights), (grid.lowest, grid.highest))
+
+
+def place(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
+    """Return weights on the grid, from which every backend finds the same grid and `levels` again.
+
+    Weights that keep their level (`find_kept`) keep their value too, and with it the range.
+    """
+    return np.where(find_kept(weights, scheme), weights, scheme.grid(weights, 0).dequantize(levels))

@@ -1,0 +1,69 @@
+"""Empirical bias correction.
+
+Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
+section 4.2 and appendix D: rounded weights move the mean of a layer's output, and the bias can take
+that back.
+"""
+
+import copy
+import logging
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from resnet8ptq.config import RunConfig
+from resnet8ptq.corrections import layers
+from resnet8ptq.data import Split
+
+log = logging.getLogger(__name__)
+
+
+def correct_biases(
+    fp32: onnx.ModelProto, proto: onnx.ModelProto, config: RunConfig, images: Split
+) -> onnx.ModelProto:
+    """Return `proto` with biases that make each output channel's mean that of `fp32`.
+
+    Layer by layer: the means of a layer are taken behind layers that are rounded and corrected.
+    Activations stay in float. A MatMul has no bias and is left as it is; the next layer with one
+    takes its error over. Grouped convolutions are no different from others.
+    """
+    proto = copy.deepcopy(proto)
+    rounded = copy.deepcopy(proto)
+    scheme = layers.weight_scheme(config)
+    found = layers.find(proto.graph, config)
+    simulated = layers.find(rounded.graph, config)
+    targets = _means(fp32, list(found.values()), config, images, "Bias correction: FP32")
+    for name, node in found.items():
+        twin = simulated[name]
+        weights = layers.read_weights(rounded.graph, twin)
+        layers.write_weights(rounded.graph, twin, layers.round_to_nearest(weights, scheme))
+        if node.op_type == "MatMul":
+            log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
+            continue
+        (mean,) = _means(rounded, [twin], config, images, f"Bias correction: {name}").values()
+        error = mean - targets[node.output[0]]
+        bias = (layers.read_bias(proto.graph, node) - error).astype(np.float32)
+        layers.write_bias(proto.graph, node, bias)
+        layers.write_bias(rounded.graph, twin, bias)
+    return proto
+
+
+def _means(
+    proto: onnx.ModelProto,
+    nodes: list[onnx.NodeProto],
+    config: RunConfig,
+    images: Split,
+    label: str,
+) -> dict[str, NDArray[np.float64]]:
+    """Return the mean of each output channel, over images and positions, by the output's name."""
+    names = [node.output[0] for node in nodes]
+    axes = [1 if node.op_type == "Conv" else -1 for node in nodes]
+    sums: dict[str, NDArray[np.float64]] = {}
+    counts = dict.fromkeys(names, 0)
+    for (outputs,) in layers.run([proto], names, config, images, label):
+        for name, axis, output in zip(names, axes, outputs, strict=True):
+            rows = np.moveaxis(output, axis, -1).reshape(-1, output.shape[axis])
+            sums[name] = sums.get(name, 0) + rows.sum(axis=0, dtype=np.float64)
+            counts[name] += len(rows)
+    return {name: sums[name] / counts[name] for name in names}

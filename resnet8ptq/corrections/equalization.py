@@ -1,0 +1,89 @@
+"""Cross-layer equalization.
+
+Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
+section 4.1. A ReLU is positively homogeneous: what a channel before it is divided by, the weights
+behind it can be multiplied by. So each channel's range is made the same on both sides, and none
+wastes the levels of the grid that they share.
+"""
+
+import copy
+
+import numpy as np
+import onnx
+
+from resnet8ptq.config import RunConfig
+from resnet8ptq.corrections import layers
+from resnet8ptq.corrections.layers import Array
+
+_HOMOGENEOUS = ("Relu", "LeakyRelu")
+_TOLERANCE = 1e-4  # of a factor, from 1
+_ROUNDS = 100
+
+
+def equalize(proto: onnx.ModelProto, config: RunConfig) -> onnx.ModelProto:
+    """Return the same function with equalized weights.
+
+    Pairs share a channel, so that the rounds go on until no factor differs from 1 any more.
+    Grouped and depthwise convolutions are layers like any other: an input channel's range is taken
+    over the filters that read it.
+    """
+    proto = copy.deepcopy(proto)
+    pairs = find_pairs(proto.graph, config)
+    for _ in range(_ROUNDS):
+        factors = [_equalize_pair(proto.graph, first, second) for first, second in pairs]
+        if all(np.allclose(factor, 1, atol=_TOLERANCE, rtol=0) for factor in factors):
+            break
+    return proto
+
+
+def find_pairs(
+    graph: onnx.GraphProto, config: RunConfig
+) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
+    """Return pairs of layers to quantize with at most a ReLU between, and no other reader."""
+    found = {node.output[0]: node for node in layers.find(graph, config).values()}
+    seconds = {node.input[0]: node for node in found.values()}
+    outputs = {value.name for value in graph.output}
+    pairs = []
+    for first in found.values():
+        name = first.output[0]
+        readers = _readers(graph, name)
+        if len(readers) == 1 and readers[0].op_type in _HOMOGENEOUS and name not in outputs:
+            name = readers[0].output[0]
+            readers = _readers(graph, name)
+        second = seconds.get(name)
+        if second is not None and len(readers) == 1 and name not in outputs:
+            if "Conv" in (first.op_type, second.op_type) and first.op_type != second.op_type:
+                continue  # a Gemm behind a Conv multiplies along the width, not the channels
+            pairs.append((first, second))
+    return pairs
+
+
+def _readers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
+    return [node for node in graph.node for item in node.input if item == name]
+
+
+def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
+    """Equalize one pair; return what its channels were divided by."""
+    before, behind = layers.read_weights(graph, first), layers.read_weights(graph, second)
+    channels = before.shape[0]
+    grouped = _by_group(behind, second, channels)  # [groups, filters, channels of a group, ...]
+    ranges = np.abs(before).reshape(channels, -1).max(axis=1)
+    others = tuple(i for i in range(grouped.ndim) if i not in (0, 2))
+    ranges_behind = np.abs(grouped).max(axis=others).reshape(channels)
+    # Equation 11: s = sqrt(r1 * r2) / r2. A channel of zeros has no range to equalize.
+    used = (ranges > 0) & (ranges_behind > 0)
+    factors = np.ones(channels, np.float32)
+    factors[used] = np.sqrt(ranges[used] / ranges_behind[used])
+
+    shape = (channels,) + (1,) * (before.ndim - 1)
+    layers.write_weights(graph, first, before / factors.reshape(shape))
+    if first.op_type != "MatMul":
+        layers.write_bias(graph, first, layers.read_bias(graph, first) / factors)
+    spread = factors.reshape(grouped.shape[0], 1, -1, *(1,) * (grouped.ndim - 3))
+    layers.write_weights(graph, second, (grouped * spread).reshape(behind.shape))
+    return factors
+
+
+def _by_group(weights: Array, node: onnx.NodeProto, channels: int) -> Array:
+    groups = channels // weights.shape[1]
+    return weights.reshape(groups, -1, *weights.shape[1:])

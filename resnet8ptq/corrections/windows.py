@@ -1,0 +1,67 @@
+"""A layer as a matrix product: the windows of its input that give one position of its output."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from resnet8ptq.corrections.layers import Array, attribute
+
+
+def count_positions(inputs: Array, node: onnx.NodeProto, weights: Array) -> int:
+    """Return how many positions the output has for one image."""
+    return int(np.prod(_windows(inputs, node, weights)[1]))
+
+
+def sample_windows(
+    inputs: Array, node: onnx.NodeProto, weights: Array, positions: NDArray[np.int64]
+) -> Array:
+    """Return the windows at `positions` of the output as rows [groups, images * drawn, inputs].
+
+    Args:
+        inputs: the layer's input.
+        weights: the layer's weights [output channels, ...].
+        positions: [images, drawn], flat indices into one image's output.
+    """
+    windows, shape = _windows(inputs, node, weights)
+    images = np.arange(len(windows))[:, None]
+    where: Any = (images, slice(None), *np.unravel_index(positions, shape))
+    rows = windows[where]  # [images, drawn, channels, *kernel]
+    groups = int(attribute(node, "group", 1))
+    rows = rows.reshape(positions.size, groups, -1)
+    return np.ascontiguousarray(rows.transpose(1, 0, 2))
+
+
+def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array, tuple[int, ...]]:
+    """Return a view [images, channels, *positions, *kernel] and the shape of the positions."""
+    if node.op_type != "Conv":
+        rows = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+        return rows.transpose(0, 2, 1), (rows.shape[1],)
+    kernel = weights.shape[2:]
+    rank = len(kernel)
+    strides = tuple(attribute(node, "strides", [1] * rank))
+    dilations = tuple(attribute(node, "dilations", [1] * rank))
+    extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    pads = _pads(node, inputs.shape[2:], extent, strides)
+    padded = np.pad(inputs, [(0, 0), (0, 0), *pads])
+    view = np.lib.stride_tricks.sliding_window_view(padded, extent, axis=tuple(range(2, 2 + rank)))
+    every = slice(None)
+    steps = [slice(None, None, step) for step in (*strides, *dilations)]
+    view = view[(every, every, *steps)]
+    return view, view.shape[2 : 2 + rank]
+
+
+def _pads(
+    node: onnx.NodeProto, size: tuple[int, ...], extent: tuple[int, ...], strides: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    auto = attribute(node, "auto_pad", b"NOTSET")
+    if auto in (b"SAME_UPPER", b"SAME_LOWER"):
+        totals = [
+            max((-(-n // step) - 1) * step + e - n, 0)
+            for n, e, step in zip(size, extent, strides, strict=True)
+        ]
+        ends = [(total // 2, total - total // 2) for total in totals]
+        return ends if auto == b"SAME_UPPER" else [(high, low) for low, high in ends]
+    pads: list[int] = list(attribute(node, "pads", [0] * 2 * len(size)))
+    return list(zip(pads[: len(size)], pads[len(size) :], strict=True))

@@ -1,0 +1,189 @@
+"""The choice of layers to leave in float: as few as keep the accuracy within `max_drop`.
+
+Made on training images that did not calibrate, never on test images. Accuracy is the expected one
+with ties at the top broken at random, so that no layer is judged by an argmax's luck.
+"""
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from resnet8ptq import data, files, latency, sensitivity
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.calibration import Range
+from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.data import CalibrationSet, Dataset, Split
+from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.nodes import find_float_nodes, weight_layers
+from resnet8ptq.sensitivity import Figures, Layer
+
+log = logging.getLogger(__name__)
+
+FILE = "exclusion.csv"
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """What was chosen, what it costs against all layers quantized, and how it was found.
+
+    Attributes:
+        nodes: left in float, most sensitive first; for `nodes_to_exclude`.
+        steps: every model that was tried, in order; the first has all layers quantized.
+        ranking: the layers, most sensitive first; empty where nothing had to be left in float.
+        seconds: what the search took.
+        excluded_ms: median latency at batch 1 minus that of all layers quantized; None where it
+            was not measured.
+    """
+
+    nodes: list[str]
+    steps: tuple[Step, ...]
+    ranking: tuple[Layer, ...] = ()
+    seconds: float = 0
+    excluded_ms: float | None = None
+
+    @property
+    def chosen(self) -> Step:
+        """The model with just these nodes in float."""
+        return next(step for step in self.steps if set(step.nodes) == set(self.nodes))
+
+    @property
+    def excluded_bytes(self) -> int:
+        """Size of the file minus that of all layers quantized."""
+        return self.chosen.size_bytes - self.steps[0].size_bytes
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every figure under its MLflow name."""
+        metrics: dict[str, float | None] = {
+            "excluded_layers": len(self.nodes),
+            "excluded_bytes": self.excluded_bytes,
+            "excluded_ms": self.excluded_ms,
+            "exclusion_s": self.seconds,
+            "held_out_drop": self.chosen.drop,
+        }
+        return {key: float(value) for key, value in metrics.items() if value is not None}
+
+    def to_params(self) -> dict[str, str]:
+        """Return the choice as `nodes_to_exclude` takes it on the command line."""
+        return {"excluded_nodes": f"[{','.join(self.nodes)}]"}
+
+    def summary(self) -> str:
+        """Return the outcome in one line."""
+        first, chosen = self.steps[0], self.chosen
+        if not self.nodes:
+            return f"no layer has to stay in float: drop {first.drop:.2%} on held-out images"
+        slower = "" if self.excluded_ms is None else f", {self.excluded_ms:+.3f} ms at batch 1"
+        return (
+            f"{len(self.nodes)} layers stay in float: drop {first.drop:.2%} -> {chosen.drop:.2%} "
+            f"on held-out images, {self.excluded_bytes / 1000:+.1f} kB{slower}: "
+            f"{', '.join(self.nodes)}"
+        )
+
+
+def choose(
+    config: RunConfig,
+    fp32: Fp32Model,
+    network: Fp32Model,
+    dataset: Dataset,
+    calibration: CalibrationSet,
+    folder: Path,
+    ranges: Mapping[str, Range] | None = None,
+) -> Exclusion:
+    """Leave the most sensitive layers in float until the drop is within `max_drop`.
+
+    Writes `exclusion.csv` into `folder`, whatever comes out.
+
+    Args:
+        config: with `nodes_to_exclude: auto` and a quantized dtype.
+        fp32: what accuracy is compared with.
+        network: what is quantized: `fp32`, or a corrected one.
+        folder: the run's own, existing.
+        ranges: see `interfaces.Quantizer.quantize`.
+
+    Raises:
+        ConfigError: `held_out_images` does not fit the data.
+        QuantizationError: no choice that leaves a layer quantized keeps `max_drop`.
+    """
+    start = time.perf_counter()
+    config = replace(config, nodes_to_exclude=[])
+    held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+    graph = onnx.load(network.onnx_path).graph
+    in_float = find_float_nodes(graph, config)
+    layers = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}
+
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = _Bench(config, calibration.split, held_out, Path(scratch), ranges)
+        trials = Trials(bench.trial(fp32, network))
+        ranking: list[Layer] = []
+
+        def rank() -> list[str]:
+            ranking.extend(bench.rank(fp32, network, layers))
+            return [layer.node for layer in ranking]
+
+        try:
+            nodes = select(rank, trials, config.max_drop)
+        finally:
+            files.write_text(folder / FILE, to_csv(trials.steps))
+        seconds = time.perf_counter() - start
+        found = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
+        if nodes and config.latency.enabled:
+            found = replace(found, excluded_ms=bench.time(found))
+    log.info("nodes_to_exclude=auto: %s", found.summary())
+    return found
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Where variants of one run are measured; each keeps its file until the search is over."""
+
+    config: RunConfig
+    calibration: Split
+    held_out: Split
+    folder: Path
+    ranges: Mapping[str, Range] | None
+
+    def measure(self, variant: RunConfig, network: Fp32Model) -> Figures:
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        return sensitivity.measure(
+            variant, network, self.calibration, self.held_out, folder, self.ranges
+        )
+
+    def trial(self, fp32: Fp32Model, network: Fp32Model) -> Callable[[tuple[str, ...]], Step]:
+        """Return what measures a choice of nodes against `fp32`."""
+        total = len(self.held_out)
+        float_config = replace(self.config, dtype=DtypeConfig("fp32"))
+        reference = self.measure(float_config, fp32).scores.expected_correct
+
+        def measure(nodes: tuple[str, ...]) -> Step:
+            found = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
+            correct = found.scores.expected_correct
+            drop = (reference - correct) / total
+            return Step(nodes, correct / total, drop, found.size_bytes, found.path)
+
+        return measure
+
+    def rank(self, fp32: Fp32Model, network: Fp32Model, nodes: Mapping[str, str]) -> list[Layer]:
+        """Rank by the SQNR of the logits with one layer quantized."""
+        cut_fp32, _ = sensitivity.cut_softmax(fp32, self.folder / "fp32_logits.onnx")
+        cut, _ = sensitivity.cut_softmax(network, self.folder / "logits.onnx")
+        reference = self.measure(replace(self.config, dtype=DtypeConfig("fp32")), cut_fp32)
+        return sensitivity.rank_layers(
+            self.config, nodes, reference, lambda variant: self.measure(variant, cut)
+        )
+
+    def time(self, found: Exclusion) -> float | None:
+        """Return `excluded_ms`; None where the artifact only simulates integer kernels."""
+        if BACKENDS[self.config.backend.name](self.config).resolve()["execution"] == "simulated":
+            return None
+        settings = replace(self.config.latency, batch_size=1, batch_repeats=1)
+        config = replace(self.config, latency=settings)
+        whole = found.steps[0].path
+        timed = latency.measure(config, found.chosen.path, whole, self.held_out.images)
+        assert timed.baseline is not None  # only quantized dtypes come here
+        return float(np.median(timed.model.single_ms) - np.median(timed.baseline.single_ms))

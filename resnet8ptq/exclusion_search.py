@@ -1,0 +1,95 @@
+"""The search for the fewest layers in float that keep `max_drop`: forward, then backward.
+
+Knows nothing of models: what it is given measures a choice of nodes.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resnet8ptq.errors import QuantizationError
+from resnet8ptq.terminal import track
+
+
+@dataclass(frozen=True)
+class Step:
+    """One model that was tried.
+
+    Attributes:
+        nodes: the layers left in float, by ONNX node.
+        accuracy: on the held-out images, ties broken at random; a fraction.
+        drop: the FP32 network's accuracy minus this one's, a fraction.
+        size_bytes, path: of its file.
+    """
+
+    nodes: tuple[str, ...]
+    accuracy: float
+    drop: float
+    size_bytes: int
+    path: Path
+
+
+@dataclass
+class Trials:
+    """What was tried, in order; no choice of nodes is measured twice."""
+
+    measure: Callable[[tuple[str, ...]], Step]
+    steps: list[Step] = field(default_factory=list)
+
+    def __call__(self, nodes: Sequence[str]) -> Step:
+        """Leave `nodes` in float and measure."""
+        for step in self.steps:
+            if set(step.nodes) == set(nodes):
+                return step
+        self.steps.append(self.measure(tuple(nodes)))
+        return self.steps[-1]
+
+
+def select(rank: Callable[[], list[str]], trials: Trials, max_drop: float) -> list[str]:
+    """Return the nodes to leave in float, of which none could be quantized again by itself.
+
+    Args:
+        rank: returns all nodes, most sensitive first; called only where it is needed.
+
+    Raises:
+        QuantizationError: no choice that leaves a layer quantized keeps `max_drop`.
+    """
+    if trials(()).drop <= max_drop:
+        return []
+    ranked = rank()
+    for count in track(range(1, len(ranked)), "Leaving layers in float", "layers"):
+        if trials(ranked[:count]).drop <= max_drop:
+            return _take_back(ranked[:count], trials, max_drop)
+    best = min(trials.steps, key=lambda step: step.drop)
+    raise QuantizationError(
+        f"max_drop: got {max_drop}, takes at least {best.drop:.5f} here: the smallest drop on "
+        f"held-out images of all that was tried, with [{','.join(best.nodes)}] in float"
+    )
+
+
+def _take_back(nodes: list[str], trials: Trials, max_drop: float) -> list[str]:
+    """Quantize nodes again while one can be; first the one that costs the most bytes in float."""
+    sizes = [trials(nodes[:count]).size_bytes for count in range(len(nodes) + 1)]
+    cost = {node: sizes[place + 1] - sizes[place] for place, node in enumerate(nodes)}
+    kept, again = nodes, True
+    while again:
+        again = False
+        for node in track(sorted(kept, key=lambda n: -cost[n]), "Quantizing again", "layers"):
+            rest = [other for other in kept if other != node]
+            if trials(rest).drop <= max_drop:
+                kept, again = rest, True  # a refused one may be possible now
+                break
+    return kept
+
+
+def to_csv(steps: Sequence[Step]) -> str:
+    """Return one line a trial, in order; accuracy and drop as fractions, on held-out images."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", "layers", "accuracy", "drop", "size_bytes", "nodes"])
+    for place, step in enumerate(steps):
+        figures = [len(step.nodes), step.accuracy, step.drop, step.size_bytes]
+        writer.writerow([place, *figures, " ".join(step.nodes)])
+    return text.getvalue()

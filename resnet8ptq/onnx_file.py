@@ -1,0 +1,146 @@
+"""An untrusted ONNX file: parsed, and refused where it is nothing to quantize.
+
+All that is refused here is refused before ONNX Runtime or onnx's version converter see the file.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import onnx
+from google.protobuf.message import Message
+from onnx import TensorProto
+
+from resnet8ptq.errors import ModelError
+from resnet8ptq.nodes import LAYERS
+
+MAX_BYTES = 2**31 - 1  # protobuf's limit
+
+ONNX_DOMAINS = ("", "ai.onnx")  # two names of one domain
+_QUANTIZED = re.compile(
+    r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
+    r"|QEmbed\w+|MatMulNBits|MatMulBnb4"
+)
+_FUSED = re.compile(r"Fused\w+|Nhwc\w+")  # of com.microsoft: ONNX Runtime's extended level
+_NCHWC = "com.microsoft.nchwc"  # and its layout level
+_NARROW = {
+    getattr(TensorProto, name)
+    for name in ("INT8", "UINT8", "INT4", "UINT4", "FLOAT8E4M3FN", "FLOAT8E5M2")
+}
+
+
+M = TypeVar("M", bound=Message)
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """Parse and check a file.
+
+    Raises:
+        ModelError: too large, damaged, not whole in one file, with operators of others, already
+            quantized, optimized too far, or with nothing to quantize.
+    """
+    if path.stat().st_size > MAX_BYTES:
+        raise ModelError(f"{path}: larger than 2 GiB; takes one file, within protobuf's limit")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+        if not proto.graph.node:
+            raise ValueError("holds no graph")
+    except Exception as error:  # protobuf's own, which differ between its implementations
+        raise ModelError(f"{path}: not an ONNX model ({one_line(error)})") from None
+    try:
+        reason = next(_reasons_against(proto), None)
+        if reason is None:
+            onnx.checker.check_model(proto)
+    except Exception as error:  # the checker's own, or text that is no UTF-8, fields that lack
+        raise ModelError(f"{path}: not a valid ONNX model ({one_line(error)})") from None
+    if reason is not None:
+        raise ModelError(f"{path}: {reason}")
+    return proto
+
+
+def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
+    tensors = list(find_all(proto, TensorProto))
+    for tensor in tensors:
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
+            yield f"tensor {tensor.name!r} is external data; takes one file with all data in it"
+    nodes = list(find_all(proto, onnx.NodeProto))
+    if found := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
+        yield f"already quantized ({_counted(found)}); takes the FP32 model"
+    for tensor in tensors:
+        if tensor.data_type in _NARROW and len(tensor.dims) >= 2:
+            kind = type_name(tensor.data_type)
+            yield f"already quantized ({kind} weights {tensor.name!r}); takes the FP32 model"
+    fused = [f"{node.domain} {node.op_type}" for node in nodes if _is_fused(node)]
+    if fused:
+        yield (
+            f"already optimized ({_counted(fused)}), so that quantization would not find the "
+            "layers; takes the model as exported, without ONNX Runtime's extended or layout "
+            "optimizations"
+        )
+    if proto.functions:
+        yield "holds functions of its own; takes an export with those inlined"
+    for node in nodes:
+        if node.domain not in (*ONNX_DOMAINS, "com.microsoft"):
+            yield f"operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own"
+    if not list(find_weights(proto.graph)):
+        yield f"quantization would find nothing: no {', '.join(LAYERS)} with constant weights"
+    for layer, tensor in find_weights(proto.graph):
+        if tensor.data_type != TensorProto.FLOAT:
+            kind = type_name(tensor.data_type)
+            yield f"weights {tensor.name!r} of {layer} are {kind}; takes the FP32 model"
+
+
+def _is_fused(node: onnx.NodeProto) -> bool:
+    return node.domain == _NCHWC or (
+        node.domain == "com.microsoft" and bool(_FUSED.fullmatch(node.op_type))
+    )
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in Counter(names).items())
+
+
+def find_all(message: Message, kind: type[M]) -> Iterator[M]:
+    """Yield all messages of a kind: those of attributes, subgraphs and functions too."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in [value] if isinstance(value, Message) else value:
+            if isinstance(part, kind):
+                yield part
+            yield from find_all(part, kind)
+
+
+def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """Yield the constant tensors behind each layer's weights, with the layer's operator."""
+    origin = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            for tensor in find_all(node, TensorProto):
+                origin[node.output[0]] = tensor
+        elif node.op_type in LAYERS:
+            if node.input[1:2] and node.input[1] in origin:
+                yield node.op_type, origin[node.input[1]]
+        elif node.input and node.output and set(node.input) <= set(origin):
+            origin[node.output[0]] = origin[node.input[0]]  # such as Transpose of a constant
+
+
+def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Return what a caller passes in: up to IR version 3, initializers are listed as inputs too."""
+    constants = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in constants]
+
+
+def type_name(code: int) -> str:
+    """Return the name of a tensor's type; files may have codes that are none."""
+    names = {value: name.lower() for name, value in TensorProto.DataType.items()}
+    return names.get(code, f"type {code}")
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's text, folded into one line and cut; it may quote what a file says."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return "".join(char if char.isprintable() else "?" for char in text)[:300]

@@ -1,0 +1,77 @@
+"""What is done to the network before a backend quantizes it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from resnet8ptq import calibration_table, corrections, exclusion
+from resnet8ptq.calibration import Range
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import CalibrationSet, Dataset
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.tracking import Run
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The network to quantize, and what is already settled of how.
+
+    Attributes:
+        config: the run's, with `nodes_to_exclude=auto` replaced by the nodes chosen.
+        network: fine-tuned or corrected; else the FP32 network itself.
+        ranges: activation ranges made elsewhere, by ONNX tensor name.
+        provenance: what ranges found by calibration would be made from.
+        seconds: it took; None where nothing was to be done.
+        params, metrics: of the choices made, by MLflow name.
+    """
+
+    config: RunConfig
+    network: Fp32Model
+    provenance: calibration_table.Provenance
+    ranges: Mapping[str, Range] | None = None
+    seconds: float | None = None
+    params: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def prepare(
+    config: RunConfig,
+    fp32: Fp32Model,
+    dataset: Dataset,
+    calibration: CalibrationSet,
+    folder: Path,
+    scratch: Path,
+    run: Run,
+) -> Preparation:
+    """Fine-tune, correct, read a calibration table, choose layers: whatever is switched on.
+
+    Args:
+        folder: the run's own; figures and tables of the preparation land there.
+        scratch: existing; the corrected network lands there and must outlive its quantization.
+
+    Raises:
+        PtqError: as each of the steps has it.
+    """
+    network, ranges = fp32, None
+    start = time.perf_counter()
+    if config.dtype.name == "fp32":
+        provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
+        return Preparation(config, network, provenance)
+    if config.method == "qat":
+        from resnet8ptq import qat  # imports torch
+
+        network, ranges = qat.fine_tune(config, fp32, dataset, calibration, folder, run)
+    network = corrections.correct(config, network, calibration.split, scratch)
+    provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
+    if config.calib.table is not None:
+        ranges = calibration_table.load(config.calib.table, provenance)
+    params: dict[str, str] = {}
+    metrics: dict[str, float] = {}
+    if config.nodes_to_exclude == "auto":
+        chosen = exclusion.choose(config, fp32, network, dataset, calibration, folder, ranges)
+        config = replace(config, nodes_to_exclude=chosen.nodes)
+        params, metrics = chosen.to_params(), chosen.to_metrics()
+    idle = network is fp32 and not params
+    seconds = None if idle else time.perf_counter() - start
+    return Preparation(config, network, provenance, ranges, seconds, params, metrics)

@@ -1,0 +1,93 @@
+"""Calibration images for ONNX Runtime's own tools, without the rest of this package."""
+
+import numpy as np
+from numpy.typing import NDArray
+from onnxruntime.quantization import CalibrationDataReader
+
+from resnet8ptq import data
+from resnet8ptq.config import DataConfig
+from resnet8ptq.data import Images
+
+
+class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
+    """Feeds images to ONNX Runtime, one by one or in batches; memory stays flat.
+
+    Its own calibrators keep the activations of all that is read in one go: for many images, give
+    `quantize_static` the extra option `CalibStridedMinMax`, which counts in batches as `len` does.
+
+    The same calibration images as a run of this package takes:
+
+    >>> from onnxruntime.quantization import quantize_static
+    >>> from resnet8ptq.readers import CalibrationReader
+    >>> reader = CalibrationReader.draw("shapes", samples_per_class=5)
+    >>> quantize_static("model.onnx", "model.int8.onnx", reader)
+
+    Attributes:
+        images: [N, H, W, C] raw pixels.
+        input_name: the network's input.
+        batch_size: images per step; the last batch has what is left.
+    """
+
+    def __init__(self, images: Images, input_name: str = "input", batch_size: int = 1) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size: got {batch_size}, takes an integer >= 1")
+        self.images = images
+        self.input_name = input_name
+        self.batch_size = batch_size
+        self._start, self._end = 0, len(self)
+        self._next = 0
+
+    @classmethod
+    def draw(
+        cls,
+        name: str = "cifar10",
+        samples_per_class: int = 100,
+        seed: int = 42,
+        root: str | None = None,
+        batch_size: int = 1,
+    ) -> "CalibrationReader":
+        """Draw training images as a run does with `data`, `calib.samples_per_class` and `seed`.
+
+        Args:
+            name: `cifar10` or `shapes`.
+            root: folder of CIFAR-10's batches; None: where a run looks for them.
+
+        Raises:
+            DataError: the data set cannot be had, or is damaged.
+            ConfigError: a class has fewer images, or `root` is no folder.
+        """
+        config = data.settle(DataConfig(name, root, on_missing="error"))
+        drawn = data.draw_calibration(data.load(config.name, config.root), samples_per_class, seed)
+        return cls(drawn.split.images, batch_size=batch_size)
+
+    def __len__(self) -> int:
+        """Return the number of batches in all images, whatever `set_range` says."""
+        return -(-len(self.images) // self.batch_size)
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        """Return the next batch [<=batch_size, H, W, C] by the input's name; None after the last.
+
+        Batches are float32, as the network takes them: pixels 0..255.
+        """
+        if self._next >= self._end:
+            return None
+        start = self._next * self.batch_size
+        self._next += 1
+        return {self.input_name: self.images[start : start + self.batch_size].astype(np.float32)}
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """Read only the batches `start_index` to before `end_index`, and begin there.
+
+        Raises:
+            IndexError: there are no such batches.
+        """
+        if not 0 <= start_index <= end_index <= len(self):
+            raise IndexError(
+                f"set_range: got {start_index}, {end_index}; takes 0 <= start <= end <= {len(self)}"
+            )
+        self._start, self._end = start_index, end_index
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again, at the start of the range."""
+        self._next = self._start

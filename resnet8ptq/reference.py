@@ -1,0 +1,118 @@
+"""What other tools reach on the same images, to stand beside a sweep's own runs.
+
+A reference is a CSV file with the columns `tool`, `configuration`, `correct`, `expected_correct`
+(ties at the top broken at random; may be empty), `total` (test images) and `size_bytes`: one in
+`resnet8ptq/references/`, by name, or a path.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resnet8ptq.comparison import Cell, Comparison
+from resnet8ptq.errors import ConfigError
+from resnet8ptq.spread import group_by_configuration
+
+COLUMNS = ("tool", "configuration", "correct", "expected_correct", "total", "size_bytes")
+HEADINGS = ("tool", "configuration", "draws", "correct", "with ties at random", "size bytes")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table: images right of `total`, means where there are several `draws`."""
+
+    tool: str
+    configuration: str
+    correct: float
+    expected_correct: float | None
+    total: int
+    size_bytes: float
+    draws: int = 1
+    own: bool = False
+
+    @property
+    def fair(self) -> float:
+        """Images right with ties broken at random, where that is known."""
+        return self.correct if self.expected_correct is None else self.expected_correct
+
+
+def load(name: str) -> list[Entry]:
+    """Read a reference.
+
+    Raises:
+        ConfigError: there is no such file, or a line does not have the columns.
+    """
+    shipped = Path(__file__).with_name("references")
+    path = shipped / f"{name}.csv" if (shipped / f"{name}.csv").is_file() else Path(name)
+    names = " | ".join(sorted(file.stem for file in shipped.glob("*.csv")))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(
+            f"report.reference: got {name} ({error}), takes {names} or a CSV file"
+        ) from error
+    return [_entry(path, number, line) for number, line in enumerate(lines, 2)]
+
+
+def _entry(path: Path, number: int, line: dict[str, str]) -> Entry:
+    try:
+        expected = line["expected_correct"]
+        return Entry(
+            tool=line["tool"],
+            configuration=line["configuration"],
+            correct=float(line["correct"]),
+            expected_correct=float(expected) if expected else None,
+            total=int(line["total"]),
+            size_bytes=float(line["size_bytes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"report.reference: {path}, line {number}: {error}; takes {', '.join(COLUMNS)}"
+        ) from error
+
+
+def rank(comparison: Comparison, references: Sequence[Entry]) -> list[Entry]:
+    """Return the sweep's configurations and the references together, the most accurate first.
+
+    Only references on as many test images as the sweep has.
+    """
+    own = [_own(cells) for cells in group_by_configuration(comparison)]
+    totals = {entry.total for entry in own}
+    same = [entry for entry in references if entry.total in totals]
+    return sorted([*own, *same], key=lambda entry: -entry.fair / entry.total)
+
+
+def rows(entries: Sequence[Entry]) -> list[list[str]]:
+    """Return cells under HEADINGS."""
+    return [
+        [
+            entry.tool,
+            entry.configuration,
+            str(entry.draws) if entry.own else "",
+            f"{entry.correct:.{0 if entry.correct == int(entry.correct) else 1}f}",
+            "" if entry.expected_correct is None else f"{entry.expected_correct:.1f}",
+            f"{entry.size_bytes:,.0f}",
+        ]
+        for entry in entries
+    ]
+
+
+def _own(cells: Sequence[Cell]) -> Entry:
+    def mean(name: str) -> float:
+        return sum(cell.metric(name) for cell in cells) / len(cells)
+
+    label = cells[0].label
+    if len(cells) > 1:
+        label = label.replace(f" seed={cells[0].record.params['seed']}", "")
+    return Entry(
+        tool="this sweep",
+        configuration=label,
+        correct=mean("correct"),
+        expected_correct=mean("expected_correct"),
+        total=int(cells[0].metric("total")),
+        size_bytes=mean("size_bytes"),
+        draws=len(cells),
+        own=True,
+    )

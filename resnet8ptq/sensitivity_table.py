@@ -1,0 +1,98 @@
+"""What a sensitivity analysis found: its table, its files and its figure."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from resnet8ptq import files, plots
+from resnet8ptq.config import RunConfig
+
+if TYPE_CHECKING:  # which calls this module
+    from resnet8ptq.sensitivity import Layer, SensitivityResult
+
+COLUMNS = ("rank", "layer", "SQNR dB", "accuracy lost", "correct", "saved kB")
+
+
+def write(folder: Path, config: RunConfig, result: "SensitivityResult") -> None:
+    """Write `config.yaml`, `sensitivity.csv` and `sensitivity.png`, each whole or not at all."""
+    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    files.write_text(folder / "sensitivity.csv", to_csv(result))
+    assert result.whole is not None  # only measured analyses come here
+    figure = plots.sensitivity(
+        [layer.name for layer in result.layers],
+        [layer.sqnr_db for layer in result.layers],
+        [100 * layer.accuracy_lost for layer in result.layers],
+        [layer.saved_bytes / 1000 for layer in result.layers],
+        whole_sqnr_db=result.whole.sqnr_db,
+        output=result.output,
+        title=describe(config),
+    )
+    plots.save(figure, folder / "sensitivity.png")
+
+
+def to_csv(result: "SensitivityResult") -> str:
+    """Return one line a layer, most sensitive first; sizes in bytes, accuracy as a fraction."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    figures = ("accuracy_lost", "correct", "size_bytes", "saved_bytes")
+    writer.writerow(["rank", "layer", "node", f"{result.output}_sqnr_db", *figures, "images"])
+    for rank, layer in enumerate(result.layers, 1):
+        values = [layer.sqnr_db, *(getattr(layer, key) for key in figures)]
+        writer.writerow([rank, layer.name, layer.node, *values, result.images])
+    return text.getvalue()
+
+
+def print_table(result: "SensitivityResult", title: str, console: Console | None = None) -> None:
+    """Print the ranking and what to make of it to stdout."""
+    console = console or Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 130  # a pipe has no width; rich would fold the columns at 80
+    table = Table(title=title, title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
+    for rank, layer in enumerate(result.layers, 1):
+        table.add_row(str(rank), *_cells(layer))
+    if result.whole is not None:
+        table.add_section()
+        table.add_row("", *_cells(result.whole))
+    console.print(table)
+    for note in _notes(result):
+        console.print(note, highlight=False, markup=False)
+
+
+def _cells(layer: "Layer") -> Sequence[str]:
+    return (
+        layer.name,
+        f"{layer.sqnr_db:.1f}",
+        f"{layer.accuracy_lost:+.2%}",
+        str(layer.correct),
+        f"{layer.saved_bytes / 1000:.1f}",
+    )
+
+
+def _notes(result: "SensitivityResult") -> list[str]:
+    rank = {
+        "one_at_a_time": "each layer quantized alone; lowest SQNR first",
+        "all_but_one": "each layer alone left in float; highest SQNR first, as it then helps most",
+    }[result.mode]
+    return [
+        f"SQNR of the {result.output} against FP32: {rank}.",
+        f"{result.images:,} held-out training images, {result.fp32_correct} right in FP32; a "
+        "difference of a few images is noise: the ranking is by SQNR.",
+        f"saved: against the FP32 file of the same framework, {result.fp32_size_bytes / 1000:.1f} "
+        "kB; what conversion itself adds to the file, or leaves out, is part of it.",
+    ]
+
+
+def describe(config: RunConfig) -> str:
+    """Return what was analysed, in one line: a title."""
+    granularity = "per channel" if config.per_channel else "per tensor"
+    mode = config.analysis.mode.replace("_", " ")
+    parts = (config.data.name, config.backend.name, config.dtype.name, config.calib.name)
+    return " · ".join([*parts, granularity, mode])

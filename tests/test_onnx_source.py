@@ -1,0 +1,455 @@
+"""An ONNX file as the network: what is taken, what it becomes, what is refused."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import make_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    quantize_dynamic,
+    quantize_static,
+    shape_inference,
+)
+
+from resnet8ptq import convert, data, model, onnx_file, preprocessing
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.config import ModelConfig
+from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.errors import ModelError
+from resnet8ptq.torch_module import load_torch_module
+
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+FILTERS = RANDOM.normal(0, 0.01, (8, 3, 3, 3)).astype(np.float32)
+DENSE = RANDOM.normal(0, 1, (8, 10)).astype(np.float32)
+Shape = list[str | int]
+
+
+def build(
+    opset: int = 17,
+    *,
+    takes: Shape = ["B", 32, 32, 3],  # noqa: B006
+    gives: Shape = ["B", 10],  # noqa: B006
+    middle: list[onnx.NodeProto] | None = None,
+    last: str = "Softmax",
+    constants: dict[str, NDArray] | None = None,
+) -> onnx.ModelProto:
+    """Return a network as an old exporter wrote it: nodes without names, weights as inputs too.
+
+    `middle` goes from `relu` to `middle`, both [N, 8, 32, 32].
+    """
+    tensors = {"filters": FILTERS, "dense": DENSE, "bias": np.zeros(10, np.float32)}
+    tensors |= constants or {}
+    nodes = [
+        helper.make_node("Transpose", ["pixels:0"], ["nchw"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["nchw", "filters"], ["input"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["input"], ["relu"]),
+        *(middle or []),
+        helper.make_node("GlobalAveragePool", ["middle" if middle else "relu"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "dense", "bias"], ["logits"]),
+        helper.make_node(last, ["logits"], ["given"], name="a.b"),
+    ]
+    inputs = [helper.make_tensor_value_info("pixels:0", TensorProto.FLOAT, takes)]
+    inputs += [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape)
+        for name, array in tensors.items()
+        if array.dtype == np.float32
+    ]
+    outputs = [helper.make_tensor_value_info("given", TensorProto.FLOAT, gives)]
+    initializers = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
+    graph = helper.make_graph(nodes, "network", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=4)
+
+
+Take = Callable[[onnx.ModelProto | Path], convert.Conversion]
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Take:
+    """Convert here, not in a process of its own, into `tmp_path / "made"`."""
+
+    def run(given: onnx.ModelProto | Path) -> convert.Conversion:
+        path = given if isinstance(given, Path) else tmp_path / "network.onnx"
+        if not isinstance(given, Path):
+            onnx.save(given, path)
+        folder = tmp_path / "made"
+        folder.mkdir()
+        convert.convert(path, folder, IMAGES, 10)
+        return convert.read_record(folder)
+
+    return run
+
+
+@pytest.fixture
+def refused(take: Take) -> Callable[[onnx.ModelProto | Path], str]:
+    """Return the one line that a file is refused by."""
+
+    def run(given: onnx.ModelProto | Path) -> str:
+        with pytest.raises(ModelError) as caught:
+            take(given)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return run
+
+
+# What is taken
+
+
+def test_the_graph_gets_the_names_that_the_package_takes(take, tmp_path):
+    record = take(build())
+    assert set(record.parity) == {
+        f"{framework}, {file}" for framework in ("onnx", "torch") for file in ("folded", "unfolded")
+    }
+    graph = onnx.load(tmp_path / "made" / convert.UNFOLDED).graph
+    [taken], [given] = graph.input, graph.output
+    assert (taken.name, given.name) == ("input", "probabilities")
+    names = [node.name for node in graph.node]
+    assert len(set(names)) == len(names)
+    assert all(names)
+    assert names[-1] == "a/b"  # as onnx2torch would name it
+    assert graph.node[1].output[0] != "input"  # what had the name made way
+
+
+@pytest.mark.parametrize("opset", [7, 9, 12])
+def test_an_old_opset_is_raised(take, opset):
+    record = take(build(opset))
+    assert (record.source_opset, record.opset) == (opset, 17)
+    assert record.parity["onnx, unfolded"] < 1e-5
+    assert not record.without_torch
+
+
+@pytest.mark.parametrize("opset", [13, 17, 20])
+def test_a_newer_opset_is_left(take, opset):
+    record = take(build(opset))
+    assert (record.source_opset, record.opset) == (opset, opset)
+
+
+def test_an_opset_that_cannot_be_raised_is_refused_by_its_operators(refused):
+    message = refused(build(6))
+    assert "opset 6 is too old" in message
+    assert "from 6 to 7" in message
+    assert "Gemm" in message
+    assert "Assertion" in message  # the converter's reason
+
+
+def reshape(*shape: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    nodes = [helper.make_node("Reshape", ["relu", "shape"], ["middle"])]
+    return nodes, {"shape": np.array(shape, np.int64)}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_fixed_batch_dimension_is_freed(take, tmp_path, batch):
+    nodes, constants = reshape(batch, 8, 32, 32)
+    take(build(takes=[batch, 32, 32, 3], gives=[batch, 10], middle=nodes, constants=constants))
+    session = onnxruntime.InferenceSession(tmp_path / "made" / convert.FOLDED)
+    assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "N"
+    assert session.run(None, {"input": IMAGES[:7].astype(np.float32)})[0].shape == (7, 10)
+
+
+def test_a_batch_dimension_that_cannot_be_freed_is_refused(refused):
+    nodes = [helper.make_node("Add", ["relu", "each"], ["middle"])]
+    each = {"each": np.ones((4, 8, 1, 1), np.float32)}
+    found = build(takes=[4, 32, 32, 3], gives=[4, 10], middle=nodes, constants=each)
+    assert "batch dimension is fixed at 4" in refused(found)
+
+
+def test_what_onnx2torch_does_not_know_is_for_onnx_alone(take, tmp_path):
+    nodes = [helper.make_node("ThresholdedRelu", ["relu"], ["middle"], alpha=0.1)]
+    record = take(build(middle=nodes))
+    assert set(record.parity) == {"onnx, folded", "onnx, unfolded"}
+    assert "ThresholdedRelu" in record.without_torch[convert.FOLDED]
+    with pytest.raises(ModelError, match=r"ThresholdedRelu.*backend=onnx") as caught:
+        load_torch_module(tmp_path / "made" / convert.FOLDED)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def exported(shapes: Dataset, shapes_model: model.Fp32Model, cache_root: Path, tmp_path_factory):
+    """The embedded set's network as tf2onnx exports it, under another name of its input."""
+    config = make_config("data=shapes", "model.fold=false").model
+    proto = onnx.load(model.load(config, shapes, cache_root).onnx_path)
+    for node in proto.graph.node:
+        node.input[:] = ["images" if name == "input" else name for name in node.input]
+    proto.graph.input[0].name = "images"
+    path = tmp_path_factory.mktemp("exported") / "network.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
+def test_quantizes_like_the_keras_file_it_came_from(
+    shapes, shapes_model, cache_root, exported, tmp_path, backend
+):
+    config = make_config("data=shapes", f"backend={backend}", f"model.path={exported}")
+    imported = model.load(config.model, shapes, cache_root)
+    assert imported.source == exported
+    calibration = draw_calibration(shapes, 10, config.seed).split
+    [batch] = shapes.test.take(np.arange(200)).batches(200)
+    found = []
+    for index, network in enumerate((shapes_model, imported)):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        quantizer = BACKENDS[backend](config)
+        artifact = quantizer.quantize(network, calibration, folder)
+        assert artifact.quantized_layers == 10
+        found.append(quantizer.load(artifact.path).predict(batch))
+    assert np.array_equal(*found)
+
+
+# What preprocessing does
+
+
+def test_the_effect_of_folding_is_told(shapes_model, shapes, cache_root):
+    described = shapes_model.describe()
+    assert described["opset"] == "17"
+    assert described["preprocess_nodes"].endswith(" -> 24")
+    assert "Mul 7 -> 0" in described["preprocess_operators"]
+    before, after = map(int, described["preprocess_bytes"].split(" -> "))
+    assert after == shapes_model.onnx_path.stat().st_size != before
+    assert not set(described) & {"model", "fold", "dtype", "backend", "calib"}
+    assert replace(shapes_model, fold=False).describe() == {"opset": "17"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (shape_inference.onnx.shape_inference, "infer_shapes_path"),
+        (shape_inference.onnxruntime, "InferenceSession"),  # quant_pre_process only logs this one
+    ],
+)
+def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
+    shapes_model, tmp_path, monkeypatch, owner, name
+):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("odd\ngraph")
+
+    unfolded, folded = shapes_model.onnx_path.with_name(convert.UNFOLDED), tmp_path / "folded.onnx"
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        found = preprocessing.preprocess(unfolded, folded)
+    assert not folded.exists()
+    assert found.failure is not None
+    assert "odd graph" in found.failure
+    failed = replace(shapes_model, conversion=replace(shapes_model.conversion, preprocessing=found))
+    with pytest.raises(ModelError, match=r"odd graph.*model\.fold=false"):
+        model._report(failed)
+    model._report(replace(failed, fold=False))
+
+
+# What is refused: contract
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"takes": ["B", 3, 32, 32]}, "takes NCHW (None, 3, 32, 32), the images are NHWC"),
+        ({"takes": ["B", 28, 28, 3]}, "takes (None, 28, 28, 3)"),
+        ({"takes": ["B", 3072]}, "takes (None, 3072)"),
+        ({"last": "Identity"}, "no probabilities; takes a graph that ends in a Softmax"),
+        ({"constants": {"filters": np.full_like(FILTERS, np.nan)}}, "NaN or infinity in 'filters'"),
+        ({"constants": {"dense": DENSE[:, :9], "bias": np.zeros(9, np.float32)}}, "[2, 10]"),
+        ({"constants": {"filters": FILTERS.astype(np.float16)}}, "are float16"),
+    ],
+)
+def test_a_graph_that_does_not_fit_is_refused(refused, changes, says):
+    assert says in refused(build(gives=["B", "classes"], **changes))
+
+
+def test_two_outputs_are_refused(refused):
+    proto = build()
+    proto.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", 10]))
+    assert "1 inputs and 2 outputs" in refused(proto)
+
+
+# What is refused: nothing to quantize
+
+
+class Reader(CalibrationDataReader):
+    def __init__(self) -> None:
+        self.left = [{"pixels:0": IMAGES.astype(np.float32)}]
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        return self.left.pop() if self.left else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("QDQ", "DequantizeLinear"),
+        ("QOperator", "QLinearConv"),
+        ("dynamic", "ConvInteger"),
+    ],
+)
+def test_a_quantized_model_is_refused(refused, tmp_path, kind, says):
+    source, path = tmp_path / "source.onnx", tmp_path / "quantized.onnx"
+    onnx.save(build(), source)
+    if kind == "dynamic":
+        quantize_dynamic(source, path)
+    else:
+        quantize_static(source, path, Reader(), quant_format=QuantFormat[kind])
+    message = refused(path)
+    assert "already quantized (" in message
+    assert says in message
+    assert message.endswith("takes the FP32 model")
+
+
+def test_weights_of_8_bits_are_refused(refused):
+    nodes = [
+        helper.make_node("Cast", ["narrow"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Conv", ["relu", "wide"], ["middle"]),
+    ]
+    narrow = {"narrow": np.ones((8, 8, 1, 1), np.int8)}
+    message = refused(build(middle=nodes, constants=narrow))
+    assert "already quantized (int8 weights 'narrow')" in message
+
+
+@pytest.mark.parametrize("level", ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
+def test_a_model_with_fused_layers_is_refused_by_their_operators(refused, tmp_path, level):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # warns that the file is for this machine alone
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    proto = build(takes=[1, 32, 32, 3], gives=[1, 10])
+    del proto.graph.input[1:]  # weights that are inputs may change, and are not optimized
+    onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    message = refused(tmp_path / "optimized.onnx")
+    assert "already optimized (" in message
+    assert "com.microsoft" in message
+    assert "Conv" in message
+    assert "without ONNX Runtime's extended or layout optimizations" in message
+
+
+def test_a_graph_without_layers_is_refused(refused):
+    proto = build()
+    del proto.graph.initializer[:]
+    del proto.graph.node[1:]
+    proto.graph.output[0].name = "nchw"
+    assert "quantization would find nothing" in refused(proto)
+
+
+# What is refused: hostile and damaged files
+
+
+@pytest.mark.parametrize("inside", ["initializer", "attribute"])
+@pytest.mark.parametrize("location", ["/etc/passwd", "../weights", "weights", "*/_ORT_MEM_ADDR_/*"])
+def test_external_data_is_refused_wherever_it_lies(refused, location, inside):
+    proto = build()
+    tensor = proto.graph.initializer[0]
+    if inside == "attribute":
+        node = helper.make_node("Constant", [], ["hidden"], value=numpy_helper.from_array(DENSE))
+        proto.graph.node.insert(0, node)
+        tensor = proto.graph.node[0].attribute[0].t
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    message = refused(proto)
+    assert "external data; takes one file" in message
+
+
+def test_operators_of_others_are_refused(refused):
+    proto = build(middle=[helper.make_node("Own", ["relu"], ["middle"], domain="evil.example")])
+    proto.opset_import.append(helper.make_opsetid("evil.example", 1))
+    assert "operator 'Own' of domain 'evil.example'" in refused(proto)
+
+
+def test_functions_are_refused(refused):
+    proto = build()
+    node = helper.make_node("Relu", ["x"], ["y"])
+    imports = [helper.make_opsetid("", 17)]
+    function = helper.make_function("own", "Own", ["x"], ["y"], [node], imports)
+    proto.functions.append(function)
+    assert "functions of its own" in refused(proto)
+
+
+def test_a_file_too_large_for_protobuf_is_not_read(refused, tmp_path):
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(2**31)  # a hole: takes no room
+    assert "larger than 2 GiB" in refused(path)
+
+
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+SOUND = build().SerializeToString()
+
+
+def read_or_refuse(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+        onnx_file.read(path)
+    except ModelError as error:
+        assert str(error).startswith(f"{path}: ")
+        assert "\n" not in str(error)
+
+
+@quick
+@given(content=st.binary(max_size=200))
+def test_random_bytes_are_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "random.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError):
+        onnx_file.read(path)
+    read_or_refuse(path, content)
+
+
+@quick
+@given(length=st.integers(0, len(SOUND) - 1))
+def test_what_is_cut_off_is_refused_in_one_line(tmp_path, length):
+    read_or_refuse(tmp_path / "cut.onnx", SOUND[:length])
+
+
+@quick
+@given(flips=st.lists(st.integers(0, len(SOUND) * 8 - 1), min_size=1, max_size=8))
+def test_flipped_bits_are_refused_in_one_line_or_harmless(tmp_path, flips):
+    content = bytearray(SOUND)
+    for bit in flips:
+        content[bit // 8] ^= 1 << bit % 8
+    read_or_refuse(tmp_path / "flipped.onnx", bytes(content))
+
+
+def test_a_damaged_file_is_refused_by_the_whole_path(shapes, cache_root, tmp_path):
+    path = tmp_path / "network.ONNX"
+    path.write_bytes(SOUND[:-100])
+    with pytest.raises(ModelError) as caught:
+        model.load(ModelConfig(name="own", path=str(path)), shapes, cache_root)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_is_refused_by_its_key(shapes, cache_root, tmp_path):
+    path = tmp_path / "network.onnx"
+    path.touch()
+    with pytest.raises(ModelError, match=r"^model\.path: .*is empty"):
+        model.load(ModelConfig(name="own", path=str(path)), shapes, cache_root)
+
+
+# The real network
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_files")
+def test_the_real_network_as_an_onnx_file(cache_root):
+    real = data.load("cifar10", os.environ["CIFAR10_DIR"])
+    config = make_config("model.fold=false").model
+    exported = model.load(config, real, cache_root).onnx_path
+    imported = model.load(replace(config, path=str(exported), fold=True), real, cache_root)
+    session = onnxruntime.InferenceSession(imported.onnx_path)
+    right = 0
+    for start, batch in zip(range(0, 9980, 499), real.test.batches(499), strict=True):
+        found = session.run(None, {"input": batch})[0].argmax(1)
+        right += int((found == real.test.labels[start : start + 499]).sum())
+    assert right == 8703

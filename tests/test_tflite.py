@@ -1,0 +1,245 @@
+"""What is special to TFLite; the contract of every backend is in test_backends."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.schema_py_generated import TensorType
+from ai_edge_litert.tools import flatbuffer_utils
+from conftest import make_config
+
+from resnet8ptq import data, evaluate, model
+from resnet8ptq.backends import BACKENDS, tflite, tflite_converter
+from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.errors import ModelError, QuantizationError, UnsupportedError
+from resnet8ptq.model import Fp32Model
+
+Quantize = Callable[..., Path]
+
+
+def quantizer(*overrides: str) -> tflite.TfliteQuantizer:
+    return tflite.TfliteQuantizer(make_config("data=shapes", "backend=tflite", *overrides))
+
+
+@pytest.fixture(scope="module")
+def quantize(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFactory
+) -> Quantize:
+    """Write the file of a configuration, once."""
+
+    @cache
+    def run(*overrides: str) -> Path:
+        split = draw_calibration(shapes, 20, 42).split
+        folder = tmp_path_factory.mktemp("tflite")
+        return quantizer(*overrides).quantize(shapes_model, split, folder).path
+
+    return run
+
+
+@pytest.fixture
+def batch(shapes: Dataset) -> np.ndarray:
+    return next(iter(shapes.test.batches(100)))
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("dtype=uint8", "int8 kernels only"),
+        ("dtype=u8s8", "int8 kernels only"),
+        ("calib=entropy", "takes minmax only"),
+        ("calib=histogram", "takes minmax only"),
+        ("calib.table=ranges.json", "takes no ranges"),
+        ("method=qat", "takes the Keras file"),
+        ("corrections.equalization=true", "takes the Keras file"),
+        ("corrections.bias_correction=true", "takes the Keras file"),
+        ("corrections.adaround=true", "takes the Keras file"),
+        ("nodes_to_quantize=[conv]", "every operator"),
+        ("nodes_to_exclude=[conv]", "every operator"),
+        ("nodes_to_exclude=auto", "every operator"),
+        ("op_types=[Conv]", "every operator"),
+        ("float_output=true", "every operator"),
+        ("+analysis=sensitivity", "every operator"),
+        ("format=qdq", "only for ONNX"),
+        ("slim=true", "only for ONNX"),
+        ("reduce_range=true", "8 bits"),
+        ("symmetric.activations=true", "have a zero point"),
+        ("symmetric.weights=false", "have no zero point"),
+        ("model.fold=false", "always folds"),
+    ],
+)
+def test_what_the_converter_cannot_do_is_unsupported(
+    override: str, reason: str, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    asked = quantizer(override)
+    key = override.partition("=")[0].lstrip("+").partition(".")[0]
+    with pytest.raises(UnsupportedError, match=f"^{key}.*: .*{reason}"):
+        asked.resolve()
+    with pytest.raises(UnsupportedError, match=reason):  # for who asks without resolve
+        asked.quantize(shapes_model, shapes.train, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "override", ["reduce_range=false", "symmetric.activations=false", "symmetric.weights=true"]
+)
+def test_what_the_converter_does_anyway_is_supported(override: str) -> None:
+    assert quantizer(override).resolve() == quantizer().resolve()
+
+
+def test_ranges_from_elsewhere_and_other_networks_are_unsupported(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match="takes no ranges"):
+        quantizer().quantize(shapes_model, shapes.train, tmp_path, {"input": (0.0, 255.0)})
+    other = replace(shapes_model, source=shapes_model.onnx_path)
+    with pytest.raises(UnsupportedError, match=r"folded\.onnx: .*takes a Keras file"):
+        quantizer().quantize(other, shapes.train, tmp_path)
+
+
+def test_a_file_that_keras_refuses(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.h5"
+    broken.write_bytes(shapes_model.source.read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"broken\.h5: Keras refuses it"):
+        quantizer().quantize(replace(shapes_model, source=broken), shapes.train, tmp_path)
+
+
+def crash(*_: object) -> None:
+    os._exit(1)
+
+
+def test_a_crash_of_the_converter_is_an_error(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tflite, "ProcessPoolExecutor", ProcessPoolExecutor)
+    monkeypatch.setattr(tflite_converter, "convert", crash)
+    with pytest.raises(QuantizationError, match="crashed TensorFlow"):
+        quantizer().quantize(shapes_model, shapes.train, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_integers_throughout(quantize: Quantize, per_channel: bool) -> None:
+    path = quantize(f"per_channel={str(per_channel).lower()}")
+    read = flatbuffer_utils.read_model(path)
+    tensors = read.subgraphs[0].tensors
+    assert {tensor.type for tensor in tensors} == {TensorType.INT8, TensorType.INT32}
+    ends = (*read.subgraphs[0].inputs, *read.subgraphs[0].outputs)
+    assert [tensors[i].type for i in ends] == [TensorType.INT8] * 2
+    layers = list(tflite._layers(read))
+    assert len(layers) == 10
+    for weights, _ in layers:
+        assert len(weights.quantization.scale) == (weights.shape[0] if per_channel else 1)
+        assert not np.any(weights.quantization.zeroPoint)
+    with pytest.raises(UnsupportedError, match=r"^per_channel=\w+: .* scales for"):
+        quantizer(f"per_channel={str(not per_channel).lower()}")._read(path.read_bytes(), path)
+
+
+def test_quantizing_nothing_is_an_error(quantize: Quantize) -> None:
+    path = quantize("dtype=fp32")
+    with pytest.raises(QuantizationError, match="quantized nothing"):
+        quantizer()._read(path.read_bytes(), path)
+
+
+def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
+    path = quantize("per_channel=false")
+    read = flatbuffer_utils.read_model(path)
+    graph = read.subgraphs[0]
+    name = graph.tensors[graph.operators[-1].inputs[0]].name.decode()
+    low, high = tflite._activation_ranges(read)[name.partition(";")[0]]
+    [images] = draw_calibration(shapes, 20, 42).split.batches(200)
+    logits = quantizer("dtype=fp32").load(quantize("dtype=fp32")).logits(images)
+    assert logits is not None
+    least, most = float(logits.min()), float(logits.max())
+    assert (low, high) == pytest.approx((least, most), abs=(most - least) / 255)
+
+
+@pytest.mark.parametrize("overrides", [("dtype=fp32",), ("per_channel=false",)])
+def test_any_batch_size_gives_the_same_bits(
+    quantize: Quantize, batch: np.ndarray, overrides: tuple[str, ...]
+) -> None:
+    predictor = quantizer(*overrides).load(quantize(*overrides))
+    for run in (predictor.predict, predictor.logits):
+        whole = run(batch)
+        for size in (1, 7, 100):
+            parts = [run(batch[i : i + size]) for i in range(0, len(batch), size)]
+            np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_integers_are_scaled_by_the_file(quantize: Quantize, batch: np.ndarray) -> None:
+    path = quantize("per_channel=false")
+    interpreter = Interpreter(model_path=str(path))
+    interpreter.allocate_tensors()
+    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
+    assert taken["quantization"] == (1.0, -128)  # raw pixels are levels: the scale rounds none
+    predictor = quantizer().load(path)
+    for image in batch[:20].astype(np.int16):
+        interpreter.set_tensor(taken["index"], (image[None] - 128).astype(np.int8))
+        interpreter.invoke()
+        levels = interpreter.get_tensor(given["index"]).astype(np.int16)
+        found = predictor.predict(image[None].astype(np.float32))
+        np.testing.assert_array_equal(found, (levels + 128) / np.float32(256))
+    beyond = predictor.predict(np.full((1, 32, 32, 3), 300, np.float32))
+    np.testing.assert_array_equal(
+        beyond, predictor.predict(np.full((1, 32, 32, 3), 255, np.float32))
+    )
+
+
+def test_without_a_softmax_there_are_no_logits(
+    quantize: Quantize, batch: np.ndarray, tmp_path: Path
+) -> None:
+    path = quantize("per_channel=false")
+    predictor = quantizer().load(path)
+    content = tflite._end_at_logits(path.read_bytes())
+    assert content is not None
+    cut = tmp_path / "cut.tflite"
+    cut.write_bytes(content)
+    bare = quantizer().load(cut)
+    assert bare.logits(batch) is None
+    np.testing.assert_array_equal(bare.predict(batch), predictor.logits(batch))
+
+
+def test_dynamic_leaves_small_layers_in_float_and_says_so(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dynamic = quantizer("method=dynamic", "per_channel=true")
+    assert dynamic.resolve()["execution"] == "integer"
+    artifact = dynamic.quantize(shapes_model, shapes.train, tmp_path)
+    layers = list(tflite._layers(flatbuffer_utils.read_model(artifact.path)))
+    assert artifact.details == {"float_layers": str(10 - artifact.quantized_layers)}
+    assert f"left {10 - artifact.quantized_layers} of 10 layers in float" in caplog.text
+    for weights, _ in layers:  # as TensorFlow documents it
+        assert (weights.type == TensorType.INT8) == (np.prod(weights.shape) >= 1024)
+    assert artifact.ranges == {}
+
+    predictor = dynamic.load(artifact.path)
+    scores, _ = evaluate.evaluate(predictor, shapes.test.take(np.arange(1000)), 256)
+    assert scores.accuracy > 0.85
+    [batch] = shapes.test.take(np.arange(30)).batches(30)
+    single = np.concatenate([predictor.predict(image[None]) for image in batch])
+    np.testing.assert_array_equal(single, predictor.predict(batch))  # ranges are an image's own
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_files")
+def test_the_real_network(cache_root: Path, tmp_path: Path) -> None:
+    real = data.load("cifar10", os.environ["CIFAR10_DIR"])
+    network = model.load(make_config().model, real, cache_root)
+    config = make_config("backend=tflite", "per_channel=true")
+    fp32 = evaluate.load_baseline(config, network, real, cache_root).scores
+    assert (fp32.correct, fp32.total) == (8703, 9980)
+    onnx = evaluate.load_baseline(make_config("backend=onnx"), network, real, cache_root).scores
+    np.testing.assert_array_equal(fp32.predictions, onnx.predictions)
+
+    quantizer = BACKENDS["tflite"](config)
+    artifact = quantizer.quantize(network, draw_calibration(real, 100, 42).split, tmp_path)
+    scores, _ = evaluate.evaluate(quantizer.load(artifact.path), real.test, 256)
+    assert scores.accuracy == pytest.approx(8673 / 9980, abs=0.003)
+    assert artifact.size_bytes < 100_000

@@ -1,0 +1,346 @@
+"""What is special to PyTorch: its flows, their files, and the options they take."""
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import Cell, Quantize, make_config
+from numpy.typing import NDArray
+
+from resnet8ptq import environment
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.torchscript import known_warnings
+from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.errors import ConfigError, QuantizationError, UnsupportedError
+from resnet8ptq.grid import WeightScheme
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.nodes import find_float_nodes, weight_layers
+
+FLOWS = ("torch", "torch_pt2e")
+WEIGHT_LAYERS = 10
+
+
+def layer_weights(model: Fp32Model) -> dict[str, NDArray[np.float32]]:
+    """The float weights by the ONNX node's name, output channels first."""
+    graph = onnx.load(model.onnx_path).graph
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+    found = {}
+    for node in weight_layers(graph).values():
+        weights = constants[node.input[1]]
+        turned = node.op_type != "Conv" and not any(
+            a.name == "transB" and a.i for a in node.attribute
+        )
+        found[node.name] = weights.T if turned else weights
+    return found
+
+
+def stored_levels(cell: Cell) -> list[NDArray[np.int64]]:
+    """The integer weights in an artifact, in the order of the network."""
+    if cell.artifact.path.suffix == ".pt2":
+        module = torch.export.load(cell.artifact.path).module()
+        state = dict(module.named_buffers()) | dict(module.named_parameters())
+        stored = [w for w in state.values() if w.dtype in (torch.int8, torch.uint8)]
+        return [np.asarray(w.numpy(), dtype=np.int64) for w in stored]
+    with known_warnings():
+        packed = torch.jit.load(cell.artifact.path)
+    weights = []
+    for node in packed.inlined_graph.nodes():
+        if node.kind() == "prim::Constant" and "PackedParams" in str(node.output().type()):
+            weight, _ = node.output().toIValue().unpack()
+            weights.append(weight.int_repr().numpy().astype(np.int64))
+    return weights
+
+
+@pytest.mark.parametrize("per_channel", ["false", "true"])
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [("torch", "int8"), ("torch_pt2e", "int8"), ("torch_pt2e", "uint8")]
+)
+def test_integer_weights_are_those_of_the_grid(
+    quantize: Quantize, shapes_model: Fp32Model, backend: str, dtype: str, per_channel: str
+) -> None:
+    cell = quantize(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}")
+    scheme = WeightScheme.of(cell.config)
+    expected = [scheme.grid(w, 0).quantize(w) for w in layer_weights(shapes_model).values()]
+    stored = stored_levels(cell)
+    assert len(stored) == len(expected) == WEIGHT_LAYERS
+    by_size = sorted(stored, key=lambda w: (w.size, w.flat[:8].tolist()))
+    for found, levels in zip(
+        by_size, sorted(expected, key=lambda w: (w.size, w.flat[:8].tolist())), strict=True
+    ):
+        assert (found.reshape(levels.shape) == levels).all()
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_ranges_go_by_onnx_tensors(
+    quantize: Quantize, shapes_model: Fp32Model, backend: str
+) -> None:
+    graph = onnx.load(shapes_model.onnx_path).graph
+    tensors = {graph.input[0].name, *(name for node in graph.node for name in node.output)}
+    ranges = quantize(f"backend={backend}").artifact.ranges
+    assert set(ranges) <= tensors
+    assert graph.input[0].name in ranges
+    (softmax,) = [node for node in graph.node if node.op_type == "Softmax"]
+    assert softmax.input[0] in ranges
+    assert ranges == quantize(f"backend={backend}").artifact.ranges
+
+
+def test_both_flows_choose_the_same_ranges(quantize: Quantize) -> None:
+    fx, pt2e = (quantize(f"backend={backend}").artifact.ranges for backend in FLOWS)
+    assert {name for name in fx if name not in pt2e} <= {"functional_1/flatten_1/Reshape:0"}
+    for name, chosen in pt2e.items():
+        assert fx[name] == pytest.approx(chosen, rel=1e-4)
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_given_ranges_win_and_make_calibration_needless(
+    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, backend: str
+) -> None:
+    whole = quantize(f"backend={backend}")
+    given = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
+    quantizer = BACKENDS["torch"](whole.config)
+    nothing = shapes.test.take(np.arange(0))  # images to calibrate on would be missed
+    artifact = quantizer.quantize(shapes_model, nothing, tmp_path, given)
+    assert artifact.ranges == given
+    assert artifact.path.read_bytes() != whole.artifact.path.read_bytes()
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_logits_give_the_probabilities(quantize: Quantize, backend: str) -> None:
+    cell = quantize(f"backend={backend}", "dtype=u8s8")
+    predictor = BACKENDS["torch"](cell.config).load(cell.artifact.path)
+    images = cell.data.test.images[:50].astype(np.float32)
+    logits = predictor.logits(images)
+    assert logits is not None
+    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
+    expected = exponents / exponents.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(predictor.predict(images), expected, atol=1 / 256)
+
+
+def test_pt2e_float_output_is_not_rounded(quantize: Quantize) -> None:
+    cell = quantize("backend=torch_pt2e", "float_output=true")
+    probabilities = cell.predict(images=100)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-6)
+    assert not np.array_equal(np.round(probabilities * 256), probabilities * 256)
+    assert cell.artifact.quantized_layers == WEIGHT_LAYERS
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["backend=torch", "dtype=uint8"], r"qint8 weights.*backend=torch_pt2e"),
+        (["backend=torch", "float_output=true"], "always returns 8 bits"),
+        (["backend=torch", "symmetric.weights=false"], "require symmetric weights"),
+        (["backend=torch", "format=qdq"], "QDQ and QOperator are ONNX's"),
+        (["backend=torch", "slim=true"], r"backend\.freeze"),
+        (["backend=torch", "method=dynamic", "dtype=uint8"], "qint8 weights"),
+        (["backend=torch", "method=dynamic", "symmetric.activations=true"], "as it comes"),
+        (["backend=torch", "method=dynamic", "reduce_range=false"], "always takes 7 bits"),
+        (["backend=torch_pt2e", "method=dynamic"], r"backend\.flow=pt2e is static"),
+        (["backend=torch_pt2e", "calib=histogram"], r"backend\.flow=fx"),
+        (["backend=torch_pt2e", "backend.engine=fbgemm"], r"backend\.engine=fbgemm is for"),
+        (["backend=torch_pt2e", "symmetric.weights=false", "per_channel=true"], "one zero point"),
+    ],
+)
+def test_says_what_is_unsupported(overrides: list[str], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        BACKENDS["torch"](make_config(*overrides)).resolve()
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_method_qat_is_not_refused(backend: str) -> None:
+    resolved = BACKENDS["torch"](make_config(f"backend={backend}", "method=qat")).resolve()
+    assert resolved["execution"] == ("simulated" if backend == "torch_pt2e" else "integer")
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_symmetric_activations_change_the_model(quantize: Quantize, backend: str) -> None:
+    cell = quantize(f"backend={backend}", "symmetric.activations=true")
+    plain = quantize(f"backend={backend}")
+    assert cell.artifact.ranges == plain.artifact.ranges
+    assert not np.array_equal(cell.predict(images=100), plain.predict(images=100))
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_op_types_leave_the_rest_in_float(quantize: Quantize, backend: str) -> None:
+    cell = quantize(f"backend={backend}", "op_types=[Conv]")
+    assert cell.artifact.quantized_layers == WEIGHT_LAYERS - 1  # all but the dense layer
+
+
+def test_op_types_names_the_nearest(shapes_model: Fp32Model) -> None:
+    graph = onnx.load(shapes_model.onnx_path).graph
+    with pytest.raises(ConfigError, match=r"op_types: got 'Convv'.*nearest: Conv"):
+        find_float_nodes(graph, make_config("op_types=[Convv]"))
+    floats = find_float_nodes(graph, make_config("op_types=[Conv]"))
+    kinds = {node.name: node.op_type for node in graph.node}
+    assert {"Add", "Gemm", "Softmax"} <= {kinds[name] for name in floats}
+    behind = [n.name for n in graph.node if n.op_type == "Relu" and n.name not in floats]
+    assert behind  # a Relu goes along with its convolution
+
+
+def test_dynamic_quantizes_the_linear_layers(quantize: Quantize, shapes_model: Fp32Model) -> None:
+    cell = quantize("backend=torch", "method=dynamic")
+    (dense,) = [n.name for n in onnx.load(shapes_model.onnx_path).graph.node if n.op_type == "Gemm"]
+    assert cell.artifact.details["dynamic_layers"] == dense
+    assert cell.artifact.quantized_layers == 1
+    assert not np.array_equal(
+        cell.predict(images=100), quantize("backend=torch", "dtype=fp32").predict(images=100)
+    )
+
+
+def test_dynamic_without_a_linear_layer_is_unsupported(quantize_anew: Quantize) -> None:
+    with pytest.raises(UnsupportedError, match="linear layers only"):
+        quantize_anew("backend=torch", "method=dynamic", "op_types=[Conv]")
+
+
+class _Planted:
+    """What a pickle would run as it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("loaded",))
+
+
+@pytest.mark.parametrize(
+    ("record", "content"),
+    [
+        ("archive/data/sample_inputs/model.pt", pickle.dumps(_Planted())),
+        ("archive/data/weights/model.pt", pickle.dumps(_Planted())),
+        ("archive/data/constants/custom_obj_0", pickle.dumps(_Planted())),
+        ("archive/models/model.json", b'{"guards_code": ["print(1)"]}'),
+        ("archive/models/model.json", b'{"expr_str": "print(1)"}'),
+        ("archive/data/weights/model_weights_config.json", b'{"use_pickle": true}'),
+    ],
+)
+def test_a_program_that_would_run_code_is_refused(
+    quantize: Quantize, tmp_path: Path, record: str, content: bytes
+) -> None:
+    cell = quantize("backend=torch_pt2e")
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(cell.artifact.path) as whole, zipfile.ZipFile(path, "w") as planted:
+        for name in whole.namelist():
+            if name != record:
+                planted.writestr(name, whole.read(name))
+        planted.writestr(record, content)
+    with pytest.raises(QuantizationError, match="not a program that was saved here"):
+        BACKENDS["torch"](cell.config).load(path)
+
+
+@pytest.mark.slow
+def test_pt2e_uint8_keeps_the_accuracy_of_the_real_network(
+    real_files: None, tmp_path: Path, cache_root: Path
+) -> None:
+    from resnet8ptq import data, model
+
+    config = make_config("backend=torch_pt2e", "dtype=uint8", "per_channel=true")
+    dataset = data.load("cifar10", data.settle(config.data).root)
+    split = draw_calibration(dataset, 20, config.seed).split
+    quantizer = BACKENDS["torch"](config)
+    artifact = quantizer.quantize(model.load(config.model, dataset, cache_root), split, tmp_path)
+    test = dataset.test.take(np.arange(1000))
+    found = np.concatenate([quantizer.load(artifact.path).predict(b) for b in test.batches(250)])
+    assert artifact.quantized_layers == WEIGHT_LAYERS
+    assert (found.argmax(1) == test.labels).mean() > 0.84
+
+
+def test_refuses_a_module_in_which_nothing_is_quantized(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch import fx, nn
+
+    from resnet8ptq.backends import torch as backend
+
+    def without_layers(path: Path) -> Any:
+        return fx.symbolic_trace(nn.Sequential(nn.Flatten(), nn.Softmax(dim=1))).eval()
+
+    monkeypatch.setattr(backend, "load_torch_module", without_layers)
+    split = draw_calibration(shapes, 1, 0).split
+    with pytest.raises(QuantizationError, match="quantized nothing"):
+        BACKENDS["torch"](make_config("data=shapes", "backend=torch")).quantize(
+            shapes_model, split, tmp_path
+        )
+
+
+def test_engine_missing_from_the_build_is_unsupported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["none", "x86"])
+    quantizer = BACKENDS["torch"](make_config("backend=torch", "backend.engine=qnnpack"))
+    with pytest.raises(UnsupportedError, match=r"engine=qnnpack is not in this build.*x86"):
+        quantizer.resolve()
+
+
+@pytest.mark.parametrize("vnni", [True, False])
+def test_engine_auto_is_onednn_where_the_cpu_has_vnni(
+    monkeypatch: pytest.MonkeyPatch, vnni: bool
+) -> None:
+    if "onednn" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this build of torch has no oneDNN")
+    monkeypatch.setattr(torch.backends.quantized, "engine", "fbgemm")
+    monkeypatch.setattr(environment, "has_vnni", lambda: vnni)
+    resolved = BACKENDS["torch"](make_config("backend=torch")).resolve()
+    assert (resolved["engine"] == "onednn") == vnni
+
+
+def test_engine_auto_does_not_depend_on_the_run_before(
+    monkeypatch: pytest.MonkeyPatch, quantize_anew: Quantize
+) -> None:
+    monkeypatch.setattr(environment, "has_vnni", lambda: False)
+    auto = BACKENDS["torch"](make_config("backend=torch"))
+    before = auto.resolve()["engine"]
+    other = "qnnpack" if before == "fbgemm" else "fbgemm"
+    quantize_anew("backend=torch", f"backend.engine={other}")
+    assert auto.resolve()["engine"] == before
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "expected"),
+    [
+        ("fbgemm", "null", "7"),
+        ("x86", "null", "7"),
+        ("onednn", "null", "8"),
+        ("fbgemm", "false", "8"),
+        ("onednn", "true", "7"),
+    ],
+)
+def test_reduce_range_follows_the_engine(engine: str, given: str, expected: str) -> None:
+    if engine not in torch.backends.quantized.supported_engines:
+        pytest.skip(f"this build of torch has no {engine}")
+    overrides = (f"backend.engine={engine}", f"reduce_range={given}")
+    resolved = BACKENDS["torch"](make_config("backend=torch", *overrides)).resolve()
+    assert resolved["activation_bits"] == expected
+
+
+def test_reduce_range_changes_the_model(quantize: Quantize) -> None:
+    seven, eight = (
+        quantize("backend=torch", f"reduce_range={value}") for value in ("true", "false")
+    )
+    assert seven.artifact.ranges == eight.artifact.ranges
+    assert not np.array_equal(seven.predict(), eight.predict())
+
+
+def test_file_holds_one_class_and_no_debug_records(quantize: Quantize) -> None:
+    slim = quantize("backend=torch")
+    whole = quantize("backend=torch", "backend.freeze=false")
+    full = quantize("backend=torch", "backend.freeze=false", "backend.debug_records=true")
+
+    def records(cell: Cell, suffix: str) -> list[str]:
+        with zipfile.ZipFile(cell.artifact.path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(suffix)]
+        return [name for name in names if "torch/classes" not in name]  # torch's own
+
+    assert records(slim, ".debug_pkl") == records(whole, ".debug_pkl") == []
+    assert records(full, ".debug_pkl") != []
+    assert len(records(slim, ".py")) == 1 < len(records(whole, ".py")) == len(records(full, ".py"))
+    assert slim.artifact.size_bytes < whole.artifact.size_bytes < full.artifact.size_bytes
+    assert np.array_equal(slim.predict(), full.predict())
+    assert np.array_equal(slim.predict(), whole.predict())
+
+
+def test_histogram_observer_is_its_own_method(quantize: Quantize) -> None:
+    histogram = quantize("backend=torch", "calib=histogram")
+    assert histogram.artifact.quantized_layers == WEIGHT_LAYERS
+    assert not np.array_equal(histogram.predict(), quantize("backend=torch").predict())
