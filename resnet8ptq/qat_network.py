@@ -80,7 +80,7 @@ class _Round(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         # In place where it may be: memory traffic is a good part of a training step.
         scale = (high - low) / steps
-        zero_point = int(torch.round(-low / scale))
+        zero_point = float(torch.round(-low / scale))
         levels = torch.div(values, scale).round_()
         rounded = levels.clamp_(-zero_point, steps - zero_point).mul_(scale)
         ctx.save_for_backward(values, rounded)

@@ -76,8 +76,6 @@ class Trainer:
         torch.set_num_threads(environment.threads(self.config.threads))
         optimizer = self._optimizer()
         state = self._resume(optimizer)
-        for point in state.points:
-            self.report(point)
         while state.epoch < self.config.qat.epochs:
             self._train_epoch(state, optimizer)
             state.epoch += 1
@@ -107,6 +105,8 @@ class Trainer:
             state = _State(**found)
             self.student.load_state_dict(state.student)
             optimizer.load_state_dict(state.optimizer)
+            for point in state.points:
+                self.report(point)
             log.info("qat: goes on after epoch %d of %d", state.epoch, self.config.qat.epochs)
             return state
         student = _copy(self.student.state_dict())
