@@ -138,7 +138,7 @@ def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
     for axes, name, label, colour, marker in series:
         found = [(point["step"], point[name]) for point in points if name in point]
         axes.plot(*zip(*found, strict=True), color=colour, marker=marker, label=label)
-    left.set(ylabel="distillation loss", ylim=(0, None))
+    left.set(ylabel="distillation loss")
     right.set(ylabel="accuracy of held-out images")
     for axes in (left, right):
         axes.set(xlabel="step")
