@@ -39,9 +39,8 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
     Raises:
         ConfigError: the cache folder cannot be written.
     """
-    text = json.dumps(dict(key), sort_keys=True)
-    home = root / kind
-    path = home / hashlib.sha256(text.encode()).hexdigest()[:20]
+    text, path = _as_text(key), place(root, kind, key)
+    home = path.parent
     lock = FileLock(home / f".{path.name}.lock")
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -57,6 +56,15 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
     finally:
         lock.release()
     return path
+
+
+def place(root: Path, kind: str, key: Key) -> Path:
+    """Return where the entry `key` is or would be."""
+    return root / kind / hashlib.sha256(_as_text(key).encode()).hexdigest()[:20]
+
+
+def _as_text(key: Key) -> str:
+    return json.dumps(dict(key), sort_keys=True)
 
 
 def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:

@@ -151,7 +151,7 @@ class QatConfig:
 
     epochs: int = 3
     batch_size: int = 128
-    learning_rate: float = 1e-4
+    learning_rate: float = 1e-3
     temperature: float = 4.0
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -220,6 +220,13 @@ def draw_held_out(data: Dataset, calibration: CalibrationSet, images: int, seed:
     random = np.random.default_rng(seed)
     drawn = [random.choice(indices, images // classes, replace=False) for indices in members]
     return data.train.take(np.sort(np.concatenate(drawn)).astype(np.int64))
+
+
+def leave_out(split: Split, others: Iterable[Split]) -> Split:
+    """Return the images of `split` whose pixels are in none of `others`."""
+    seen = {image_hash for other in others for image_hash in _image_hashes(other.images)}
+    kept = [i for i, image in enumerate(split.images) if _image_hash(image) not in seen]
+    return split.take(np.array(kept, dtype=np.int64))
 
 
 def _image_hashes(images: Images) -> set[bytes]:

@@ -1,4 +1,4 @@
-"""The grid that the weights of a layer are rounded to, the same in every backend.
+"""The grids that weights and activations are rounded to, the same in every backend.
 
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", CVPR 2018: value = scale * (level - zero_point).
@@ -91,3 +91,16 @@ class Grid:
     def round(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the nearest value on the grid."""
         return self.dequantize(self.quantize(weights))
+
+
+@dataclass(frozen=True)
+class ActivationScheme:
+    """How activations are quantized: to `2**bits` levels, for all of a tensor."""
+
+    bits: int = 8
+    symmetric: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Steps from the lowest level to the highest; even around a zero in the middle."""
+        return 2**self.bits - (2 if self.symmetric else 1)

@@ -1,6 +1,6 @@
 """Figures of one run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -123,4 +123,25 @@ def sensitivity(
     line = panels[0].axvline(whole_sqnr_db, color="tab:red", linestyle="--")
     figure.legend([line], [f"all layers: {whole_sqnr_db:.1f} dB"], loc="outside upper right")
     figure.suptitle(title, x=0.01, ha="left")
+    return figure
+
+
+def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
+    """Loss in training and on held-out images, and accuracy on those, over the steps."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    series = (
+        (left, "qat_loss", "training", "C0", None),
+        (left, "qat_validation_loss", "held-out", "C1", "o"),
+        (right, "qat_validation_accuracy", "held-out", "C1", "o"),
+    )
+    for axes, name, label, colour, marker in series:
+        found = [(point["step"], point[name]) for point in points if name in point]
+        axes.plot(*zip(*found, strict=True), color=colour, marker=marker, label=label)
+    left.set(ylabel="distillation loss")
+    right.set(ylabel="accuracy of held-out images")
+    for axes in (left, right):
+        axes.set(xlabel="step")
+        axes.grid(alpha=0.3)
+        axes.legend()
     return figure

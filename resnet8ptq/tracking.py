@@ -190,6 +190,12 @@ class Run:
         digests = {"calibration_digest": calibration.digest, "test_digest": data.test.digest}
         mlflow.set_tags({**digests, "class_names": json.dumps(data.class_names)})
 
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log points of curves, such as a loss, at `step`."""
+        now = mlflow.utils.time.get_current_time_millis()
+        points = [Metric(key, value, now, step) for key, value in metrics.items()]
+        mlflow.MlflowClient().log_batch(self.run_id, metrics=points)
+
     def log_model(self, path: Path, data: Dataset) -> None:
         """Log an ONNX file as an MLflow model too, with its signature, in one file."""
         if path.suffix != ".onnx":

@@ -1,0 +1,99 @@
+"""Fake quantization in torch: values stay float, and lie on the grid that integers would have.
+
+Rounding has no gradient of use; it is passed straight through (Bengio et al., "Estimating or
+Propagating Gradients Through Stochastic Neurons for Conditional Computation", 2013).
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from resnet8ptq.calibration import Range
+from resnet8ptq.grid import ActivationScheme, WeightScheme
+
+
+class FakeQuantize(nn.Module):  # type: ignore[misc]
+    """Round activations to the levels of a learned range.
+
+    Learned are the logarithms of both ends' growth, as in Jain et al., "Trained Quantization
+    Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural Networks", MLSys
+    2020: one learning rate then fits ranges of any size, and no end crosses zero, which stays one
+    of the levels.
+    """
+
+    def __init__(self, given: Range, scheme: ActivationScheme) -> None:
+        super().__init__()
+        low, high = min(given[0], 0.0), max(given[1], 0.0)
+        if low == high:  # a tensor of zeros
+            high = 1.0
+        self.scheme = scheme
+        self.register_buffer("initial", torch.tensor([low, high]))  # [2]
+        self.log_growth = nn.Parameter(torch.zeros(2))
+
+    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both ends of the range, differentiable."""
+        low, high = self.initial * self.log_growth.exp()
+        if self.scheme.symmetric:
+            high = torch.maximum(-low, high)
+            low = -high
+        return low, high
+
+    def range(self) -> Range:
+        """Return the range as it is."""
+        low, high = self.ends()
+        return float(low.detach()), float(high.detach())
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the nearest level of each value."""
+        return Round.apply(values, *self.ends(), self.scheme.steps)
+
+
+class Round(torch.autograd.Function):  # type: ignore[misc]
+    """Round to `steps + 1` levels, with gradients for the values and both ends of the range.
+
+    Those of the ends are Esser et al.'s, "Learned Step Size Quantization", ICLR 2020, for two
+    ends: within the range d(rounded)/d(scale) is the rounding error in steps, beyond it the
+    rounded value is the end itself.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: torch.Tensor, low: torch.Tensor, high: torch.Tensor, steps: int
+    ) -> torch.Tensor:
+        """Return the nearest level of each value, clipped to the range."""
+        # In place where it may be: memory traffic is a good part of a training step.
+        scale = (high - low) / steps
+        zero_point = float(torch.round(-low / scale))
+        levels = torch.div(values, scale).round_()
+        rounded = levels.clamp_(-zero_point, steps - zero_point).mul_(scale)
+        ctx.save_for_backward(values, rounded)
+        ctx.ends = float(low), float(high)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of values, low and high."""
+        values, rounded = ctx.saved_tensors
+        low, high = ctx.ends
+        inside = values.clamp(low, high) == values
+        within = gradient * inside
+        scaled = (within * (rounded - values)).sum() / (high - low)
+        above = beyond = gradient.sum() - within.sum()
+        if low < 0:
+            above = (gradient * (values > high)).sum()
+        return within, beyond - above - scaled, above + scaled, None
+
+
+class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
+    """Round weights, [out, ...], to the grid that fits them as they are."""
+
+    def __init__(self, scheme: WeightScheme) -> None:
+        super().__init__()
+        self.scheme = scheme
+
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weights on their grid."""
+        array = weights.detach().numpy()
+        rounded = torch.from_numpy(self.scheme.grid(array, axis=0).round(array))
+        return weights + (rounded - weights).detach()

@@ -1,0 +1,126 @@
+"""`method=qat`: fine-tune the network so that quantization costs it less.
+
+A student with fake quantization learns from the FP32 network, on training images. What comes out
+is no artifact yet, but a network and activation ranges, from which every backend makes its own.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from resnet8ptq import cache, data, environment, files, plots
+from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.onnx_calibration import find_ranges
+from resnet8ptq.calibration import Range
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import CalibrationSet, Dataset
+from resnet8ptq.errors import UnsupportedError
+from resnet8ptq.grid import ActivationScheme, WeightScheme
+from resnet8ptq.model import Fp32Model
+from resnet8ptq.nodes import find_float_nodes
+from resnet8ptq.tracking import Run
+
+if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat needs
+    from resnet8ptq.qat_training import Point
+
+NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
+
+
+def fine_tune(
+    config: RunConfig,
+    fp32: Fp32Model,
+    dataset: Dataset,
+    calibration: CalibrationSet,
+    folder: Path,
+    run: Run,
+) -> tuple[Fp32Model, dict[str, Range]]:
+    """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
+
+    It is kept in the cache under all that went in, but not the backend's name: backends that
+    quantize alike share it. One that was interrupted goes on after its last whole epoch.
+
+    Args:
+        config: what to run; `dtype` is an 8-bit one.
+        fp32: the network to begin with, and to learn from.
+        dataset: its training images train, without those that are held out or in its test split.
+        calibration: images for the ranges that training begins with.
+        folder: the run's; gets `qat_loss.png`.
+        run: gets the curves.
+
+    Raises:
+        UnsupportedError: the network has layers that cannot be trained, or does not end in softmax.
+        ConfigError: `held_out_images` does not fit the data.
+        QuantizationError: the loss is NaN or infinite.
+    """
+    if config.calib.name == "histogram":
+        raise UnsupportedError(
+            "method=qat with calib=histogram: torch's own observer finds no ranges to begin with"
+        )
+    cache_root = cache.folder(config.cache_dir)
+    proto = onnx.load(fp32.onnx_path)
+    skipped = find_float_nodes(proto.graph, config)
+    held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+    resolved = BACKENDS[config.backend.name](config).resolve()
+    weights = WeightScheme.of(config, resolved.get("weight_bits", "8") == "7")
+    bits = int(resolved.get("activation_bits", "8"))
+    activations = ActivationScheme(bits, bool(config.symmetric.activations))
+    key: cache.Key = {
+        "model": files.sha256(fp32.onnx_path),
+        "train": dataset.train.digest,
+        "test": dataset.test.digest,  # whose images are left out
+        "calibration": calibration.digest,
+        "held_out": held_out.digest,
+        "settings": _as_text([asdict(config.qat), asdict(config.calib), asdict(weights)]),
+        "activations": _as_text([asdict(activations), config.float_output, skipped]),
+        "seed": config.seed,
+        **environment.versions(),
+    }
+    points: list[Point] = []
+
+    def report(point: "Point") -> None:
+        points.append(point)
+        run.log_step(int(point["step"]), {k: v for k, v in point.items() if k != "step"})
+
+    def make(entry: Path) -> None:
+        from resnet8ptq import qat_network, qat_training
+
+        started = find_ranges(onnx.load(fp32.onnx_path), skipped, calibration.split, config, {})
+        student = qat_network.prepare(
+            fp32.onnx_path,
+            skipped,
+            started,
+            weights,
+            activations,
+            config.float_output,
+        )
+        qat_training.Trainer(
+            config,
+            student.module,
+            qat_network.load_logits(fp32.onnx_path),
+            data.leave_out(dataset.train, (held_out, dataset.test)),
+            held_out,
+            checkpoint,
+            report,
+        ).run()
+        onnx.save(qat_network.write_back(fp32.onnx_path, student), entry / NETWORK_FILE)
+        (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
+        (entry / CURVES_FILE).write_text(json.dumps(points))
+
+    checkpoint = cache.place(cache_root, "qat", key).with_suffix(".checkpoint")
+    entry = cache.entry(cache_root, "qat", key, make)
+    checkpoint.unlink(missing_ok=True)
+    if not points:  # trained before
+        for point in json.loads((entry / CURVES_FILE).read_text()):
+            report(point)
+    plots.save(plots.fine_tuning(points), folder / "qat_loss.png")
+    ranges = json.loads((entry / RANGES_FILE).read_text())
+    network = replace(fp32, onnx_path=entry / NETWORK_FILE)
+    return network, {name: (low, high) for name, (low, high) in ranges.items()}
+
+
+def _as_text(settings: Sequence[Any]) -> str:
+    return json.dumps(settings, sort_keys=True)

@@ -1,0 +1,181 @@
+"""The network that `method=qat` trains: fake quantization wherever the backends quantize."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+from torch.nn.utils import parametrize
+
+from resnet8ptq.calibration import Range
+from resnet8ptq.errors import UnsupportedError
+from resnet8ptq.fake_quantization import FakeQuantize, FakeQuantizeWeight
+from resnet8ptq.grid import ActivationScheme, WeightScheme
+from resnet8ptq.nodes import weight_layers
+from resnet8ptq.torch_module import load_torch_module
+
+# The frameworks give the output of these the scale and zero_point of their input.
+_SHARING = (
+    *("AveragePool", "MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"),
+    *("Identity", "Slice"),
+)
+_FUSED = ("Relu", "Clip")
+
+
+class _Quantized(nn.Module):  # type: ignore[misc]
+    """An operator, and the rounding of what it returns."""
+
+    def __init__(self, operator: Any, quantizer: FakeQuantize) -> None:
+        super().__init__()
+        self.operator, self.quantizer = operator, quantizer
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the operator's output, rounded."""
+        return self.quantizer(self.operator(*inputs))
+
+
+@dataclass(frozen=True)
+class Student:
+    """The network in training: raw pixels [n, H, W, C] to logits [n, classes].
+
+    Attributes:
+        quantizers: fake quantization by ONNX tensor name; some tensors share one.
+    """
+
+    module: Any
+    quantizers: dict[str, FakeQuantize]
+
+    def ranges(self) -> dict[str, Range]:
+        """Return the range of each quantized activation, by ONNX tensor name."""
+        return {name: quantizer.range() for name, quantizer in self.quantizers.items()}
+
+
+def load_logits(onnx_path: Path) -> Any:
+    """Load the network without its softmax: raw pixels [n, H, W, C] to logits [n, classes].
+
+    Raises:
+        UnsupportedError: it does not end in a softmax.
+    """
+    last = onnx.load(onnx_path).graph.node[-1]
+    module = load_torch_module(onnx_path)
+    if last.op_type != "Softmax":
+        raise UnsupportedError(f"method=qat: takes a network that ends in Softmax, not {last.name}")
+    setattr(module, last.name, nn.Identity())
+    return module
+
+
+def prepare(
+    onnx_path: Path,
+    skipped: list[str],
+    ranges: Mapping[str, Range],
+    weights: WeightScheme,
+    activations: ActivationScheme,
+    float_output: bool,
+) -> Student:
+    """Load the network and put fake quantization into it.
+
+    Args:
+        onnx_path: the FP32 network.
+        skipped: names of nodes that stay in float.
+        ranges: where training begins, of every tensor around nodes that are quantized.
+        weights: the grid of the weights.
+        activations: the levels of the activations.
+        float_output: the last layer's output stays in float.
+
+    Raises:
+        UnsupportedError: it does not end in a softmax, or a layer's weights cannot be trained.
+    """
+    graph = onnx.load(onnx_path).graph
+    body = load_logits(onnx_path)
+    for node in _layers(graph):
+        layer = _find_layer(body, node)
+        if node.name not in skipped:
+            parametrize.register_parametrization(layer, "weight", FakeQuantizeWeight(weights))
+
+    source = graph.input[0].name
+    quantizers = {source: FakeQuantize(ranges[source], activations)} if source in ranges else {}
+    entrance = quantizers.get(source, nn.Identity())
+    fused = _find_fused(graph, skipped)
+    for node in _before_output(graph, float_output):
+        given, made = node.input[0], node.output[0]
+        if node.op_type in _SHARING and given in quantizers and node.name not in skipped:
+            quantizers[made] = quantizers[given]
+        elif made in ranges and made not in fused:
+            quantizers[made] = FakeQuantize(ranges[made], activations)
+        else:
+            continue
+        setattr(body, node.name, _Quantized(getattr(body, node.name), quantizers[made]))
+    for made, activated in fused.items():
+        if activated in quantizers:
+            quantizers[made] = quantizers[activated]
+    return Student(nn.Sequential(entrance, body).eval(), quantizers)
+
+
+def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
+    """Return the network with the student's weights and biases, unrounded; all names stay."""
+    proto = onnx.load(onnx_path)
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in _layers(proto.graph):
+        layer = _find_layer(student.module[1], node)
+        trained = parametrize.is_parametrized(layer)
+        weights = layer.parametrizations.weight.original if trained else layer.weight
+        if node.op_type == "Gemm" and not any(a.name == "transB" and a.i for a in node.attribute):
+            weights = weights.T  # [in, out]
+        for name, values in zip(node.input[1:], (weights, layer.bias), strict=False):
+            array = np.ascontiguousarray(values.detach().numpy())
+            tensors[name].CopyFrom(numpy_helper.from_array(array, name))
+    return proto
+
+
+def _layers(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the layers with weights.
+
+    Raises:
+        UnsupportedError: two of them share their weights.
+    """
+    layers = list(weight_layers(graph).values())
+    if len({node.input[1] for node in layers}) < len(layers):
+        raise UnsupportedError("method=qat: takes a network whose layers share no weights")
+    return layers
+
+
+def _find_layer(body: Any, node: onnx.NodeProto) -> Any:
+    """Return the torch module with the weights: onnx2torch wraps some, to pad before them.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    for module in getattr(body, node.name).modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            return module
+    hint = "; takes model.fold=true" if node.op_type == "MatMul" else ""
+    raise UnsupportedError(f"method=qat: onnx2torch gives {node.name} no weights to train{hint}")
+
+
+def _find_fused(graph: onnx.GraphProto, skipped: list[str]) -> dict[str, str]:
+    """Return tensors that the frameworks do not quantize by themselves.
+
+    They go into a Relu or Clip that is fused with what makes them; returned with its output.
+    """
+    takers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            takers.setdefault(name, []).append(node)
+    return {
+        name: taker.output[0]
+        for name, (taker, *others) in takers.items()
+        if not others and taker.op_type in _FUSED and taker.name not in skipped
+    }
+
+
+def _before_output(graph: onnx.GraphProto, float_output: bool) -> list[onnx.NodeProto]:
+    """Return the nodes up to the softmax; or to the last layer, where its output stays in float."""
+    nodes = list(graph.node)[:-1]
+    if not float_output:
+        return nodes
+    return nodes[: max(nodes.index(layer) for layer in _layers(graph))]

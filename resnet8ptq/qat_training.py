@@ -1,0 +1,250 @@
+"""How `method=qat` trains: distillation from the FP32 network, with a checkpoint each epoch."""
+
+import hashlib
+import io
+import logging
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from resnet8ptq import environment, files
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import Images, Split
+from resnet8ptq.errors import QuantizationError
+from resnet8ptq.terminal import track
+
+log = logging.getLogger(__name__)
+
+PADDING = 4  # pixels, of the random crop
+POINTS = 10  # of the loss curve, for each epoch
+RANGE_RATE = 1.0  # of the ranges' logarithms, in learning rates
+VALIDATION_BATCH = 500
+
+Point = dict[str, float]  # of the curves: `step`, and metrics by name
+
+
+@dataclass
+class _State:
+    """What a checkpoint holds, after `epoch` epochs; `best` is the student of least held-out loss.
+
+    Epoch 0 is the network as it is quantized without training.
+    """
+
+    epoch: int
+    student: dict[str, Any]
+    optimizer: dict[str, Any]
+    best: dict[str, Any]
+    best_loss: float
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything that a training needs and that does not change with it.
+
+    Attributes:
+        student: the module to train, from raw pixels [n, H, W, C] to logits [n, classes].
+        teacher: the FP32 network, alike.
+        train: training images.
+        held_out: training images that choose the best epoch.
+        checkpoint: file that a training which was interrupted goes on from.
+        report: is called with each point of the curves, also with those before an interruption.
+    """
+
+    config: RunConfig
+    student: Any
+    teacher: Any
+    train: Split
+    held_out: Split
+    checkpoint: Path
+    report: Callable[[Point], None]
+
+    def run(self) -> list[Point]:
+        """Train the student, and leave it as it was after its best epoch; return the curves.
+
+        Raises:
+            QuantizationError: the loss is NaN or infinite.
+        """
+        torch.set_num_threads(environment.threads(self.config.threads))
+        optimizer = self._optimizer()
+        state = self._resume(optimizer)
+        while state.epoch < self.config.qat.epochs:
+            self._train_epoch(state, optimizer)
+            state.epoch += 1
+            state.student = _copy(self.student.state_dict())
+            state.optimizer = optimizer.state_dict()
+            self._validate(state)
+            _save(vars(state), self.checkpoint)
+        self.student.load_state_dict(state.best)
+        return state.points
+
+    def _optimizer(self) -> torch.optim.Adam:
+        """Let each tensor learn in units of its own size, as in You et al., LAMB, ICLR 2020.
+
+        Weights of a layer that takes raw pixels, with batch normalization folded in, are a
+        hundredth of others. The ranges' logarithms have the unit 1.
+        """
+        groups = []
+        for name, values in self.student.named_parameters():
+            size = float(values.detach().square().mean().sqrt())
+            unit = RANGE_RATE if name.endswith("log_growth") else size or 1.0
+            groups.append({"params": [values], "unit": unit})
+        return torch.optim.Adam(groups)
+
+    def _resume(self, optimizer: torch.optim.Adam) -> _State:
+        found = _load(self.checkpoint) if self.checkpoint.exists() else None
+        if found is not None:
+            state = _State(**found)
+            self.student.load_state_dict(state.student)
+            optimizer.load_state_dict(state.optimizer)
+            for point in state.points:
+                self.report(point)
+            log.info("qat: goes on after epoch %d of %d", state.epoch, self.config.qat.epochs)
+            return state
+        student = _copy(self.student.state_dict())
+        state = _State(0, student, optimizer.state_dict(), student, math.inf, [])
+        self._validate(state)
+        return state
+
+    def _train_epoch(self, state: _State, optimizer: torch.optim.Adam) -> None:
+        settings, epoch = self.config.qat, state.epoch
+        # One generator for each epoch: what it draws does not depend on where training began.
+        random = np.random.default_rng([self.config.seed, epoch])
+        order = random.permutation(len(self.train))
+        starts = range(0, len(order), settings.batch_size)
+        marks = {round(len(starts) * (i + 1) / POINTS) for i in range(POINTS)}
+        losses: list[float] = []
+        for batch in track(starts, f"Fine-tuning: epoch {epoch + 1} of {settings.epochs}"):
+            step = epoch * len(starts) + batch // settings.batch_size
+            rate = _cosine(step / (settings.epochs * len(starts))) * settings.learning_rate
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["unit"]
+            chosen = order[batch : batch + settings.batch_size]
+            images = torch.from_numpy(augment(self.train.images[chosen], random))
+            loss, _ = self._loss(images)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            if not math.isfinite(losses[-1]):
+                raise QuantizationError(
+                    f"method=qat: the loss is {losses[-1]} after {step} steps; "
+                    f"qat.learning_rate={settings.learning_rate} is too large"
+                )
+            if step - epoch * len(starts) + 1 in marks:
+                point = {"step": step + 1.0, "qat_loss": float(np.mean(losses))}
+                self._add(state, {**point, "qat_learning_rate": rate})
+                losses = []
+
+    def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss and the student's logits.
+
+        The teacher's logits are averaged over each image and its mirror image: the average is
+        right more often than the teacher, and the student gets it in one run.
+        """
+        with torch.no_grad():
+            wanted = (self.teacher(images) + self.teacher(images.flip(2))) / 2
+        logits = self.student(images)
+        return distillation_loss(logits, wanted, self.config.qat.temperature), logits
+
+    def _validate(self, state: _State) -> None:
+        """Add loss and accuracy on the held-out images; keep the student where it is the best."""
+        right, total = 0, 0.0
+        with torch.no_grad():
+            for batch, labels in _labelled(self.held_out, VALIDATION_BATCH):
+                loss, logits = self._loss(batch)
+                right += int((logits.argmax(dim=1) == labels).sum())
+                total += float(loss) * len(labels)
+        mean, accuracy = total / len(self.held_out), right / len(self.held_out)
+        if mean < state.best_loss:
+            state.best, state.best_loss = state.student, mean
+        steps = state.epoch * -(-len(self.train) // self.config.qat.batch_size)
+        point = {"step": float(steps), "qat_validation_loss": mean}
+        self._add(state, {**point, "qat_validation_accuracy": accuracy})
+        log.info(
+            "qat: epoch %d of %d: held-out loss %.5f, accuracy %.2f %%",
+            *(state.epoch, self.config.qat.epochs, mean, 100 * accuracy),
+        )
+
+    def _add(self, state: _State, point: Point) -> None:
+        state.points.append(point)
+        self.report(point)
+
+
+def distillation_loss(
+    logits: torch.Tensor, wanted: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """Return the KL divergence of softened probabilities, times temperature squared.
+
+    Source: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015.
+    """
+    student = functional.log_softmax(logits / temperature, dim=1)
+    teacher = functional.log_softmax(wanted / temperature, dim=1)
+    divergence = functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    return divergence * temperature**2
+
+
+def augment(images: Images, random: np.random.Generator) -> NDArray[np.float32]:
+    """Shift each image by up to `PADDING` pixels, and flip half of them.
+
+    Args:
+        images: [n, H, W, C].
+        random: draws shifts and flips.
+
+    Returns:
+        Raw pixels [n, H, W, C].
+    """
+    count, height, width, _ = images.shape
+    around = (PADDING, PADDING)
+    padded = np.pad(images, ((0, 0), around, around, (0, 0)), mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
+    down, right = random.integers(0, 2 * PADDING + 1, size=(2, count))
+    shifted = windows[np.arange(count), down, right]  # [n, C, H, W]
+    flipped = random.random(count) < 0.5
+    shifted[flipped] = shifted[flipped][..., ::-1]
+    return np.ascontiguousarray(np.moveaxis(shifted, 1, -1), dtype=np.float32)
+
+
+def _cosine(progress: float) -> float:
+    """Fall from 1 to 0 as `progress` goes from 0 to 1."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def _labelled(split: Split, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    starts = range(0, len(split), size)
+    for start, batch in zip(starts, split.batches(size), strict=True):
+        yield torch.from_numpy(batch), torch.from_numpy(split.labels[start : start + size])
+
+
+def _copy(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() for name, value in state.items()}
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint behind its own SHA-256: torch would read over flipped bits."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    with files.atomic(path) as temporary:
+        digest = hashlib.sha256(content.getvalue()).digest()
+        temporary.write_bytes(digest + content.getvalue())
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    """Read a checkpoint; None, with a warning, where it is damaged."""
+    whole = path.read_bytes()
+    digest, content = whole[:32], whole[32:]
+    if hashlib.sha256(content).digest() == digest:
+        try:
+            return dict(torch.load(io.BytesIO(content), weights_only=True))
+        except (RuntimeError, pickle.UnpicklingError):  # of another version
+            pass
+    log.warning("qat: %s is damaged; training starts again", path)
+    return None
