@@ -40,7 +40,7 @@ def check(config: RunConfig) -> None:
     _check_backend(config.backend)
     _check_calib(config.calib)
     _check_quantization(config)
-    _check_table(config)
+    _check_method(config)
     _at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
     _one_of("evaluate.split", config.evaluate.split, SPLITS)
     for key in ("batch_size", "threads", "repeats", "batch_repeats"):
@@ -133,9 +133,12 @@ def _at_least(key: str, got: int, least: int) -> None:
     _require(key, got, got >= least, f"an integer >= {least}")
 
 
-def _check_table(config: RunConfig) -> None:
+def _check_method(config: RunConfig) -> None:
+    """Refuse what would undo the method's work, or be undone by it."""
     if config.calib.table is not None and config.method != "static":
         raise ConfigError(f"calib.table: nothing reads it with method={config.method}")
+    if config.method == "qat" and config.corrections.equalization:
+        raise ConfigError("corrections.equalization: moves the ranges that method=qat has learned")
 
 
 def _fraction(key: str, got: float) -> None:

@@ -14,7 +14,7 @@ import pooch
 from numpy.typing import NDArray
 
 from resnet8ptq import cifar10, shapes
-from resnet8ptq.config import DataConfig
+from resnet8ptq.config import DataConfig, RunConfig
 from resnet8ptq.errors import ConfigError, DataError, DataNotFoundError
 
 log = logging.getLogger(__name__)
@@ -220,6 +220,17 @@ def draw_held_out(data: Dataset, calibration: CalibrationSet, images: int, seed:
     random = np.random.default_rng(seed)
     drawn = [random.choice(indices, images // classes, replace=False) for indices in members]
     return data.train.take(np.sort(np.concatenate(drawn)).astype(np.int64))
+
+
+def choose_scored(data: Dataset, calibration: CalibrationSet, config: RunConfig) -> Dataset:
+    """Return the data set with the images that `evaluate.split` names as its test split.
+
+    Whatever trains or chooses leaves those out, held-out images too.
+    """
+    if config.evaluate.split == "test":
+        return data
+    held_out = draw_held_out(data, calibration, config.held_out_images, config.seed)
+    return replace(data, test=held_out)
 
 
 def leave_out(split: Split, others: Iterable[Split]) -> Split:

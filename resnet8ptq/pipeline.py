@@ -61,14 +61,12 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
     fp32 = model.load(config.model, dataset, cache_root)
     run.log_params(fp32.describe())
     calibration = data.draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    if config.evaluate.split == "held_out":
-        held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
-        dataset = replace(dataset, test=held_out)
-    run.log_datasets(dataset, calibration)
+    scored = data.choose_scored(dataset, calibration, config)
+    run.log_datasets(scored, calibration)
 
     with tempfile.TemporaryDirectory() as scratch:
         prepared = preparation.prepare(
-            config, fp32, dataset, calibration, folder, Path(scratch), run
+            config, fp32, scored, calibration, folder, Path(scratch), run
         )
         quantizer = BACKENDS[config.backend.name](prepared.config)
         start = time.perf_counter()
@@ -78,20 +76,20 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         calibration_table.write(folder, artifact.ranges, prepared.provenance)
 
     predictor = quantizer.load(artifact.path)  # what is measured is what lies on the disk
-    scores, evaluate_s = evaluate.evaluate(predictor, dataset.test, config.evaluate.batch_size)
-    logits = evaluate.collect_logits(predictor, dataset.test, config.evaluate.batch_size)
+    scores, evaluate_s = evaluate.evaluate(predictor, scored.test, config.evaluate.batch_size)
+    logits = evaluate.collect_logits(predictor, scored.test, config.evaluate.batch_size)
     scores = replace(scores, logits=logits)
     single = None
     if config.method == "dynamic" and config.dtype.name != "fp32":
-        single, _ = evaluate.evaluate(predictor, dataset.test, 1, "Evaluating one by one")
-    baseline = evaluate.load_baseline(config, fp32, dataset, cache_root)
+        single, _ = evaluate.evaluate(predictor, scored.test, 1, "Evaluating one by one")
+    baseline = evaluate.load_baseline(config, fp32, scored, cache_root)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
     timed = None
     if config.latency.enabled and resolved["execution"] != "simulated":
-        timed = latency.measure(config, artifact.path, baseline.path, dataset.test.images)
+        timed = latency.measure(config, artifact.path, baseline.path, scored.test.images)
 
     measurement = Measurement(
-        class_names=dataset.class_names,
+        class_names=scored.class_names,
         comparison=Comparison(scores, baseline.scores),
         size_bytes=artifact.size_bytes,
         baseline_size_bytes=baseline.size_bytes,
@@ -108,6 +106,6 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         "ok", measurement=measurement, resolved=resolved | prepared.params | artifact.details
     )
     outputs.write(folder, config, result, artifact, calibration, fp32)
-    run.log_model(artifact.path, dataset)
+    run.log_model(artifact.path, scored)
     run.log_result(result)
     return result

@@ -180,3 +180,25 @@ def test_a_config_without_the_schema_is_refused(tmp_path: Path):
         pytest.raises(ConfigError, match="schema"),
     ):
         parse_config(compose("config"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method=static8"], r"method: got 'static8', takes static \| dynamic \| qat"),
+        (["format=qqd"], r"format: got 'qqd', takes qdq \| qoperator"),
+        (["nodes_to_exclude=automatic"], r"nodes_to_exclude: got 'automatic', takes a list"),
+        (["nodes_to_exclude=[1]"], r"nodes_to_exclude: got \[1\], takes a list"),
+        (["op_types=[]"], r"op_types: got \[\], takes null or a list"),
+        (["max_drop=2"], r"max_drop: got 2\.0, takes a fraction"),
+        (["calib.averaging_constant=0"], r"calib\.averaging_constant: got 0\.0"),
+        (["backend=torch", "backend.flow=jit"], r"backend\.flow: got 'jit', takes fx \| pt2e"),
+        (["qat.learning_rate=0"], r"qat\.learning_rate: got 0\.0, takes a number > 0"),
+        (["calib.table=a.json", "method=dynamic"], r"calib\.table: nothing reads it"),
+        (["method=qat", "corrections.equalization=true"], r"corrections\.equalization: moves"),
+        (["evaluate.split=train"], r"evaluate\.split: got 'train', takes test \| held_out"),
+    ],
+)
+def test_options_name_what_they_take(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(*overrides)
