@@ -125,13 +125,16 @@ def _report(model: Fp32Model) -> None:
         log.info("%s: opset %d converted to %d", model.source, found.source_opset, found.opset)
     if model.fold:
         effect = found.preprocessing.describe()
-        log.info(
-            "model.fold: nodes %s, bytes %s; %s",
-            *(effect[f"preprocess_{name}"] for name in ("nodes", "bytes", "operators")),
-        )
+        names = ("nodes", "bytes", "operators")
+        _say("model.fold: nodes {}, bytes {}; {}", *(effect[f"preprocess_{n}"] for n in names))
     reason = found.without_torch.get(model.onnx_path.name)
     if reason:
         log.warning("%s: not for backend=torch: %s", model.source, reason)
+
+
+@functools.cache  # once a process, not once for each job of a sweep
+def _say(text: str, *values: str) -> None:
+    log.info(text.format(*values))
 
 
 @functools.cache
