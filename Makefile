@@ -15,8 +15,8 @@ setup: .venv/.run ## Make the virtual environment
 sweep: .venv/.run ## Quantize with both frameworks, int8 and uint8, and compare
 	$(BIN)/python run.py -m backend=onnx,torch dtype=int8,uint8
 
-test: .venv/.dev ## Run every test (CIFAR10_DIR and RESNET8_H5 name the real files)
-	$(BIN)/python -m pytest
+test: .venv/.dev ## Run every test, a process for each core (CIFAR10_DIR and RESNET8_H5 name the real files)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 check: .venv/.dev ## Format, lint and type checks
 	$(BIN)/ruff format --check .

@@ -21,7 +21,10 @@ from resnet8ptq.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 QUICK = ("data=shapes", "latency.enabled=false")
-REASON = "FBGEMM's and oneDNN's quantized convolutions require qint8 weights"
+REASON = (
+    "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; backend.flow=pt2e "
+    "(backend=torch_pt2e) does uint8, simulated in float"
+)
 
 METRICS = {
     *("accuracy", "ci95_low", "ci95_high", "delta", "correct", "total"),
@@ -269,7 +272,11 @@ def test_file_in_the_way_of_the_outputs(tmp_path: Path, name: str, mode: list[st
 def test_help_lists_the_groups(tmp_path: Path) -> None:
     found = call(tmp_path, "--help")
     assert found.code == 0
-    for line in ("backend: onnx, torch", "dtype: fp32, int8, u8s8, uint8", "data: cifar10, shapes"):
+    for line in (
+        "backend: onnx, tflite, torch",
+        "dtype: fp32, int8, u8s8, uint8",
+        "data: cifar10, shapes",
+    ):
         assert line in found.out
     assert "schema" not in found.out
     assert list(tmp_path.iterdir()) == []
