@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq import data, exclusion
-from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import Dataset
 from resnet8ptq.errors import ConfigError, QuantizationError
