@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,17 +105,6 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
         raise ConfigError(f"calib.table: {table} was edited or damaged: not what its run wrote")
     _check_same(made_from, provenance)
     return _as_ranges(_decode(content, table), table)
-
-
-def check_complete(ranges: Mapping[str, Range], names: Collection[str]) -> None:
-    """Raise `ConfigError` unless `ranges` has every tensor of `names`."""
-    missing = [name for name in names if name not in ranges]
-    if missing:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise ConfigError(
-            f"calib.table: has no range for {len(missing)} of {len(names)} tensors that this run "
-            f"quantizes ({shown}); takes a table of a run that quantized them too"
-        )
 
 
 @contextmanager

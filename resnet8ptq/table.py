@@ -132,7 +132,7 @@ def print_table(records: Sequence[Record], console: Console | None = None) -> No
         table.add_row(*row, style=None if row[-1] in ("ok", "baseline") else "yellow")
     console.print(table)
     for note in notes(records):
-        console.print(note, highlight=False, markup=False)
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_places(folder: Path, store: Store) -> None:

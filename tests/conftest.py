@@ -1,5 +1,6 @@
 """Shared fixtures: the embedded set everywhere, the real files where CIFAR10_DIR names them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
@@ -29,15 +31,22 @@ REPO = Path(__file__).parents[1]
 COMMAND = (sys.executable, str(REPO / "run.py"))
 NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
 
-TESTED = 1000  # images
+TESTED = 500  # images
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder of the whole call of pytest; each of its processes has one below it."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for the whole session: a network is converted once, not once a test."""
-    root = tmp_path_factory.mktemp("cache")
+    """One cache for all tests of all processes: a network is converted once, not once a test."""
+    root = shared_folder(tmp_path_factory) / "cache"
+    root.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RESNET8PTQ_CACHE", str(root))
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -223,7 +232,14 @@ def call(folder: Path, *args: str, **env: str) -> Called:
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     """One real sweep for everything that only looks at it: two frameworks, one unsupported cell."""
     args = ("-m", "backend=onnx,torch", "dtype=int8,uint8", "data=shapes")
-    return call(tmp_path_factory.mktemp("sweep"), *args, **NO_REAL_FILES)
+    shared = shared_folder(tmp_path_factory)
+    folder, record = shared / "sweep", shared / "sweep.json"
+    with FileLock(shared / "sweep.lock"):  # the first process that wants it makes it
+        if not record.exists():
+            folder.mkdir()
+            done = call(folder, *args, **NO_REAL_FILES)
+            record.write_text(json.dumps([done.code, done.out, done.err]))
+    return Called(folder, *json.loads(record.read_text()))
 
 
 @pytest.fixture

@@ -34,7 +34,6 @@ SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
 CALIBRATED = [backend for backend in OPTIONS if backend != "tflite"]  # it calibrates by itself
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
-TESTED = 1000  # images
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +131,7 @@ def test_same_config_gives_the_same_file(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", CALIBRATED)
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
 def test_calibration_methods_differ(quantize: Quantize, backend: str) -> None:
     methods = ("minmax", "entropy", "percentile")
     cells = [quantize(f"backend={backend}", "dtype=int8", f"calib={name}") for name in methods]

@@ -93,7 +93,8 @@ def test_comparison_page_lists_parent_and_children_with_columns(
 ) -> None:
     page.goto(ui + ui_view.path(sweep.parent.info.experiment_id))
     for run in [sweep.parent, *sweep.children]:
-        expect(page.get_by_role("link", name=run.info.run_name)).to_be_visible(timeout=PATIENCE_MS)
+        link = page.get_by_role("link", name=run.info.run_name).first  # other tests add their runs
+        expect(link).to_be_visible(timeout=PATIENCE_MS)
     for column in ("backend", "dtype", "calib", "per_channel", "accuracy", "size_bytes"):
         expect(page.get_by_role("columnheader", name=column, exact=True).first).to_be_visible()
     for run in sweep.children:

@@ -1,0 +1,81 @@
+"""Every option on the real network and real images, from preparation to the artifact on disk."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_config
+
+from resnet8ptq import cache, data, model, preparation
+from resnet8ptq.backends import BACKENDS
+
+IMAGES = 500
+FP32_ACCURACY = 0.87
+
+OPTIONS = [
+    ("method=dynamic",),
+    ("method=dynamic", "dtype=uint8", "per_channel=true"),
+    ("method=qat", "qat.epochs=1", "per_channel=true", "held_out_images=200"),
+    ("format=qoperator", "dtype=u8s8"),
+    ("symmetric.activations=true",),
+    ("symmetric.weights=false",),
+    ("float_output=true",),
+    ("slim=true",),
+    ("op_types=[Conv]",),
+    ("nodes_to_quantize=[model_1/conv2d_1_2/BiasAdd]",),
+    ("nodes_to_exclude=[model_1/conv2d_1/BiasAdd]",),
+    ("nodes_to_exclude=auto", "dtype=u8s8", "per_channel=true", "max_drop=0.02"),
+    ("calib=moving_average",),
+    ("calib=mse",),
+    ("corrections.equalization=true",),
+    ("corrections.bias_correction=true",),
+    (
+        "corrections.adaround=true",
+        "corrections.adaround_iterations=50",
+        "calib.samples_per_class=5",
+    ),
+    ("model.fold=false",),
+    ("backend=torch", "method=dynamic"),
+    ("backend=torch", "symmetric.activations=true"),
+    ("backend=torch", "calib=mse"),
+    ("backend=torch_pt2e", "dtype=u8s8", "float_output=true"),
+    ("backend=tflite", "per_channel=true"),
+    ("backend=tflite", "method=dynamic", "per_channel=true"),
+    ("experiment=flagship", "seed=1"),
+]
+
+
+class Nowhere:
+    """In place of an MLflow run: nothing is kept."""
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+        assert all(np.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", OPTIONS, ids=" ".join)
+def test_option_keeps_the_accuracy(
+    real_files: None, overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = make_config("held_out_images=500", "calib.samples_per_class=20", *overrides)
+    config = replace(config, data=data.settle(config.data))
+    config.latency.enabled = False
+    whole = data.load(config.data.name, config.data.root)
+    dataset = replace(
+        whole, train=whole.train.take(np.arange(1500)), test=whole.test.take(np.arange(IMAGES))
+    )
+    fp32 = model.load(config.model, whole, cache.folder(None))
+    calibration = data.draw_calibration(dataset, config.calib.samples_per_class, config.seed)
+    quantizer = BACKENDS[config.backend.name](config)
+    quantizer.resolve()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    prepared = preparation.prepare(config, fp32, dataset, calibration, tmp_path, scratch, Nowhere())
+    quantizer = BACKENDS[config.backend.name](prepared.config)
+    artifact = quantizer.quantize(prepared.network, calibration.split, tmp_path, prepared.ranges)
+    predictor = quantizer.load(artifact.path)
+    outputs = [predictor.predict(batch) for batch in dataset.test.batches(250)]
+    accuracy = (np.concatenate(outputs).argmax(axis=1) == dataset.test.labels).mean()
+    assert artifact.quantized_layers > 0
+    assert accuracy == pytest.approx(FP32_ACCURACY, abs=0.04)
