@@ -52,7 +52,7 @@ def test_every_option_composes_and_parses(option):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_cell_of_a_named_sweep_parses(name):
-    params = compose_whole(f"experiment={name}").hydra.sweeper.params
+    params = compose_whole(f"experiment={name}").hydra.sweeper.params or {}
     axes = [[f"{key}={value}" for value in str(params[key]).split(",")] for key in params]
     cells = [make_config(f"experiment={name}", *cell) for cell in product(*axes)]
     assert len({str(cell) for cell in cells}) == len(cells)  # every axis has an effect
