@@ -114,7 +114,7 @@ def print_table(records: Sequence[Record], console: Console | None = None) -> No
     """Print the table and its notes to stdout."""
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
-        console.width = 160  # a pipe has no width; rich would fold the columns at 80
+        console.width = 240  # a pipe has no width; rich would fold the columns at 80
     narrow = console.width < 120
     table = Table(
         title=title(records),
