@@ -12,10 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from resnet8ptq import table
 from resnet8ptq.comparison import Cell, Comparison
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_CALIBRATIONS = {"minmax": "C0", "entropy": "C1", "percentile": "C2", "histogram": "C4"}
+_CALIBRATIONS = {
+    **{"minmax": "C0", "entropy": "C1", "percentile": "C2", "histogram": "C4"},
+    **{"mse": "C3", "moving_average": "C5", "dynamic": "C6"},
+}
 
 
 def class_impact(comparison: Comparison) -> Figure | None:
@@ -50,29 +54,38 @@ def trade_offs(comparison: Comparison) -> Figure | None:
     cells = comparison.measured
     if not cells:
         return None
-    panels: list[tuple[str, Callable[[Cell], float]]] = [
-        ("model file, kB", lambda cell: cell.metric("size_bytes") / 1000)
+    panels: list[tuple[str, Callable[[Cell], float], Sequence[Cell]]] = [
+        ("model file, kB", lambda cell: cell.metric("size_bytes") / 1000, cells)
     ]
-    if all("latency_p50_ms" in cell.record.metrics for cell in cells):
-        panels.append(("latency of one image, p50, ms", lambda c: c.metric("latency_p50_ms")))
+    timed = [cell for cell in cells if "latency_p50_ms" in cell.record.metrics]
+    if timed:  # what is simulated is not
+        label = "latency of one image, p50, ms"
+        panels.append((label, lambda cell: cell.metric("latency_p50_ms"), timed))
     figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (label, figure_of) in zip(grid, panels, strict=True):
-        _scatter(axes, cells, figure_of, label)
+    for axes, (label, figure_of, shown) in zip(grid, panels, strict=True):
+        _scatter(axes, shown, figure_of, label, _kinds(cells))
     figure.legend(handles=_legend(cells), loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
 def _style(cell: Cell, kinds: Sequence[str]) -> dict[str, Any]:
     """Marker: framework and dtype; colour: calibration; filled: per channel."""
-    colour = _CALIBRATIONS.get(cell.record.params.get("calib", ""), "C7")
+    colour = _CALIBRATIONS.get(_calibration(cell), "C7")
     filled = cell.record.params.get("per_channel") == "true"
     marker = _MARKERS[kinds.index(_kind(cell)) % len(_MARKERS)]
     return {"marker": marker, "color": colour, "markerfacecolor": colour if filled else "white"}
 
 
+def _calibration(cell: Cell) -> str:
+    params = cell.record.params
+    return "dynamic" if params.get("method") == "dynamic" else params.get("calib", "?")
+
+
 def _kind(cell: Cell) -> str:
-    return f"{cell.backend} {cell.record.params.get('dtype')}"
+    method = cell.record.params.get("method", "static")
+    kind = f"{table.framework(cell.record)} {cell.record.params.get('dtype')}"
+    return kind if method == "static" else f"{kind} {method}"
 
 
 def _kinds(cells: Sequence[Cell]) -> list[str]:
@@ -81,7 +94,7 @@ def _kinds(cells: Sequence[Cell]) -> list[str]:
 
 def _legend(cells: Sequence[Cell]) -> list[Line2D]:
     """One key for each mark that appears: three short lists instead of every combination."""
-    calibrations = dict.fromkeys(cell.record.params.get("calib", "?") for cell in cells)
+    calibrations = dict.fromkeys(_calibration(cell) for cell in cells)
     lines = [
         Line2D([], [], ls="", marker=marker, color="0.3", label=kind)
         for marker, kind in zip(cycle(_MARKERS), _kinds(cells), strict=False)
@@ -100,9 +113,12 @@ def _legend(cells: Sequence[Cell]) -> list[Line2D]:
 
 
 def _scatter(
-    axes: Axes, cells: Sequence[Cell], figure_of: Callable[[Cell], float], label: str
+    axes: Axes,
+    cells: Sequence[Cell],
+    figure_of: Callable[[Cell], float],
+    label: str,
+    kinds: Sequence[str],
 ) -> None:
-    kinds = _kinds(cells)
     for cell in cells:
         x, accuracy = figure_of(cell), 100 * cell.metric("accuracy")
         interval = [[100 * cell.metric("ci95_low")], [100 * cell.metric("ci95_high")]]
@@ -115,12 +131,12 @@ def _scatter(
     for level in {cell.metric("baseline_accuracy") for cell in cells}:
         axes.axhline(100 * level, color="0.6", lw=1, zorder=0)
         axes.text(
-            0.99,
+            1.01,  # outside, where no mark can be
             100 * level,
             "FP32",
             color="0.4",
-            ha="right",
-            va="bottom",
+            ha="left",
+            va="center",
             transform=axes.get_yaxis_transform(),
         )
 
