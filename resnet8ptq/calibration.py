@@ -7,7 +7,7 @@ memory stays flat.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 
 from resnet8ptq.config import CalibConfig
+from resnet8ptq.data import Split
 from resnet8ptq.errors import QuantizationError
+from resnet8ptq.terminal import track
 
+Batch = NDArray[np.float32]
 Range = tuple[float, float]
 
 
@@ -66,6 +69,13 @@ class TensorStats:
         counts = np.histogram(values, bins=num_bins, range=limits)[0].astype(np.int64)
         self.counts = counts if len(self.counts) == 0 else self.counts + counts
         self.zeros += values.size - int(np.count_nonzero(values))
+
+    def observe(self, values: NDArray[np.float32], stage: str, config: CalibConfig) -> None:
+        """Take what the pass `stage` of `run_passes` is for."""
+        if stage == "ranges":
+            self.observe_range(values)
+        else:
+            self.observe_histogram(values, config.num_bins)
 
 
 def minmax(stats: TensorStats, config: CalibConfig) -> Range:
@@ -219,7 +229,18 @@ METHODS: dict[str, Callable[[TensorStats, CalibConfig], Range]] = {
 
 def needs_histogram(method: str) -> bool:
     """Tell whether a method needs the second pass."""
-    return method not in ("minmax", "moving_average")
+    return method not in ("minmax", "moving_average", "histogram")
+
+
+def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, Batch]]:
+    """Yield (stage, batch [n, H, W, C]) of the passes that `config.name` takes, with a bar each.
+
+    The stages are `ranges` and, where the method needs it, `histograms`. torch's own observer
+    (`histogram`) takes one pass.
+    """
+    for stage in ["ranges", "histograms"] if needs_histogram(config.name) else ["ranges"]:
+        for batch in track(calibration.batches(config.batch_size), f"Calibrating: {stage}"):
+            yield stage, batch
 
 
 def find_range(stats: TensorStats, config: CalibConfig) -> Range:

@@ -19,6 +19,12 @@ def redact(text: str) -> str:
     return re.sub(r"(?<=://)[^/\s@]+@", "", text)
 
 
+def one_line(error: Exception) -> str:
+    """Return an error's text, folded into one line and cut; it may quote what a file says."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return "".join(char if char.isprintable() else "?" for char in text)[:300]
+
+
 class PtqError(Exception):
     """Base of all errors below; `str()` of it is one line, fit for a terminal."""
 

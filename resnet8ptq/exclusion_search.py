@@ -3,12 +3,11 @@
 Knows nothing of models: what it is given measures a choice of nodes.
 """
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from resnet8ptq import files
 from resnet8ptq.errors import QuantizationError
 from resnet8ptq.terminal import track
 
@@ -86,10 +85,8 @@ def _take_back(nodes: list[str], trials: Trials, max_drop: float) -> list[str]:
 
 def to_csv(steps: Sequence[Step]) -> str:
     """Return one line a trial, in order; accuracy and drop as fractions, on held-out images."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["step", "layers", "accuracy", "drop", "size_bytes", "nodes"])
+    rows: list[list[object]] = [["step", "layers", "accuracy", "drop", "size_bytes", "nodes"]]
     for place, step in enumerate(steps):
         figures = [len(step.nodes), step.accuracy, step.drop, step.size_bytes]
-        writer.writerow([place, *figures, " ".join(step.nodes)])
-    return text.getvalue()
+        rows.append([place, *figures, " ".join(step.nodes)])
+    return files.to_csv(rows)

@@ -1,9 +1,11 @@
 """Write a file so that a killed process leaves either all of it or none; hash what is on disk."""
 
+import csv
 import hashlib
+import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +28,13 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` in UTF-8, all or nothing."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def to_csv(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows of values as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config import RunConfig
+from resnet8ptq.errors import UnsupportedError
 
 # (dtype, reduced to 7 bits, symmetric) -> lowest and highest level, as ONNX Runtime has them
 _LEVELS = {
@@ -37,9 +38,16 @@ class WeightScheme:
     def of(cls, config: RunConfig, reduce_range: bool = False) -> "WeightScheme":
         """Return what the settings of a quantized run come to.
 
-        Weights are symmetric in int8, and wherever each channel has a scale of its own: integer
-        convolutions take one zero point for all channels.
+        Weights are symmetric in int8, and wherever each channel has a scale of its own.
+
+        Raises:
+            UnsupportedError: they are to be affine there; no backend's convolution takes that.
         """
+        if config.per_channel and config.symmetric.weights is False:
+            raise UnsupportedError(
+                "symmetric.weights=false with per_channel=true: integer convolutions take one "
+                "zero point for all channels"
+            )
         dtype = "uint8" if config.dtype.name == "uint8" else "int8"
         chosen = config.symmetric.weights
         symmetric = dtype == "int8" if chosen is None else chosen

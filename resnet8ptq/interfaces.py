@@ -12,6 +12,9 @@ from resnet8ptq.calibration import Range
 from resnet8ptq.data import Split
 from resnet8ptq.model import Fp32Model
 
+# What `Quantizer.resolve` returns for dtype=fp32, in every framework.
+FLOAT = {"weight_dtype": "float32", "activation_dtype": "float32", "execution": "float"}
+
 
 @dataclass(frozen=True)
 class Artifact:

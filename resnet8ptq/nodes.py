@@ -5,6 +5,7 @@ onnx2torch names its modules by the ONNX nodes, so that the same names serve eve
 
 import difflib
 import re
+from typing import Any
 
 import onnx
 from onnx import numpy_helper
@@ -39,6 +40,19 @@ def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
         weights = numpy_helper.to_array(tensors[node.input[1]])
         ranges[name] = (float(weights.min()), float(weights.max()))
     return ranges
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """Return an attribute of a node, or `default`."""
+    found = [item for item in node.attribute if item.name == name]
+    return onnx.helper.get_attribute_value(found[0]) if found else default
+
+
+def channel_axis(node: onnx.NodeProto) -> int:
+    """Return the axis of a layer's weights that counts its output channels."""
+    if node.op_type == "Conv":
+        return 0
+    return 0 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 1
 
 
 def _shorten(tail: list[str], tails: list[list[str]]) -> str:

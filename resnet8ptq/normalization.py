@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, defs, numpy_helper, version_converter
 
-from resnet8ptq.errors import ModelError
-from resnet8ptq.onnx_file import ONNX_DOMAINS, find_all, graph_inputs, one_line
+from resnet8ptq.errors import ModelError, one_line
+from resnet8ptq.onnx_file import ONNX_DOMAINS, find_all, graph_inputs
 
 OPSET = 17
 MIN_OPSET = 13  # the first whose QuantizeLinear knows channels

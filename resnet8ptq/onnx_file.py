@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import TensorProto
 
-from resnet8ptq.errors import ModelError
+from resnet8ptq.errors import ModelError, one_line
 from resnet8ptq.nodes import LAYERS
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
@@ -138,9 +138,3 @@ def type_name(code: int) -> str:
     """Return the name of a tensor's type; files may have codes that are none."""
     names = {value: name.lower() for name, value in TensorProto.DataType.items()}
     return names.get(code, f"type {code}")
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's text, folded into one line and cut; it may quote what a file says."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return "".join(char if char.isprintable() else "?" for char in text)[:300]

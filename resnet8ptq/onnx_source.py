@@ -12,9 +12,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from resnet8ptq.errors import ModelError
+from resnet8ptq.errors import ModelError, one_line
 from resnet8ptq.normalization import normalize, opset, raise_opset
-from resnet8ptq.onnx_file import find_weights, graph_inputs, one_line, read, type_name
+from resnet8ptq.onnx_file import find_weights, graph_inputs, read, type_name
 
 Predict = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 

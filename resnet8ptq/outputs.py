@@ -15,8 +15,6 @@
 | `ranges.json` | activation ranges that calibration chose, and the weights' ranges |
 """
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -87,6 +85,4 @@ def _per_class(found: Measurement) -> Iterable[Sequence[object]]:
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    files.write_text(path, text.getvalue())
+    files.write_text(path, files.to_csv(rows))

@@ -16,7 +16,7 @@ from resnet8ptq.calibration import Range
 from resnet8ptq.errors import UnsupportedError
 from resnet8ptq.fake_quantization import FakeQuantize, FakeQuantizeWeight
 from resnet8ptq.grid import ActivationScheme, WeightScheme
-from resnet8ptq.nodes import weight_layers
+from resnet8ptq.nodes import channel_axis, weight_layers
 from resnet8ptq.torch_module import load_torch_module
 
 # The frameworks give the output of these the scale and zero_point of their input.
@@ -124,8 +124,7 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
         layer = _find_layer(student.module[1], node)
         trained = parametrize.is_parametrized(layer)
         weights = layer.parametrizations.weight.original if trained else layer.weight
-        if node.op_type == "Gemm" and not any(a.name == "transB" and a.i for a in node.attribute):
-            weights = weights.T  # [in, out]
+        weights = weights.movedim(0, channel_axis(node))
         for name, values in zip(node.input[1:], (weights, layer.bias), strict=False):
             array = np.ascontiguousarray(values.detach().numpy())
             tensors[name].CopyFrom(numpy_helper.from_array(array, name))

@@ -1,7 +1,5 @@
 """What a sensitivity analysis found: its table, its files and its figure."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,14 +36,14 @@ def write(folder: Path, config: RunConfig, result: "SensitivityResult") -> None:
 
 def to_csv(result: "SensitivityResult") -> str:
     """Return one line a layer, most sensitive first; sizes in bytes, accuracy as a fraction."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     figures = ("accuracy_lost", "correct", "size_bytes", "saved_bytes")
-    writer.writerow(["rank", "layer", "node", f"{result.output}_sqnr_db", *figures, "images"])
+    rows: list[list[object]] = [
+        ["rank", "layer", "node", f"{result.output}_sqnr_db", *figures, "images"]
+    ]
     for rank, layer in enumerate(result.layers, 1):
         values = [layer.sqnr_db, *(getattr(layer, key) for key in figures)]
-        writer.writerow([rank, layer.name, layer.node, *values, result.images])
-    return text.getvalue()
+        rows.append([rank, layer.name, layer.node, *values, result.images])
+    return files.to_csv(rows)
 
 
 def print_table(result: "SensitivityResult", title: str, console: Console | None = None) -> None:

@@ -1,7 +1,5 @@
 """The table of runs: for the terminal, and as cells and CSV for the report."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +7,7 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from resnet8ptq import files
 from resnet8ptq.metrics import holm
 from resnet8ptq.tracking import Record, Store
 
@@ -144,13 +143,11 @@ def to_csv(records: Sequence[Record]) -> str:
     """Return every parameter and metric of every run, one run a line."""
     params = sorted({key for record in records for key in record.params})
     metrics = sorted({key for record in records for key in record.metrics})
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run_id", "status", "reason", *params, *metrics])
+    rows: list[list[object]] = [["run_id", "status", "reason", *params, *metrics]]
     for r in records:
         values = [*(r.params.get(key, "") for key in params), *(r.metrics.get(k) for k in metrics)]
-        writer.writerow([r.run_id, r.tags.get("status"), r.tags.get("reason"), *values])
-    return text.getvalue()
+        rows.append([r.run_id, r.tags.get("status"), r.tags.get("reason"), *values])
+    return files.to_csv(rows)
 
 
 def _quantized(record: Record) -> bool:

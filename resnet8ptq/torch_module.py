@@ -9,8 +9,7 @@ from typing import Any
 import onnx
 import torch
 
-from resnet8ptq.errors import ModelError
-from resnet8ptq.onnx_file import one_line
+from resnet8ptq.errors import ModelError, one_line
 
 
 def load_torch_module(onnx_path: Path) -> Any:

@@ -25,7 +25,7 @@ from resnet8ptq.config import RunConfig
 from resnet8ptq.data import Split
 from resnet8ptq.errors import QuantizationError, UnsupportedError
 from resnet8ptq.grid import WeightScheme
-from resnet8ptq.interfaces import Artifact
+from resnet8ptq.interfaces import FLOAT, Artifact
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import LAYERS, find_float_nodes
 
@@ -52,18 +52,10 @@ class OnnxQuantizer:
         """Return dtypes, schemes and the format; ask for kernels where they may be missing."""
         config = self.config
         if config.dtype.name == "fp32":
-            return {
-                "weight_dtype": "float32",
-                "activation_dtype": "float32",
-                "execution": "float",
-            }
-        if config.per_channel and config.symmetric.weights is False:
-            raise UnsupportedError(
-                "symmetric.weights=false with per_channel=true: integer convolutions take one "
-                "zero point for all channels"
-            )
+            return dict(FLOAT)
+        weights = self._describe_weights()
         if config.method == "dynamic":
-            return self._resolve_dynamic()
+            return weights | self._resolve_dynamic()
         if config.calib.name == "histogram":
             raise UnsupportedError(
                 "calib=histogram is torch's own observer; onnx takes minmax | moving_average | "
@@ -71,7 +63,7 @@ class OnnxQuantizer:
             )
         activations, _ = DTYPES[config.dtype.name]
         return {
-            **self._describe_weights(),
+            **weights,
             "activation_dtype": _NAMES[activations],
             "activation_scheme": "symmetric" if config.symmetric.activations else "affine",
             "file_format": {"qdq": "QDQ", "qoperator": "QOperator"}[config.format or "qdq"],
@@ -89,7 +81,6 @@ class OnnxQuantizer:
                 raise UnsupportedError(f"{key}={given} has no meaning with method=dynamic")
         onnx_dynamic.check_kernels(config)
         return {
-            **self._describe_weights(),
             "activation_dtype": "uint8 (dynamic)",
             "activation_scheme": "affine",
             "file_format": "IntegerOps",

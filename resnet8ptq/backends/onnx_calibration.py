@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from resnet8ptq.backends.onnx_session import open_session
-from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
+from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import Split
-from resnet8ptq.terminal import track
 
 
 def find_ranges(
@@ -34,26 +31,13 @@ def find_ranges(
     if not stats:
         return {name: given[name] for name in [input_name, *names]}
     session = open_session(proto.SerializeToString(), config)
-    passes = ["ranges", "histograms"] if needs_histogram(config.calib.name) else ["ranges"]
-    for stage in passes:
-        for batch in track(calibration.batches(config.calib.batch_size), f"Calibrating: {stage}"):
-            outputs = zip(names, session.run(names, {input_name: batch}), strict=True)
-            _observe(stats, {input_name: batch, **dict(outputs)}, stage, config.calib.num_bins)
+    for stage, batch in run_passes(calibration, config.calib):
+        outputs = zip(names, session.run(names, {input_name: batch}), strict=True)
+        tensors = {input_name: batch, **dict(outputs)}
+        for name, stat in stats.items():
+            stat.observe(tensors[name], stage, config.calib)
     found = {name: find_range(stat, config.calib) for name, stat in stats.items()}
     return {name: given.get(name) or found[name] for name in [input_name, *names]}
-
-
-def _observe(
-    stats: dict[str, TensorStats],
-    tensors: dict[str, NDArray[np.float32]],
-    stage: str,
-    num_bins: int,
-) -> None:
-    for name in stats:
-        if stage == "ranges":
-            stats[name].observe_range(tensors[name])
-        else:
-            stats[name].observe_histogram(tensors[name], num_bins)
 
 
 def _expose_activations(proto: onnx.ModelProto, skipped: list[str]) -> list[str]:

@@ -30,7 +30,7 @@ from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import Split
 from resnet8ptq.errors import QuantizationError, UnsupportedError
-from resnet8ptq.interfaces import Artifact
+from resnet8ptq.interfaces import FLOAT, Artifact
 from resnet8ptq.model import Fp32Model
 
 log = logging.getLogger(__name__)
@@ -75,11 +75,7 @@ class TfliteQuantizer:
         """Return weight and activation dtype and the format."""
         _refuse(_unsupported_network(self.config))
         if self.config.dtype.name == "fp32":
-            return {
-                "weight_dtype": "float32",
-                "activation_dtype": "float32",
-                "execution": "float",
-            }
+            return dict(FLOAT)
         _refuse(_unsupported(self.config))
         return {
             "weight_dtype": "int8",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.convert import load_keras
 from resnet8ptq.data import Batches
-from resnet8ptq.errors import QuantizationError
+from resnet8ptq.errors import QuantizationError, one_line
 from resnet8ptq.terminal import track
 
 
@@ -44,9 +44,8 @@ def convert(
     try:
         return bytes(_converter(model, images, quantized, per_channel).convert())
     except Exception as error:  # TensorFlow's are many, and not all can be pickled
-        reason = " ".join(str(error).split())[:300]
         raise QuantizationError(
-            f"{source}: TensorFlow cannot convert it ({type(error).__name__}: {reason})"
+            f"{source}: TensorFlow cannot convert it ({one_line(error)})"
         ) from None
 
 

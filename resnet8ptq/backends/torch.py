@@ -17,7 +17,7 @@ from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig, TorchConfig
 from resnet8ptq.data import Split
 from resnet8ptq.errors import QuantizationError, UnsupportedError
-from resnet8ptq.interfaces import Artifact, Predictor
+from resnet8ptq.interfaces import FLOAT, Artifact, Predictor
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes
 from resnet8ptq.torch_module import load_torch_module
@@ -35,11 +35,7 @@ class TorchQuantizer:
         """Return weight and activation dtype, engine and whether activations take 7 bits."""
         self._check_options()
         if self.config.dtype.name == "fp32":
-            return {
-                "weight_dtype": "float32",
-                "activation_dtype": "float32",
-                "execution": "float",
-            }
+            return dict(FLOAT)
         if self._options().flow == "pt2e":
             return torch_pt2e.resolve(self.config)
         self._check_engine()
@@ -66,7 +62,7 @@ class TorchQuantizer:
         example = torch.zeros(1, *calibration.images.shape[1:])
         graph = onnx.load(model.onnx_path).graph
         if self.config.dtype.name == "fp32":
-            return self._save_fp32(module, graph, example, folder)
+            return self._save_fp32(module, example, folder)
 
         skipped = find_float_nodes(graph, self.config)
         if self._options().flow == "pt2e":
@@ -109,11 +105,7 @@ class TorchQuantizer:
         return Artifact(path, torchscript.count_quantized_layers(path), chosen, details)
 
     def _save_fp32(
-        self,
-        module: torch.fx.GraphModule,
-        graph: onnx.GraphProto,
-        example: torch.Tensor,
-        folder: Path,
+        self, module: torch.fx.GraphModule, example: torch.Tensor, folder: Path
     ) -> Artifact:
         if self._options().flow == "pt2e":
             path = folder / torch_pt2e.MODEL_FILE

@@ -18,12 +18,11 @@ from torch.ao.quantization.observer import (
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from resnet8ptq.backends.torchscript import known_warnings
-from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
+from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
 from resnet8ptq.config import CalibConfig, RunConfig
 from resnet8ptq.data import Split
 from resnet8ptq.errors import UnsupportedError
 from resnet8ptq.grid import WeightScheme
-from resnet8ptq.terminal import track
 from resnet8ptq.torch_module import name_tensors
 
 
@@ -56,13 +55,8 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Take statistics of `values`, and pass them on."""
-        array = values.detach().numpy()
-        if self.given is not None:
-            return values
-        if self.stage == "ranges":
-            self.stats.observe_range(array)
-        else:
-            self.stats.observe_histogram(array, self.config.num_bins)
+        if self.given is None:
+            self.stats.observe(values.detach().numpy(), self.stage, self.config)
         return values
 
     def chosen_range(self) -> Range:
@@ -226,12 +220,8 @@ def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
         if isinstance(module, HistogramObserver)
         or (isinstance(module, RangeObserver) and module.given is None)
     ]
-    two_passes = config.name != "histogram" and needs_histogram(config.name)
-    stages = ["ranges", "histograms"] if two_passes else ["ranges"]
-    for stage in stages if observers else []:
-        for observer in observers:
-            observer.stage = stage
-        batches = track(calibration.batches(config.batch_size), f"Calibrating: {stage}")
-        with torch.inference_mode():
-            for batch in batches:
-                prepared(torch.from_numpy(batch))
+    with torch.inference_mode():
+        for stage, batch in run_passes(calibration, config) if observers else ():
+            for observer in observers:
+                observer.stage = stage
+            prepared(torch.from_numpy(batch))

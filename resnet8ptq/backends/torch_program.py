@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from resnet8ptq import files
 from resnet8ptq.backends.torch_annotate import LAYERS, SOFTMAX
-from resnet8ptq.backends.torchscript import copy_reproducibly, known_warnings
+from resnet8ptq.backends.torchscript import copy_reproducibly, infer, known_warnings
 from resnet8ptq.errors import QuantizationError
 
 MODEL_FILE = "model.pt2"
@@ -48,15 +48,11 @@ class ExportedPredictor:
 
     def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        with torch.inference_mode():
-            return np.asarray(self.module(torch.from_numpy(batch)).numpy())
+        return infer(self.module, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
-        if self._logits_module is None:
-            return None
-        with torch.inference_mode():
-            return np.asarray(self._logits_module(torch.from_numpy(batch)).numpy())
+        return None if self._logits_module is None else infer(self._logits_module, batch)
 
     @cached_property
     def _logits_module(self) -> Any | None:

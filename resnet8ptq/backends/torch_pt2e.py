@@ -15,13 +15,12 @@ from resnet8ptq.backends import torch_program
 from resnet8ptq.backends.torch_annotate import OnnxNodeQuantizer
 from resnet8ptq.backends.torch_program import MODEL_FILE, load, save
 from resnet8ptq.backends.torchscript import known_warnings
-from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
+from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
 from resnet8ptq.config import CalibConfig, RunConfig
 from resnet8ptq.data import Split
 from resnet8ptq.errors import UnsupportedError
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.interfaces import Artifact
-from resnet8ptq.terminal import track
 from resnet8ptq.torch_module import fix_reshapes, name_tensors
 
 __all__ = ["MODEL_FILE", "export", "load", "quantize", "resolve", "save"]
@@ -35,11 +34,6 @@ def resolve(config: RunConfig) -> dict[str, str]:
         )
     if config.calib.name == "histogram":
         raise UnsupportedError("calib=histogram is the observer of backend.flow=fx")
-    if config.per_channel and config.symmetric.weights is False:
-        raise UnsupportedError(
-            "symmetric.weights=false with per_channel=true: integer convolutions take one zero "
-            "point for all channels"
-        )
     return {
         "weight_dtype": WeightScheme.of(config).dtype,
         "activation_dtype": _activations(config).dtype,
@@ -151,10 +145,7 @@ class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]
         """Run a node, and observe what it makes."""
         made = super().run_node(node)
         if node.name in self.stats:
-            if self.stage == "ranges":
-                self.stats[node.name].observe_range(made.numpy())
-            else:
-                self.stats[node.name].observe_histogram(made.numpy(), self.config.num_bins)
+            self.stats[node.name].observe(made.numpy(), self.stage, self.config)
         return made
 
 
@@ -162,10 +153,7 @@ def _calibrate(
     exported: Any, observed: list[str], calibration: Split, config: CalibConfig
 ) -> dict[str, Range]:
     recorder = _Recorder(exported, {name: TensorStats() for name in observed}, config)
-    stages = ["ranges", "histograms"] if needs_histogram(config.name) else ["ranges"]
-    for recorder.stage in stages if observed else []:
-        batches = track(calibration.batches(config.batch_size), f"Calibrating: {recorder.stage}")
-        with torch.inference_mode():
-            for batch in batches:
-                recorder.run(torch.from_numpy(batch))
+    with torch.inference_mode():
+        for recorder.stage, batch in run_passes(calibration, config) if observed else ():
+            recorder.run(torch.from_numpy(batch))
     return {name: find_range(stat, config) for name, stat in recorder.stats.items()}

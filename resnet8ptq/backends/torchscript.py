@@ -32,16 +32,11 @@ class TorchScriptPredictor:
 
     def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        with torch.inference_mode():
-            return np.asarray(self.module(torch.from_numpy(batch)).numpy())
+        return infer(self.module, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
-        if self._logits_module is None:
-            return None
-        with torch.inference_mode():
-            found = self._logits_module(torch.from_numpy(batch))
-            return np.asarray((found.dequantize() if found.is_quantized else found).numpy())
+        return None if self._logits_module is None else infer(self._logits_module, batch)
 
     @cached_property
     def _logits_module(self) -> Any | None:
@@ -59,6 +54,13 @@ class TorchScriptPredictor:
         graph.eraseOutput(0)
         graph.registerOutput(next(last.inputs()))
         return frozen
+
+
+def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what `module` makes of a batch, dequantized."""
+    with torch.inference_mode():
+        found = module(torch.from_numpy(batch))
+        return np.asarray((found.dequantize() if found.is_quantized else found).numpy())
 
 
 def load(path: Path) -> TorchScriptPredictor:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -10,12 +9,12 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from resnet8ptq import environment
+from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import Split
 from resnet8ptq.errors import QuantizationError
 from resnet8ptq.grid import WeightScheme
-from resnet8ptq.nodes import find_float_nodes, weight_layers
+from resnet8ptq.nodes import attribute, channel_axis, find_float_nodes, weight_layers
 from resnet8ptq.terminal import track
 
 Array = NDArray[np.float32]
@@ -46,19 +45,6 @@ def _is_plain(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
         plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
         return all(attribute(node, key, value) == value for key, value in plain.items())
     return node.op_type == "Conv" or read(graph, node.input[1]).ndim == 2
-
-
-def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """Return an attribute of a node, or `default`."""
-    found = [item for item in node.attribute if item.name == name]
-    return onnx.helper.get_attribute_value(found[0]) if found else default
-
-
-def channel_axis(node: onnx.NodeProto) -> int:
-    """Return the axis of a layer's weights that counts its output channels."""
-    if node.op_type == "Conv":
-        return 0
-    return 0 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 1
 
 
 def read(graph: onnx.GraphProto, name: str) -> Array:
@@ -138,13 +124,7 @@ def _session(
     exposed = copy.deepcopy(network)
     del exposed.graph.output[:]
     exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = environment.threads(config.threads)
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors
-    return onnxruntime.InferenceSession(
-        exposed.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return open_session(exposed.SerializeToString(), config)
 
 
 def errors(
