@@ -5,6 +5,7 @@ SHA-256 of each file. It is built in a temporary folder and renamed, so that it 
 an entry whose files do not match is made again.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -56,6 +57,20 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
     finally:
         lock.release()
     return path
+
+
+@functools.cache
+def code(*modules: str) -> str:
+    """Return a hash of this package's `modules` (`backends/onnx`), of all where none is named.
+
+    A part of every key: other code may make something else of the same inputs.
+    """
+    package = Path(__file__).parent
+    names = [f"{module}.py" for module in modules] or ["**/*.py"]
+    digest = hashlib.sha256()
+    for path in sorted(path for name in names for path in package.glob(name)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def place(root: Path, kind: str, key: Key) -> Path:

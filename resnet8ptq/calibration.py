@@ -41,6 +41,13 @@ class TensorStats:
     zeros: int = 0
     batches: list[Range] = field(default_factory=list)
 
+    @classmethod
+    def of_batches(cls, batches: NDArray[np.float64]) -> "TensorStats":
+        """Make what the first pass makes, from its ranges of the batches [n, 2]."""
+        ranges = [(float(low), float(high)) for low, high in batches]
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        return cls(low, high, batches=ranges)
+
     @property
     def threshold(self) -> float:
         """The largest magnitude seen."""
@@ -65,9 +72,9 @@ class TensorStats:
 
     def observe_histogram(self, values: NDArray[np.float32], num_bins: int) -> None:
         """Second pass: count values into bins; call it after the whole first pass."""
-        limits = (-self.threshold, self.threshold)
-        counts = np.histogram(values, bins=num_bins, range=limits)[0].astype(np.int64)
-        self.counts = counts if len(self.counts) == 0 else self.counts + counts
+        if len(self.counts) == 0:
+            self.counts = np.zeros(num_bins, dtype=np.int64)
+        count_into(self.counts, values.reshape(-1), self.threshold)
         self.zeros += values.size - int(np.count_nonzero(values))
 
     def observe(self, values: NDArray[np.float32], stage: str, config: CalibConfig) -> None:
@@ -76,6 +83,30 @@ class TensorStats:
             self.observe_range(values)
         else:
             self.observe_histogram(values, config.num_bins)
+
+
+def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold: float) -> None:
+    """Add `values` [n] to the `counts` [bins] of equal bins over [-threshold, threshold], in place.
+
+    As numpy.histogram has it, but for values within rounding of an edge, in less than half of its
+    time: it is most of what a calibration costs. In blocks, so that what is made on the way stays
+    in the processor's cache, and memory flat.
+    """
+    half, threshold = len(counts) / 2, threshold or 1.0
+    places = np.empty(min(_BLOCK, values.size))
+    bins = np.empty(len(places), dtype=np.intp)
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        place, bin_ = places[: block.size], bins[: block.size]
+        np.divide(block, threshold, out=place)  # a product with 1 / threshold might overflow
+        place *= half
+        place += half
+        bin_[...] = place  # rounds down: no place is negative
+        np.minimum(bin_, len(counts) - 1, out=bin_)  # the last bin has both of its edges
+        counts += np.bincount(bin_, minlength=len(counts))
+
+
+_BLOCK = 65_536  # values
 
 
 def minmax(stats: TensorStats, config: CalibConfig) -> Range:
@@ -174,9 +205,7 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
     Network Quantization", 2021, section 3.1.
     """
     edges, counts = stats.edges, stats.counts.astype(np.float64)
-    # Zero is quantized without error in any range; rounding decides which middle bin has it.
-    limits = (-stats.threshold, stats.threshold)
-    counts -= stats.zeros * np.histogram(np.zeros(1, np.float32), len(counts), limits)[0]
+    counts[len(counts) // 2] -= stats.zeros  # zero is quantized without error in any range
     bins = np.flatnonzero(counts)
     seen = slice(bins[0], bins[-1] + 1)
     edges, counts = edges[seen.start : seen.stop + 1], counts[seen]
@@ -218,6 +247,16 @@ def _within(stats: TensorStats, low: float, high: float) -> Range:
     return low, max(low, high)
 
 
+# What each method reads of the config besides its name.
+PARAMETERS = {
+    "minmax": (),
+    "moving_average": ("averaging_constant", "batch_size"),
+    "entropy": ("num_bins", "num_quantized_bins"),
+    "percentile": ("percentile", "num_bins"),
+    "mse": ("num_bins",),
+    "histogram": ("batch_size",),
+}
+
 METHODS: dict[str, Callable[[TensorStats, CalibConfig], Range]] = {
     "minmax": minmax,
     "entropy": entropy,
@@ -227,19 +266,29 @@ METHODS: dict[str, Callable[[TensorStats, CalibConfig], Range]] = {
 }
 
 
+def describe_method(config: CalibConfig) -> dict[str, str | int | float]:
+    """Return what a range depends on besides the images: the method and its own parameters."""
+    return {"name": config.name, **{key: getattr(config, key) for key in PARAMETERS[config.name]}}
+
+
 def needs_histogram(method: str) -> bool:
     """Tell whether a method needs the second pass."""
     return method not in ("minmax", "moving_average", "histogram")
 
 
+def run_pass(stage: str, calibration: Split, config: CalibConfig) -> Iterator[Batch]:
+    """Yield the batches [n, H, W, C] of the pass `stage`, with a bar."""
+    yield from track(calibration.batches(config.batch_size), f"Calibrating: {stage}")
+
+
 def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, Batch]]:
-    """Yield (stage, batch [n, H, W, C]) of the passes that `config.name` takes, with a bar each.
+    """Yield (stage, batch) of the passes that `config.name` takes.
 
     The stages are `ranges` and, where the method needs it, `histograms`. torch's own observer
     (`histogram`) takes one pass.
     """
     for stage in ["ranges", "histograms"] if needs_histogram(config.name) else ["ranges"]:
-        for batch in track(calibration.batches(config.batch_size), f"Calibrating: {stage}"):
+        for batch in run_pass(stage, calibration, config):
             yield stage, batch
 
 

@@ -26,7 +26,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, Te
 from onnxruntime.quantization.quant_utils import write_calibration_table
 
 from resnet8ptq import files
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration import Range, describe_method
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import Split
 from resnet8ptq.errors import ConfigError
@@ -35,26 +35,14 @@ TABLE_FILE = "calibration.json"
 PROVENANCE_FILE = "calibration.provenance.json"
 FILES = (TABLE_FILE, "calibration.flatbuffers", "calibration.cache")
 
-# What each method reads of the config; the number of images shows in their digest.
-_PARAMETERS = {
-    "minmax": (),
-    "moving_average": ("averaging_constant", "batch_size"),
-    "entropy": ("num_bins", "num_quantized_bins"),
-    "percentile": ("percentile", "num_bins"),
-    "mse": ("num_bins",),
-    "histogram": ("batch_size",),
-}
-
 Provenance = Mapping[str, str | Mapping[str, str | int | float]]
 
 
 def provenance(config: RunConfig, fp32_onnx_path: Path, calibration: Split) -> Provenance:
     """Return what this run's ranges are made from: model, method with its parameters, images."""
-    calib = config.calib
-    parameters = {key: getattr(calib, key) for key in _PARAMETERS[calib.name]}
     return {
         "model": files.sha256(fp32_onnx_path),
-        "method": {"name": calib.name, **parameters},
+        "method": describe_method(config.calib),
         "images": calibration.digest,
     }
 

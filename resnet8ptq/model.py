@@ -1,7 +1,6 @@
 """Where the FP32 network comes from, and its conversion to ONNX, checked and cached."""
 
 import functools
-import hashlib
 import logging
 import multiprocessing
 import os
@@ -80,7 +79,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     key: cache.Key = {
         "model": digest,
         "onnx": convert.is_onnx(source),
-        "code": _code_digest(),
+        "code": cache.code(*_CONVERTERS),
         "images": data.train.digest,
         "classes": len(data.class_names),
         **environment.versions(),
@@ -135,15 +134,6 @@ def _report(model: Fp32Model) -> None:
 @functools.cache  # once a process, not once for each job of a sweep
 def _say(text: str, *values: str) -> None:
     log.info(text.format(*values))
-
-
-@functools.cache
-def _code_digest() -> str:
-    """Return a hash of the code that converts: a change in it makes other files."""
-    digest = hashlib.sha256()
-    for module in _CONVERTERS:
-        digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
-    return digest.hexdigest()
 
 
 def _locate(config: ModelConfig, data_name: str) -> Path:

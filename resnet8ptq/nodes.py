@@ -5,6 +5,7 @@ onnx2torch names its modules by the ONNX nodes, so that the same names serve eve
 
 import difflib
 import re
+from collections.abc import Collection
 from typing import Any
 
 import onnx
@@ -40,6 +41,27 @@ def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
         weights = numpy_helper.to_array(tensors[node.input[1]])
         ranges[name] = (float(weights.min()), float(weights.max()))
     return ranges
+
+
+def float_tensors(
+    proto: onnx.ModelProto, around: Collection[str] | None = None
+) -> list[onnx.ValueInfoProto]:
+    """Return the float tensors that nodes make, in the order of the graph.
+
+    Args:
+        proto: the whole model.
+        around: names of nodes: only what these take or make; None: all.
+    """
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    known = {value.name: value for value in [*graph.value_info, *graph.output]}
+    nodes = [node for node in graph.node if around is None or node.name in around]
+    used = {name for node in nodes for name in (*node.input, *node.output)}
+    made = [name for node in graph.node for name in node.output if name in used & known.keys()]
+    return [
+        known[name]
+        for name in made
+        if known[name].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    ]
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from resnet8ptq import cache, data, environment, files, plots
+from resnet8ptq.activations import Activations
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.backends.onnx_calibration import find_ranges
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import CalibrationSet, Dataset
@@ -28,6 +28,10 @@ if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat n
     from resnet8ptq.qat_training import Point
 
 NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
+_TRAINERS = (  # whose code makes the network
+    *("qat", "qat_network", "qat_training", "fake_quantization", "grid"),
+    *("activations", "calibration", "torch_module", "nodes"),
+)
 
 
 def fine_tune(
@@ -77,6 +81,7 @@ def fine_tune(
         "settings": _as_text([asdict(config.qat), asdict(config.calib), asdict(weights)]),
         "activations": _as_text([asdict(activations), config.float_output, skipped]),
         "seed": config.seed,
+        "code": cache.code(*_TRAINERS),
         **environment.versions(),
     }
     points: list[Point] = []
@@ -88,7 +93,7 @@ def fine_tune(
     def make(entry: Path) -> None:
         from resnet8ptq import qat_network, qat_training
 
-        started = find_ranges(onnx.load(fp32.onnx_path), skipped, calibration.split, config, {})
+        started = Activations(fp32.onnx_path, calibration.split, config).find_around(skipped)
         student = qat_network.prepare(
             fp32.onnx_path,
             skipped,

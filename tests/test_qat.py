@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from resnet8ptq import data, model, qat, qat_network, qat_training
+from resnet8ptq.activations import Activations
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.backends.onnx_calibration import find_ranges
 from resnet8ptq.errors import QuantizationError, UnsupportedError
 from resnet8ptq.fake_quantization import FakeQuantize, Round
 from resnet8ptq.grid import ActivationScheme, WeightScheme
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_torchs_own_learnable_quantization():
 def prepare(fp32: model.Fp32Model, calibration: data.Split, *overrides: str):
     config = make_config(*overrides)
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, config)
-    ranges = find_ranges(onnx.load(fp32.onnx_path), skipped, calibration, config, {})
+    ranges = Activations(fp32.onnx_path, calibration, config).find_around(skipped)
     schemes = WeightScheme.of(config), ActivationScheme()
     return config, qat_network.prepare(
         fp32.onnx_path, skipped, ranges, *schemes, config.float_output

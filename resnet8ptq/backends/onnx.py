@@ -17,8 +17,8 @@ from onnxruntime.quantization.calibrate import (
 )
 
 from resnet8ptq import files
+from resnet8ptq.activations import Activations
 from resnet8ptq.backends import onnx_dynamic, onnx_output, onnx_slim
-from resnet8ptq.backends.onnx_calibration import find_ranges
 from resnet8ptq.backends.onnx_session import OnnxPredictor, open_session
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig
@@ -116,7 +116,8 @@ class OnnxQuantizer:
             else:
                 if config.float_output:
                     skipped += [n for n in onnx_output.find_nodes(proto.graph) if n not in skipped]
-                found = find_ranges(proto, skipped, calibration, config, ranges or {})
+                activations = Activations(model.onnx_path, calibration, config, ranges or {})
+                found = activations.find_around(skipped)
                 self._quantize_static(model.onnx_path, temporary, skipped, found)
             written = onnx.load(temporary)
             layers = count_quantized_layers(written)

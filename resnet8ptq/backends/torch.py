@@ -12,6 +12,7 @@ import onnx
 import torch
 
 from resnet8ptq import environment
+from resnet8ptq.activations import Activations
 from resnet8ptq.backends import torch_dynamic, torch_fx, torch_pt2e, torchscript
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig, TorchConfig
@@ -65,12 +66,11 @@ class TorchQuantizer:
             return self._save_fp32(module, example, folder)
 
         skipped = find_float_nodes(graph, self.config)
+        activations = Activations(model.onnx_path, calibration, self.config, ranges or {})
         if self._options().flow == "pt2e":
-            artifact = torch_pt2e.quantize(
-                module, graph, skipped, self.config, calibration, folder, ranges or {}
-            )
+            artifact = torch_pt2e.quantize(module, graph, skipped, activations, folder)
         else:
-            artifact = self._quantize_fx(module, graph, skipped, calibration, folder, ranges or {})
+            artifact = self._quantize_fx(module, graph, skipped, activations, folder)
         if artifact.quantized_layers == 0:
             raise QuantizationError(f"torch quantized nothing in {model.onnx_path}")
         return artifact
@@ -87,9 +87,8 @@ class TorchQuantizer:
         module: torch.fx.GraphModule,
         graph: onnx.GraphProto,
         skipped: list[str],
-        calibration: Split,
+        activations: Activations,
         folder: Path,
-        given: Mapping[str, Range],
     ) -> Artifact:
         chosen: dict[str, Range] = {}
         details = {}
@@ -98,9 +97,9 @@ class TorchQuantizer:
             details["dynamic_layers"] = ", ".join(layers)
         else:
             settings = torch_fx.Settings(self.config, self._engine(), self._reduce_range())
-            module, chosen = torch_fx.quantize(module, graph, skipped, settings, calibration, given)
+            module, chosen = torch_fx.quantize(module, graph, skipped, settings, activations)
         path, options = folder / torchscript.MODEL_FILE, self._options()
-        example = torch.zeros(1, *calibration.images.shape[1:])
+        example = torch.zeros(1, *activations.calibration.images.shape[1:])
         torchscript.save(module, example, path, options.freeze, options.debug_records)
         return Artifact(path, torchscript.count_quantized_layers(path), chosen, details)
 

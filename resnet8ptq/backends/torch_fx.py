@@ -17,6 +17,7 @@ from torch.ao.quantization.observer import (
 )
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
+from resnet8ptq.activations import Activations
 from resnet8ptq.backends.torchscript import known_warnings
 from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
 from resnet8ptq.config import CalibConfig, RunConfig
@@ -105,8 +106,7 @@ def quantize(
     graph: onnx.GraphProto,
     skipped: list[str],
     settings: Settings,
-    calibration: Split,
-    given: Mapping[str, Range],
+    activations: Activations,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Prepare with observers, calibrate, and convert.
 
@@ -115,19 +115,19 @@ def quantize(
         graph: the ONNX graph it comes from.
         skipped: ONNX nodes that stay in float.
         settings: of the run.
-        calibration: images that tell the ranges that are not given.
-        given: ranges by ONNX tensor name.
+        activations: know the ranges by ONNX tensor name.
 
     Returns:
         The quantized module, and the range of each observed tensor by ONNX tensor name.
     """
-    example = torch.zeros(1, *calibration.images.shape[1:])
+    example = torch.zeros(1, *activations.calibration.images.shape[1:])
     with known_warnings():
         prepared = prepare_fx(module, _qconfig_mapping(skipped, settings), (example,))
         observers = _observers(prepared, graph)
+        given = activations.find_ranges(name for name, _ in observers)
         _give(prepared, observers, given, settings)
         observers = _observers(prepared, graph)
-        _calibrate(prepared, calibration, settings.config.calib)
+        _calibrate(prepared, activations.calibration, settings.config.calib)
         ranges = {
             name: observer.chosen_range()
             for name, observer in reversed(observers)  # of several, the first one's
@@ -214,6 +214,7 @@ def _give(
 
 
 def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
+    """Run the images for the observers whose tensor the ONNX graph does not have."""
     observers = [
         module
         for module in prepared.modules()

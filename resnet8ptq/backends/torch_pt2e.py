@@ -3,7 +3,6 @@
 Weights are stored in 8 bits; activations are rounded to their grid between float operators.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import onnx
 import torch
 from torch.export import ExportedProgram
 
+from resnet8ptq.activations import Activations
 from resnet8ptq.backends import torch_program
 from resnet8ptq.backends.torch_annotate import OnnxNodeQuantizer
 from resnet8ptq.backends.torch_program import MODEL_FILE, load, save
@@ -47,10 +47,8 @@ def quantize(
     module: torch.fx.GraphModule,
     graph: onnx.GraphProto,
     skipped: list[str],
-    config: RunConfig,
-    calibration: Split,
+    activations: Activations,
     folder: Path,
-    given: Mapping[str, Range],
 ) -> Artifact:
     """Export, calibrate, let torchao place the quantize and dequantize operators, and save.
 
@@ -58,13 +56,12 @@ def quantize(
         module: the float network, [N, H, W, C] to [N, classes]; consumed.
         graph: the ONNX graph it comes from.
         skipped: ONNX nodes that stay in float.
-        config: of the run.
-        calibration: images that tell the ranges that are not given.
+        activations: know the ranges by ONNX tensor name.
         folder: existing.
-        given: ranges by ONNX tensor name.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+    config, calibration = activations.config, activations.calibration
     example = torch.zeros(1, *calibration.images.shape[1:])
     exported = export(module, example).module()
     quantizer = OnnxNodeQuantizer(
@@ -75,6 +72,7 @@ def quantize(
     )
     names = name_tensors(exported.graph, _paths(exported), graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}
+    given = activations.find_ranges(observed.values())
     missing = [name for name, tensor in observed.items() if tensor not in given]
     found = _calibrate(exported, missing, calibration, config.calib)
     quantizer.ranges = {n: given[t] if t in given else found[n] for n, t in observed.items()}
@@ -152,6 +150,7 @@ class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]
 def _calibrate(
     exported: Any, observed: list[str], calibration: Split, config: CalibConfig
 ) -> dict[str, Range]:
+    """Find the ranges of tensors that the ONNX graph does not have."""
     recorder = _Recorder(exported, {name: TensorStats() for name in observed}, config)
     with torch.inference_mode():
         for recorder.stage, batch in run_passes(calibration, config) if observed else ():
