@@ -41,7 +41,8 @@ def check(config: RunConfig) -> None:
     _check_calib(config.calib)
     _check_quantization(config)
     _check_method(config)
-    _at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
+    if config.evaluate.batch_size is not None:
+        _at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
     _one_of("evaluate.split", config.evaluate.split, SPLITS)
     for key in ("batch_size", "threads", "repeats", "batch_repeats"):
         _at_least(f"latency.{key}", getattr(config.latency, key), 1)

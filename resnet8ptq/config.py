@@ -86,7 +86,7 @@ class DataConfig:
 class EvaluateConfig:
     """How the test images are run."""
 
-    batch_size: int = 256
+    batch_size: int | None = None
     split: str = "test"
 
 
@@ -95,7 +95,7 @@ class LatencyConfig:
     """How the model is timed beside its FP32 baseline."""
 
     enabled: bool = True
-    batch_size: int = 256
+    batch_size: int = 64
     threads: int = 1
     repeats: int = 200
     batch_repeats: int = 10

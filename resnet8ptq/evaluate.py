@@ -2,22 +2,42 @@
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq import cache, environment, files
+from resnet8ptq import cache, environment, files, terminal
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import DtypeConfig, RunConfig
 from resnet8ptq.data import Dataset, Split
 from resnet8ptq.interfaces import Predictor
 from resnet8ptq.metrics import Scores
 from resnet8ptq.model import Fp32Model
-from resnet8ptq.terminal import track
 
 LOGIT_IMAGES = 1000
+BATCH_SIZES = (32, 64, 128)  # tried where `evaluate.batch_size` is not set
+TRIAL_IMAGES = 128
+DYNAMIC_BATCH_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An artifact, loaded from disk and run over a split.
+
+    Attributes:
+        seconds: for all images, loading left out.
+        batch_size, threads: as set, or as found to be fastest.
+        predictor: the loaded artifact, with that many threads.
+    """
+
+    scores: Scores
+    seconds: float
+    batch_size: int
+    threads: int
+    predictor: Predictor
 
 
 @dataclass(frozen=True)
@@ -33,15 +53,78 @@ class Baseline:
         return self.path.stat().st_size
 
 
-def evaluate(
-    predictor: Predictor, split: Split, batch_size: int, label: str = "Evaluating"
-) -> tuple[Scores, float]:
-    """Run all images of `split`; return the scores and the seconds it took."""
-    batches = split.batches(batch_size)
-    start = time.perf_counter()
-    outputs = [predictor.predict(batch) for batch in track(batches, label)]
-    seconds = time.perf_counter() - start
-    return Scores(np.concatenate(outputs), split.labels), seconds
+def evaluate(config: RunConfig, path: Path, split: Split, label: str = "Evaluating") -> Evaluation:
+    """Load the artifact at `path` and run all images of `split`.
+
+    Where `evaluate.batch_size` is not set, the first images are run in batches of several sizes,
+    and the others in those that were fastest; likewise with half of the threads where `threads` is
+    not set. The trials are a part of the evaluation: no image is run twice. Dynamic quantization
+    depends on the batch, so that its size is never a matter of speed.
+    """
+    threads, size = environment.threads(config.threads), config.evaluate.batch_size
+    if size is None and config.method == "dynamic":
+        size = DYNAMIC_BATCH_SIZE
+    with terminal.bar(label, len(split), "images") as advance:
+        runner = _Runner(config, path, split, advance)
+        runner.load(threads)
+        best = size or runner.fastest(BATCH_SIZES)
+        if config.threads is None and threads > 1:
+            trial = best * max(1, TRIAL_IMAGES // best)  # no batch is cut in two
+            whole = min(runner.run(best, trial) for _ in range(2))
+            runner.load(threads // 2)
+            if min(runner.run(best, trial) for _ in range(2)) >= whole:
+                runner.load(threads)
+        runner.run(best, len(split))
+    scores = Scores(np.concatenate(runner.outputs), split.labels)
+    return Evaluation(scores, runner.seconds, best, runner.threads, runner.predictor)
+
+
+def one_by_one(config: RunConfig, path: Path, split: Split) -> Scores:
+    """Return the scores at batch 1."""
+    single = replace(config, evaluate=replace(config.evaluate, batch_size=1))
+    return evaluate(single, path, split, "Evaluating one by one").scores
+
+
+class _Runner:
+    """Runs a split piece by piece, and may change its batches and threads on the way."""
+
+    def __init__(
+        self, config: RunConfig, path: Path, split: Split, advance: Callable[[int], None]
+    ) -> None:
+        self.config = config
+        self.path = path
+        self.split = split
+        self.advance = advance
+        self.position = 0
+        self.seconds = 0.0
+        self.outputs: list[NDArray[np.float32]] = []  # [n, classes] each
+
+    def load(self, threads: int) -> None:
+        config = replace(self.config, threads=threads)
+        self.threads = threads
+        self.predictor = BACKENDS[config.backend.name](config).load(self.path)
+
+    def fastest(self, batch_sizes: Sequence[int]) -> int:
+        """Run trials of each, and return the fastest; of two turns, as the first warms up."""
+        times = dict.fromkeys(batch_sizes, np.inf)
+        for size in (*batch_sizes, *batch_sizes):
+            times[size] = min(times[size], self.run(size, TRIAL_IMAGES))
+        return min(batch_sizes, key=lambda size: times[size])
+
+    def run(self, batch_size: int, images: int) -> float:
+        """Run the next `images`, as far as there are any; return the seconds for each."""
+        stop = min(self.position + images, len(self.split))
+        count = stop - self.position
+        start = time.perf_counter()
+        while self.position < stop:
+            end = min(self.position + batch_size, stop)
+            batch = self.split.images[self.position : end].astype(np.float32)
+            self.outputs.append(self.predictor.predict(batch))
+            self.advance(end - self.position)
+            self.position = end
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        return seconds / count if count else np.inf
 
 
 def collect_logits(
@@ -65,17 +148,17 @@ def load_baseline(config: RunConfig, model: Fp32Model, data: Dataset, cache_root
         "model": files.sha256(model.onnx_path),
         "backend": json.dumps(asdict(config.backend), sort_keys=True),
         "images": data.test.digest,
-        "holds": "artifact, probabilities, logits",
+        "code": cache.code(),
+        "cpu": environment.cpu()[0],  # float sums differ by CPU in their last bits
         **environment.versions(),
     }
 
     def make(folder: Path) -> None:
-        quantizer = BACKENDS[name](replace(config, dtype=DtypeConfig("fp32")))
-        artifact = quantizer.quantize(model, data.test, folder)
-        predictor = quantizer.load(artifact.path)
-        scores, _ = evaluate(predictor, data.test, config.evaluate.batch_size, "FP32 baseline")
-        np.save(folder / "probabilities.npy", scores.probabilities)
-        logits = collect_logits(predictor, data.test, config.evaluate.batch_size)
+        fp32 = replace(config, dtype=DtypeConfig("fp32"), method="static")
+        artifact = BACKENDS[name](fp32).quantize(model, data.test, folder)
+        found = evaluate(fp32, artifact.path, data.test, "FP32 baseline")
+        np.save(folder / "probabilities.npy", found.scores.probabilities)
+        logits = collect_logits(found.predictor, data.test, found.batch_size)
         if logits is not None:
             np.save(folder / "logits.npy", logits)
         (folder / "artifact").write_text(artifact.path.name)

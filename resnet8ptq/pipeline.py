@@ -75,13 +75,13 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
     if artifact.ranges:
         calibration_table.write(folder, artifact.ranges, prepared.provenance)
 
-    predictor = quantizer.load(artifact.path)  # what is measured is what lies on the disk
-    scores, evaluate_s = evaluate.evaluate(predictor, scored.test, config.evaluate.batch_size)
-    logits = evaluate.collect_logits(predictor, scored.test, config.evaluate.batch_size)
-    scores = replace(scores, logits=logits)
+    # What is measured is what lies on the disk.
+    found = evaluate.evaluate(prepared.config, artifact.path, scored.test)
+    logits = evaluate.collect_logits(found.predictor, scored.test, found.batch_size)
+    scores = replace(found.scores, logits=logits)
     single = None
     if config.method == "dynamic" and config.dtype.name != "fp32":
-        single, _ = evaluate.evaluate(predictor, scored.test, 1, "Evaluating one by one")
+        single = evaluate.one_by_one(prepared.config, artifact.path, scored.test)
     baseline = evaluate.load_baseline(config, fp32, scored, cache_root)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
     timed = None
@@ -95,7 +95,9 @@ def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         baseline_size_bytes=baseline.size_bytes,
         quantized_layers=artifact.quantized_layers,
         quantize_s=quantize_s,
-        evaluate_s=evaluate_s,
+        evaluate_s=found.seconds,
+        evaluate_batch_size=found.batch_size,
+        evaluate_threads=found.threads,
         peak_memory_bytes=peak_memory_bytes,
         latency=timed,
         single=single,

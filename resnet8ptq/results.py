@@ -12,8 +12,9 @@ class Measurement:
 
     Attributes:
         size_bytes, baseline_size_bytes: the files of the model and of its FP32 baseline.
-        quantize_s: calibration and conversion, in seconds.
-        evaluate_s: all test images, in seconds.
+        quantize_s: conversion, and calibration where the cache has nothing to offer, in seconds.
+        evaluate_s: all test images, in seconds; `evaluate_batch_size` at once, on
+            `evaluate_threads`.
         peak_memory_bytes: of the process during the run; None where it cannot be measured.
         latency: beside the baseline's; None with `latency.enabled=false`, and where the artifact
             only simulates integers.
@@ -30,6 +31,8 @@ class Measurement:
     quantized_layers: int
     quantize_s: float
     evaluate_s: float
+    evaluate_batch_size: int
+    evaluate_threads: int
     peak_memory_bytes: int | None
     latency: Latency | None = None
     single: Scores | None = None
@@ -98,6 +101,8 @@ class RunResult:
             "quantized_layers": found.quantized_layers,
             "quantize_s": found.quantize_s,
             "evaluate_s": found.evaluate_s,
+            "evaluate_batch_size": found.evaluate_batch_size,
+            "evaluate_threads": found.evaluate_threads,
             "images_per_s": scores.total / found.evaluate_s,
             "peak_memory_bytes": found.peak_memory_bytes,
             "prepare_s": found.prepare_s,

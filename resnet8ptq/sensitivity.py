@@ -179,8 +179,7 @@ def measure(
     """
     quantizer = BACKENDS[config.backend.name](config)
     artifact = quantizer.quantize(network, calibration, folder, ranges)
-    predictor = quantizer.load(artifact.path)
-    scores, _ = evaluate.evaluate(predictor, held_out, config.evaluate.batch_size)
+    scores = evaluate.evaluate(config, artifact.path, held_out).scores
     scores = replace(scores, logits=scores.probabilities)  # whatever the network puts out
     return Figures(scores, artifact.path, artifact.size_bytes)
 

@@ -3,7 +3,8 @@
 stdout is left to results (the tables), so that they can be piped.
 """
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -32,7 +33,15 @@ class LogHandler(RichHandler):
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
     """Yield `batches` with a progress bar, where there is a terminal to show it on."""
-    total = len(batches) if isinstance(batches, Sized) else None
+    with bar(label, len(batches) if isinstance(batches, Sized) else None, unit) as advance:
+        for batch in batches:
+            yield batch
+            advance(1)
+
+
+@contextmanager
+def bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar during the block, where there is a terminal; yield what moves it on."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -44,4 +53,5 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:
-        yield from progress.track(batches, total=total, description=label)
+        task = progress.add_task(label, total=total)
+        yield lambda steps: progress.advance(task, steps)

@@ -218,6 +218,8 @@ def make_result(peak_memory_bytes: int | None = 1_000_000) -> RunResult:
         quantized_layers=11,
         quantize_s=2.5,
         evaluate_s=0.5,
+        evaluate_batch_size=64,
+        evaluate_threads=2,
         peak_memory_bytes=peak_memory_bytes,
     )
     return RunResult("ok", measurement=measurement, resolved={"weight_dtype": "int8"})
@@ -237,6 +239,8 @@ def test_metrics_by_hand():
         "correct": 2,
         "expected_correct": 2,
         "evaluate_s": 0.5,
+        "evaluate_batch_size": 64.0,
+        "evaluate_threads": 2.0,
         "images_per_s": 6,
         "p_value": 1,
         "peak_memory_bytes": 1_000_000,

@@ -63,6 +63,8 @@ def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact,
         quantized_layers=10,
         quantize_s=1.5,
         evaluate_s=2.0,
+        evaluate_batch_size=64,
+        evaluate_threads=2,
         peak_memory_bytes=None,
     )
     config = make_config("data=shapes", *overrides)

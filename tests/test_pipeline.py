@@ -167,7 +167,7 @@ def score(config: RunConfig, network: Fp32Model, dataset: data.Dataset, folder: 
     calibration = data.draw_calibration(dataset, 100, 42)
     quantizer = BACKENDS[config.backend.name](config)
     artifact = quantizer.quantize(network, calibration.split, folder)
-    return evaluate.evaluate(quantizer.load(artifact.path), dataset.test, 256)[0]
+    return evaluate.evaluate(config, artifact.path, dataset.test).scores
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ METRICS = {
     *("baseline_accuracy", "baseline_correct", "right_to_wrong", "wrong_to_right"),
     *("p_value", "agreement", "size_bytes", "baseline_size_bytes", "size_reduction"),
     *("quantized_layers", "quantize_s", "evaluate_s", "images_per_s"),
+    *("evaluate_batch_size", "evaluate_threads"),
     *("sqnr_db", "kl_divergence", "speedup", "latency_p50_ms", "baseline_latency_p50_ms"),
     *(f"accuracy_{name}" for name in shapes.CLASS_NAMES),
     *(f"delta_{name}" for name in shapes.CLASS_NAMES),

@@ -115,11 +115,12 @@ def test_sqnr_of_a_quantized_model(
     config = make_config("data=shapes", f"backend={backend}", f"dtype={dtype}")
     quantizer = BACKENDS[config.backend.name](config)
     calibration = data.draw_calibration(shapes, 20, config.seed).split
-    predictor = quantizer.load(quantizer.quantize(shapes_model, calibration, tmp_path).path)
+    path = quantizer.quantize(shapes_model, calibration, tmp_path).path
+    predictor = quantizer.load(path)
     images = shapes.test.take(np.arange(200))
     before = predictor.predict(next(iter(images.batches(200))))
     logits = evaluate.collect_logits(predictor, images, batch_size=64)
-    scores, _ = evaluate.evaluate(predictor, images, 200)
+    scores = evaluate.evaluate(config, path, images).scores
     assert logits is not None
     assert logits.dtype == np.float32
     np.testing.assert_array_equal(scores.probabilities, before)  # the copy left the model alone

@@ -220,7 +220,9 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
     assert artifact.ranges == {}
 
     predictor = dynamic.load(artifact.path)
-    scores, _ = evaluate.evaluate(predictor, shapes.test.take(np.arange(1000)), 256)
+    scores = evaluate.evaluate(
+        dynamic.config, artifact.path, shapes.test.take(np.arange(1000))
+    ).scores
     assert scores.accuracy > 0.85
     [batch] = shapes.test.take(np.arange(30)).batches(30)
     single = np.concatenate([predictor.predict(image[None]) for image in batch])
@@ -240,6 +242,6 @@ def test_the_real_network(cache_root: Path, tmp_path: Path) -> None:
 
     quantizer = BACKENDS["tflite"](config)
     artifact = quantizer.quantize(network, draw_calibration(real, 100, 42).split, tmp_path)
-    scores, _ = evaluate.evaluate(quantizer.load(artifact.path), real.test, 256)
+    scores = evaluate.evaluate(config, artifact.path, real.test).scores
     assert scores.accuracy == pytest.approx(8673 / 9980, abs=0.003)
     assert artifact.size_bytes < 100_000

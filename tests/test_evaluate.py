@@ -1,0 +1,108 @@
+"""How an evaluation finds its pace: with a clock that only a counted number of images moves."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_config
+
+from resnet8ptq import evaluate
+from resnet8ptq.data import Split
+from resnet8ptq.evaluate import BATCH_SIZES
+
+Cost = Callable[[int, int], float]  # batch size, threads -> seconds for each image
+
+
+class Counting:
+    """A backend whose model says which image it saw, and whose time is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
+        self.now, self.cost, self.batches = 0.0, cost, []
+        monkeypatch.setattr(evaluate, "BACKENDS", {"onnx": lambda config: self.at(config.threads)})
+        monkeypatch.setattr(evaluate.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(evaluate.environment, "threads", lambda setting: setting or 4)
+
+    def at(self, threads: int) -> "Counting":
+        self.threads = threads
+        return self
+
+    def load(self, path: Path) -> "Counting":
+        threads = self.threads
+
+        def predict(batch: np.ndarray) -> np.ndarray:
+            self.batches.append((len(batch), threads))
+            self.now += len(batch) * self.cost(len(batch), threads)
+            numbers = batch.reshape(len(batch), -1)[:, 0]
+            return np.stack([numbers, 1 - numbers], axis=1)
+
+        self.predict = predict
+        return self
+
+
+def images(count: int) -> Split:
+    pixels = (np.arange(count) % 251).astype(np.uint8)
+    return Split(pixels.reshape(-1, 1, 1, 1), np.zeros(count, np.int64), "made up")
+
+
+def run(count: int, *overrides: str) -> evaluate.Evaluation:
+    config = make_config("data=shapes", *overrides)
+    return evaluate.evaluate(config, Path("nowhere"), images(count))
+
+
+@pytest.mark.parametrize("best", BATCH_SIZES)
+@pytest.mark.parametrize("threads", [2, 4])
+def test_most_images_run_in_the_fastest_batches_and_threads(monkeypatch, best, threads):
+    def cost(size: int, used: int) -> float:
+        return (1.0 if size == best else 1.5) * (1.0 if used == threads else 1.5)
+
+    backend = Counting(monkeypatch, cost)
+    found = run(10_000)
+    assert (found.batch_size, found.threads) == (best, threads)
+    assert found.seconds == pytest.approx(backend.now)
+    assert found.seconds < 1.1 * 10_000  # the fastest of all would take 10,000
+    chosen = sum(size for size, used in backend.batches if (size, used) == (best, threads))
+    assert chosen > 8_000
+
+
+@pytest.mark.parametrize("count", [1, 31, 100, 500, 1234, 10_000])
+def test_every_image_is_run_once_in_order(monkeypatch, count):
+    backend = Counting(monkeypatch, lambda size, threads: 1.0)
+    found = run(count)
+    assert sum(size for size, _ in backend.batches) == count
+    np.testing.assert_array_equal(found.scores.probabilities[:, 0], np.arange(count) % 251)
+
+
+def test_what_is_set_is_not_tried(monkeypatch):
+    backend = Counting(monkeypatch, lambda size, threads: size / threads)
+    found = run(1000, "evaluate.batch_size=300", "threads=3")
+    assert (found.batch_size, found.threads) == (300, 3)
+    assert backend.batches == [(300, 3), (300, 3), (300, 3), (100, 3)]
+
+
+def test_batches_of_dynamic_quantization_are_a_setting_and_never_cut(monkeypatch):
+    """They change what it predicts."""
+    backend = Counting(monkeypatch, lambda size, threads: 1 / threads)
+    run(1000, "method=dynamic")
+    assert [size for size, _ in backend.batches] == [256, 256, 256, 232]
+
+
+def test_batch_and_threads_do_not_change_predictions(quantize_anew, shapes):
+    for backend in ("onnx", "torch"):
+        cell = quantize_anew(f"backend={backend}")
+        split = shapes.test.take(np.arange(300))
+        found = [
+            evaluate.evaluate(changed, cell.artifact.path, split).scores.probabilities
+            for size in (1, 7, 32, 128, 256)
+            for threads in (1, 2)
+            for changed in [
+                replace(
+                    cell.config,
+                    threads=threads,
+                    evaluate=replace(cell.config.evaluate, batch_size=size),
+                )
+            ]
+        ]
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0])
