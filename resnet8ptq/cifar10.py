@@ -1,19 +1,23 @@
 """CIFAR-10's published Python files (https://www.cs.toronto.edu/~kriz/cifar.html).
 
-The files are pickles. They are read by an unpickler that knows the parts of a uint8 array and
-nothing else, so that a file made to run code is refused before it runs.
+Loading looks through them and reads labels alone; the images are read when they are asked for.
 """
 
-import pickle
-import pickletools
+import math
+import os
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pooch
 from numpy.typing import NDArray
 
+from resnet8ptq import array_pickle
+from resnet8ptq.array_pickle import Array, Span
 from resnet8ptq.errors import DataError
+from resnet8ptq.images import AT_ONCE, LazyImages
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
@@ -29,57 +33,64 @@ BATCHES = {
 }
 
 
-class _Dtype:
-    """Stands for numpy.dtype, and keeps its arguments: `u1`, 0, 1 for uint8."""
+@dataclass(frozen=True)
+class _Batch:
+    """One file, and where its `count` images lie in it: each as three planes, R, G and B."""
 
-    def __init__(self, *args: Any) -> None:
-        self.args = args
+    path: Path
+    offset: int
+    count: int
+    size: int
+    modified_ns: int
 
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and flags, of which one byte has nothing to say."""
+    def read(self, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the images [n, 32, 32, 3] at `places` [n].
 
-
-class _Array:
-    """Stands for a numpy array, and keeps what it would be made of."""
-
-    def __init__(self, *args: Any) -> None:
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def build(self) -> NDArray[np.uint8]:
-        """Return the array, if it is what the published files hold; raise if it is not."""
-        _, shape, dtype, fortran_order, content = self.state
-        if not isinstance(dtype, _Dtype) or dtype.args[0] != "u1" or fortran_order:
-            raise ValueError("it is no uint8 array in C order")
-        if isinstance(content, str):  # Python 2's bytes
-            content = content.encode("latin1")
-        return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-def _ndarray(*args: Any) -> Any:
-    """Stands for the class itself, which the files name and never call."""
-    raise pickle.UnpicklingError("it builds an array by itself")
-
-
-# What the published files ask for, under numpy 1's and numpy 2's module names. None of it is
-# numpy's own, whose array and dtype take whatever state a pickle gives them, and crash on some.
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _ndarray,
-    ("numpy", "dtype"): _Dtype,
-}
+        Raises:
+            DataError: the file is gone, or is not the one that was looked through.
+        """
+        height, width, channels = IMAGE_SHAPE
+        planes = np.empty((len(places), channels, height * width), np.uint8)
+        starts = np.flatnonzero(np.diff(places, prepend=-2) != 1).tolist()  # of runs
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+                whole = (status.st_size, status.st_mtime_ns) == (self.size, self.modified_ns)
+                for start, end in pairwise([*starts, len(places)]):
+                    run = planes[start:end]
+                    file.seek(self.offset + int(places[start]) * planes[0].nbytes)
+                    whole = whole and file.readinto(run.data) == run.nbytes
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
+        if not whole:
+            raise DataError(f"{self.path}: it changed while it was in use")
+        images = np.empty((len(places), height * width, channels), np.uint8)
+        for channel in range(channels):  # four times as fast as one transposition
+            images[:, :, channel] = planes[:, channel]
+        return images.reshape(-1, *IMAGE_SHAPE)
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Admits the parts of a uint8 array; refuses every other global."""
+@dataclass(frozen=True)
+class StoredImages:
+    """The images [N, 32, 32, 3] uint8 of several files, read when they are asked for."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return _ALLOWED[module, name]
+    batches: tuple[_Batch, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, H, W, C)."""
+        return (sum(batch.count for batch in self.batches), *IMAGE_SHAPE)
+
+    def __getitem__(self, indices: NDArray[np.int64], /) -> NDArray[np.uint8]:
+        images = np.empty((len(indices), *IMAGE_SHAPE), np.uint8)
+        first = 0
+        for batch in self.batches:
+            here = np.flatnonzero((first <= indices) & (indices < first + batch.count))
+            for start in range(0, len(here), AT_ONCE):
+                chosen = here[start : start + AT_ONCE]
+                images[chosen] = batch.read(indices[chosen] - first)
+            first += batch.count
+        return images
 
 
 def fetch(folder: Path) -> Path:
@@ -100,15 +111,17 @@ def fetch(folder: Path) -> Path:
 
 def read_split(
     folder: Path, split: Literal["train", "test"]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read images [N, 32, 32, 3] and labels [N]; a batch may hold any number of images.
+) -> tuple[LazyImages, NDArray[np.int64]]:
+    """Look through a split's files; return images [N, 32, 32, 3] and labels [N].
+
+    A batch may hold any number of images. They stay in the files.
 
     Raises:
         DataError: a batch is missing, truncated, refused, or inconsistent; names the file.
     """
-    batches = [_read_batch(folder / name) for name in BATCHES[split]]
-    images, labels = zip(*batches, strict=True)
-    return np.concatenate(images), np.concatenate(labels)
+    batches, labels = zip(*(_read_batch(folder / name) for name in BATCHES[split]), strict=True)
+    stored = StoredImages(batches)
+    return LazyImages(stored, np.arange(stored.shape[0])), np.concatenate(labels)
 
 
 def read_class_names(folder: Path) -> tuple[str, ...]:
@@ -116,7 +129,7 @@ def read_class_names(folder: Path) -> tuple[str, ...]:
     path = folder / "batches.meta"
     if not path.exists():
         return CLASS_NAMES
-    names = _read_dict(path).get("label_names")
+    names = _read_dict(path)[0].get("label_names")
     if not isinstance(names, list) or len(names) != 10 or not all(map(_is_name, names)):
         raise DataError(f"{path}: label_names must be ten names")
     if len(set(names)) != len(names):
@@ -128,42 +141,33 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and name.replace("_", "").isalnum()
 
 
-def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    batch = _read_dict(path)
-    images, labels = batch.get("data"), batch.get("labels")
-    width = int(np.prod(IMAGE_SHAPE))
+def _read_batch(path: Path) -> tuple[_Batch, NDArray[np.int64]]:
+    content, status = _read_dict(path)
+    images, labels = content.get("data"), content.get("labels")
+    pixels = math.prod(IMAGE_SHAPE)
     try:
-        images = images.build() if isinstance(images, _Array) else None
+        shape, span = images.locate() if isinstance(images, Array) else ((), Span(0, 0))
     except Exception as error:  # whatever a damaged state makes of itself
         raise DataError(f"{path}: `data` is damaged ({error})") from error
-    if images is None or images.ndim != 2:
-        raise DataError(f"{path}: `data` must be a uint8 array [N, {width}]")
-    if images.shape[1] != width or len(images) == 0:
-        raise DataError(f"{path}: `data` is {list(images.shape)}, must be [N, {width}]")
+    if len(shape) != 2:
+        raise DataError(f"{path}: `data` must be a uint8 array [N, {pixels}]")
+    count = shape[0]
+    if shape[1] != pixels or count == 0:
+        raise DataError(f"{path}: `data` is {list(shape)}, must be [N, {pixels}]")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise DataError(f"{path}: `labels` must be a list of integers")
-    if len(labels) != len(images):
-        raise DataError(f"{path}: {len(images)} images but {len(labels)} labels")
+    if len(labels) != count:
+        raise DataError(f"{path}: {count} images but {len(labels)} labels")
     if not 0 <= min(labels) <= max(labels) <= 9:
         raise DataError(f"{path}: labels from {min(labels)} to {max(labels)}, must be in 0..9")
-    channels, height, columns = IMAGE_SHAPE[2], IMAGE_SHAPE[0], IMAGE_SHAPE[1]
-    planes = images.reshape(-1, channels, height, columns)  # stored as planes: R, G, B
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)
+    batch = _Batch(path, span.offset, count, status.st_size, status.st_mtime_ns)
+    return batch, np.array(labels, dtype=np.int64)
 
 
-def _check_memo(file: BinaryIO, size: int) -> None:
-    """Refuse a memo index beyond the file's size: the unpickler makes a table of that length."""
-    for opcode, argument, _ in pickletools.genops(file):
-        if opcode.name in ("LONG_BINPUT", "PUT") and int(argument or 0) > size:
-            raise pickle.UnpicklingError("its memo is larger than the file")
-    file.seek(0)
-
-
-def _read_dict(path: Path) -> dict[str, Any]:
+def _read_dict(path: Path) -> tuple[dict[str, Any], os.stat_result]:
     try:
-        with path.open("rb") as file:
-            _check_memo(file, path.stat().st_size)
-            content = _ArrayUnpickler(file, encoding="latin1").load()
+        status = path.stat()
+        content = array_pickle.load(path)
     except FileNotFoundError:
         raise DataError(f"{path}: missing") from None
     except OSError as error:
@@ -172,4 +176,4 @@ def _read_dict(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({error})") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__}, not a batch")
-    return content
+    return content, status

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,17 +16,20 @@ from numpy.typing import NDArray
 from resnet8ptq import cifar10, shapes
 from resnet8ptq.config import DataConfig, RunConfig
 from resnet8ptq.errors import ConfigError, DataError, DataNotFoundError
+from resnet8ptq.images import AT_ONCE, Batches, Images, LazyImages
 
 log = logging.getLogger(__name__)
 
-Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images [N, H, W, C] uint8 (raw pixels) with labels [N] int64, and where they came from."""
+    """Images [N, H, W, C] uint8 (raw pixels) with labels [N] int64, and where they came from.
+
+    The images may lie in files: what needs many of them goes through them in batches.
+    """
 
     images: Images
     labels: Labels
@@ -39,32 +42,29 @@ class Split:
     def digest(self) -> str:
         """SHA-256 over shape, pixels and labels, in hexadecimal."""
         digest = hashlib.sha256(str(self.images.shape).encode())
-        digest.update(np.ascontiguousarray(self.images).data)
+        for start in range(0, len(self), AT_ONCE):
+            digest.update(np.ascontiguousarray(self.images[start : start + AT_ONCE]).data)
         digest.update(np.ascontiguousarray(self.labels).data)
         return digest.hexdigest()
 
-    def take(self, indices: NDArray[np.int64]) -> "Split":
-        """Return the images at `indices`, in that order."""
-        return Split(self.images[indices], self.labels[indices], self.source)
+    @cached_property
+    def pixel_hashes(self) -> NDArray[np.bytes_]:
+        """A 16-byte hash of the pixels of each image, [N]: equal where the images are."""
+        hashes = (hashlib.blake2b(image.tobytes(), digest_size=16) for image in self.images)
+        return np.fromiter((found.digest() for found in hashes), "S16", len(self))
 
-    def batches(self, size: int) -> "Batches":
+    def take(self, indices: NDArray[np.int64]) -> "Split":
+        """Return the images at `indices`, in that order; they are not copied."""
+        found = self.images
+        if isinstance(found, LazyImages):
+            taken = LazyImages(found.store, found.indices[indices])
+        else:
+            taken = LazyImages(found, np.arange(len(found))[indices])
+        return Split(taken, self.labels[indices], self.source)
+
+    def batches(self, size: int) -> Batches:
         """Return float32 batches [<=size, H, W, C] of raw pixels 0..255."""
         return Batches(self.images, size)
-
-
-@dataclass(frozen=True)
-class Batches:
-    """Slices of an image array, turned into float32 one at a time: memory stays flat."""
-
-    images: Images
-    size: int
-
-    def __len__(self) -> int:
-        return -(-len(self.images) // self.size)
-
-    def __iter__(self) -> Iterator[NDArray[np.float32]]:
-        for start in range(0, len(self.images), self.size):
-            yield self.images[start : start + self.size].astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,10 @@ def load(name: str, root: str | None) -> Dataset:
         train, test = (Split(*shapes.draw(s), source="resnet8ptq.shapes") for s in SPLITS)
         return Dataset("shapes", shapes.CLASS_NAMES, train, test)
     folder = Path(str(root))
-    train, test = (Split(*cifar10.read_split(folder, s), source=str(folder)) for s in SPLITS)
+    train = Split(*cifar10.read_split(folder, "train"), source=str(folder))
+    images, labels = cifar10.read_split(folder, "test")
+    # Every run goes through all test images, and more than once; through few of the others.
+    test = Split(images[:], labels, source=str(folder))
     return Dataset("cifar10", cifar10.read_class_names(folder), train, test)
 
 
@@ -188,8 +191,8 @@ def draw_calibration(data: Dataset, samples_per_class: int, seed: int) -> Calibr
         drawn.append(random.choice(members, samples_per_class, replace=False))
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
     split = data.train.take(indices)
-    shared = _image_hashes(split.images) & _image_hashes(data.test.images)
-    if shared:
+    shared = np.intersect1d(split.pixel_hashes, data.test.pixel_hashes)
+    if len(shared):
         raise DataError(f"{data.name}: {len(shared)} calibration images are test images too")
     return CalibrationSet(split, indices)
 
@@ -203,9 +206,7 @@ def draw_held_out(data: Dataset, calibration: CalibrationSet, images: int, seed:
     Raises:
         ConfigError: `images` is no multiple of the number of classes, or more than there are.
     """
-    seen = _image_hashes(calibration.split.images) | _image_hashes(data.test.images)
-    hashes = (_image_hash(image) for image in data.train.images)
-    unseen = np.array([image_hash not in seen for image_hash in hashes])
+    unseen = _is_in_none(data.train, (calibration.split, data.test))
     members = [
         np.flatnonzero(unseen & (data.train.labels == label))
         for label in range(len(data.class_names))
@@ -235,14 +236,10 @@ def choose_scored(data: Dataset, calibration: CalibrationSet, config: RunConfig)
 
 def leave_out(split: Split, others: Iterable[Split]) -> Split:
     """Return the images of `split` whose pixels are in none of `others`."""
-    seen = {image_hash for other in others for image_hash in _image_hashes(other.images)}
-    kept = [i for i, image in enumerate(split.images) if _image_hash(image) not in seen]
-    return split.take(np.array(kept, dtype=np.int64))
+    return split.take(np.flatnonzero(_is_in_none(split, others)))
 
 
-def _image_hashes(images: Images) -> set[bytes]:
-    return {_image_hash(image) for image in images}
-
-
-def _image_hash(image: Images) -> bytes:
-    return hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+def _is_in_none(split: Split, others: Iterable[Split]) -> NDArray[np.bool_]:
+    """Tell for each image of `split` whether its pixels are in none of `others`."""
+    seen = np.concatenate([other.pixel_hashes for other in others])
+    return np.isin(split.pixel_hashes, seen, invert=True)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from resnet8ptq import environment, files
 from resnet8ptq.config import RunConfig
-from resnet8ptq.data import Images, Split
+from resnet8ptq.data import Split
 from resnet8ptq.errors import QuantizationError
 from resnet8ptq.terminal import track
 
@@ -192,7 +192,7 @@ def distillation_loss(
     return divergence * temperature**2
 
 
-def augment(images: Images, random: np.random.Generator) -> NDArray[np.float32]:
+def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.float32]:
     """Shift each image by up to `PADDING` pixels, and flip half of them.
 
     Args:

@@ -6,7 +6,7 @@ from onnxruntime.quantization import CalibrationDataReader
 
 from resnet8ptq import data
 from resnet8ptq.config import DataConfig
-from resnet8ptq.data import Images
+from resnet8ptq.images import Images
 
 
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resnet8ptq import cifar10
+from resnet8ptq import array_pickle, cifar10
 from resnet8ptq.errors import DataError
 
 WIDTH = 3072
@@ -91,7 +91,8 @@ def write_folder(folder: Path, train: int = 4, test: int = 3) -> Path:
 
 def read_test(folder: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
     (folder / "test_batch").write_bytes(content)
-    return cifar10.read_split(folder, "test")
+    images, labels = cifar10.read_split(folder, "test")
+    return images[:], labels
 
 
 # Reading
@@ -148,6 +149,27 @@ def test_images_are_writable_and_contiguous(tmp_path):
     images, _ = read_test(tmp_path, pickle_published(make_batch(2)))
     assert images.flags["C_CONTIGUOUS"]
     assert images.flags["WRITEABLE"]
+
+
+@pytest.mark.parametrize("change", ["rewritten", "longer", "shorter", "gone"])
+def test_a_file_that_changes_while_in_use_is_refused(tmp_path, change):
+    folder = write_folder(tmp_path / "batches")
+    images, _ = cifar10.read_split(folder, "train")
+    path = folder / "data_batch_3"
+    content = path.read_bytes()
+    match change:
+        case "rewritten":
+            path.write_bytes(content)
+            os.utime(path, ns=(0, 0))
+        case "longer":
+            path.write_bytes(content + b".")
+        case "shorter":
+            path.write_bytes(content[:100])
+        case "gone":
+            path.unlink()
+    assert len(images[:8]) == 8  # the other files are as they were
+    with pytest.raises(DataError, match=r"data_batch_3: (it changed|cannot be read)"):
+        images[np.array([0, 9])]
 
 
 # Refusing what does not fit
@@ -238,11 +260,13 @@ def test_a_truncated_file_is_named(tmp_path, part):
 class Gadget:
     """Asks the unpickler to call a function."""
 
+    state: object = None
+
     def __init__(self, function: Any, *args: object) -> None:
         self.call = (function, args)
 
     def __reduce__(self) -> Any:
-        return self.call
+        return (*self.call, self.state)
 
 
 def gadgets(target: Path) -> dict[str, Gadget]:
@@ -326,6 +350,53 @@ def test_no_other_global_of_numpy_is_given_out(tmp_path, module, name):
         read_test(tmp_path, b"\x80\x04\x8c" + short + b"\x93.")
 
 
+@pytest.mark.parametrize(
+    "content", [b"\x80\x02P0:9\n.", b"P0:9\n.", b"\x80\x02U\x030:9Q."], ids=["2", "0", "binary"]
+)
+def test_a_file_cannot_name_parts_of_itself(tmp_path, content):
+    """The reader does so in place of long strings."""
+    with pytest.raises(DataError, match="it asks for an object outside of itself"):
+        read_test(tmp_path, content)
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_pixels_as_text_are_refused(tmp_path, protocol):
+    """They are not where they lie in the file: text takes two bytes for some."""
+    batch = make_batch(1)
+    reconstruct, _, state = batch["data"].__reduce__()
+    text = Gadget(reconstruct, np.ndarray, (0,), b"b")
+    text.state = (*state[:4], state[4].decode("latin1"))
+    with pytest.raises(DataError, match="its bytes are no bytes"):
+        read_test(tmp_path, pickle.dumps({**batch, "data": text}, protocol=protocol))
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda children: (
+        st.lists(children) | st.dictionaries(st.text(), children) | st.tuples(children)
+    ),
+    max_leaves=30,
+)
+
+
+@given(value=PLAIN, protocol=st.integers(0, 5))
+@settings(deadline=None, max_examples=200)
+def test_every_opcode_of_plain_values_is_counted_off_rightly(scratch, value, protocol):
+    path = scratch / "plain"
+    path.write_bytes(pickle.dumps(value, protocol=protocol))
+    assert array_pickle.load(path) == value
+
+
+def test_long_bytes_stay_in_the_file(tmp_path):
+    for protocol in (3, 4, 5):  # in frames and out of them
+        for length in (256, 70_000):
+            content = os.urandom(length)
+            (tmp_path / "long").write_bytes(pickle.dumps(["a", content, "b"], protocol=protocol))
+            before, span, after = array_pickle.load(tmp_path / "long")
+            assert (before, after) == ("a", "b")
+            assert (tmp_path / "long").read_bytes()[span.offset :][: span.length] == content
+
+
 @pytest.mark.usefixtures("real_files")
 def test_the_real_files():
     folder = Path(os.environ["CIFAR10_DIR"])
@@ -335,6 +406,10 @@ def test_the_real_files():
     assert train_images.shape == (49927, 32, 32, 3)
     assert set(test_labels) == set(train_labels) == set(range(10))
     assert cifar10.read_class_names(folder) == cifar10.CLASS_NAMES
+    content = pickle.loads((folder / "data_batch_5").read_bytes(), encoding="latin1")
+    places = np.arange(0, len(content["labels"]), 7)
+    last = train_images[len(train_images) - len(content["labels"]) + places]
+    assert np.array_equal(last.transpose(0, 3, 1, 2).reshape(-1, WIDTH), content["data"][places])
 
 
 # Damage
@@ -424,7 +499,8 @@ limit_memory(int(sys.argv[2]))
 for content in contents:
     (folder / "test_batch").write_bytes(content)
     try:
-        cifar10.read_split(folder, "test")
+        images, _ = cifar10.read_split(folder, "test")
+        images[:]
     except DataError:
         pass
 status = Path("/proc/self/status")

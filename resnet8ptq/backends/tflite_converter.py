@@ -15,14 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.convert import load_keras
-from resnet8ptq.data import Batches
 from resnet8ptq.errors import QuantizationError, one_line
+from resnet8ptq.images import Batches, Images
 from resnet8ptq.terminal import track
 
 
-def convert(
-    source: Path, images: NDArray[np.uint8] | None, quantized: bool, per_channel: bool
-) -> bytes:
+def convert(source: Path, images: Images | None, quantized: bool, per_channel: bool) -> bytes:
     """Return the network as the content of a .tflite file.
 
     Args:
@@ -58,9 +56,7 @@ def _mute_native_code() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _converter(
-    model: Any, images: NDArray[np.uint8] | None, quantized: bool, per_channel: bool
-) -> Any:
+def _converter(model: Any, images: Images | None, quantized: bool, per_channel: bool) -> Any:
     import keras
     import tensorflow as tf
 
