@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pooch
 
 import resnet8ptq.shapes
@@ -75,22 +76,23 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     """
     source = _locate(config, data.name)
     digest = files.sha256(source)
-    images = data.train.images[: convert.PARITY_IMAGES]
+    checked = data.train.take(np.arange(len(data.train))[: convert.PARITY_IMAGES])
     key: cache.Key = {
         "model": digest,
         "onnx": convert.is_onnx(source),
         "code": cache.code(*_CONVERTERS),
-        "images": data.train.digest,
+        "images": checked.digest,
         "classes": len(data.class_names),
         **environment.versions(),
     }
 
     def make(folder: Path) -> None:
+        images, classes = checked.images[:], len(data.class_names)
         # A process of its own: TensorFlow's memory and settings go when it ends, and a file that
         # crashes the reader does not take the sweep along.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as pool:
-            pool.submit(convert.convert, source, folder, images, len(data.class_names)).result()
+            pool.submit(convert.convert, source, folder, images, classes).result()
 
     try:
         folder = cache.entry(cache_root, "models", key, make)
