@@ -31,7 +31,10 @@ class LogHandler(RichHandler):
 
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
-    """Yield `batches` with a progress bar, where there is a terminal to show it on."""
+    """Yield `batches` with a progress bar, where there is a terminal to show it on.
+
+    None in the workers of a parallel sweep: see `jobs.prepare_workers`.
+    """
     total = len(batches) if isinstance(batches, Sized) else None
     columns = (
         TextColumn("{task.description}"),
@@ -42,6 +45,6 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
     )
     console = stderr()
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        *columns, console=console, transient=True, disable=not console.is_interactive
     ) as progress:
         yield from progress.track(batches, total=total, description=label)
