@@ -316,8 +316,10 @@ def end_parent(store: Store, parent_id: str, status: str) -> None:
 
 def end_children(store: Store, parent_id: str, status: str) -> None:
     """Close those runs of a sweep that are still open, as `failed` or `killed`."""
+    client = mlflow.MlflowClient(tracking_uri=store.uri)
     for record in load_children(store, parent_id):
         if record.tags.get("status") == "running":
+            client.set_tag(record.run_id, "reason", "the sweep ended, and its process with it")
             _end(store, record.run_id, status)
 
 

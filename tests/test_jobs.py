@@ -89,7 +89,7 @@ def test_a_worker_can_start_processes() -> None:
 # Serially and at once: two frameworks, two calibrations that work, and one that fails.
 CELLS = (
     *("-m", *QUICK, "backend=onnx,torch", "calib=percentile", "calib.percentile=99.9,120,99"),
-    "calib.samples_per_class=20",
+    *("calib.samples_per_class=20", "evaluate.split=held_out", "held_out_images=1000"),
 )
 MEASURED = {"quantize_s", "evaluate_s", "images_per_s", "peak_memory_bytes"}
 
