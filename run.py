@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def run_alone(cfg: DictConfig, folder: Path) -> "RunResult":
 
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
     store = tracking.open_store(config.tracking)
-    result, run_id = record(cfg, folder, store, None)
+    result, run_id = record(cfg, folder, store)
     if config.analysis.name is None:  # an analysis has printed its own table
         table.print_table([tracking.load_run(store, run_id)])
     table.print_places(folder, store)
@@ -48,20 +49,31 @@ def run_alone(cfg: DictConfig, folder: Path) -> "RunResult":
 
 def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "RunResult":
     """Run as a child of the sweep's parent run; a wrong setting is on record like any failure."""
+    from resnet8ptq import jobs
     from resnet8ptq.sweep import Sweep
 
     sweep = Sweep.load(sweep_folder)
+    tags = {"job_number": str(HydraConfig.get().job.num), "jobs_at_once": str(sweep.jobs)}
+    if sweep.jobs > 1:
+        jobs.enter_worker()
+        cfg.threads = jobs.share_threads(cfg.threads, sweep.jobs)
     try:
-        return record(cfg, folder, sweep.store, sweep.parent_id)[0]
+        return record(cfg, folder, sweep.store, sweep.parent_id, tags)[0]
     except Exception as error:
         log.error("%s: failed: %s", folder.name, cli.one_line(error))
+        if sweep.jobs > 1:
+            raise jobs.to_picklable(error) from None
         raise
 
 
 def record(
-    cfg: DictConfig, folder: Path, store: "Store", parent_id: str | None
+    cfg: DictConfig,
+    folder: Path,
+    store: "Store",
+    parent_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> tuple["RunResult", str]:
-    """Run inside an MLflow run; return the result and that run's id."""
+    """Run inside an MLflow run, with `tags`; return the result and that run's id."""
     from resnet8ptq import tracking
     from resnet8ptq.pipeline import run_experiment
     from resnet8ptq.sensitivity import run_analysis
@@ -74,7 +86,7 @@ def record(
         name += f"-{cfg.analysis.name}"
     log.info("%s: started", name)
     composed = OmegaConf.to_container(cfg, resolve=True)
-    with tracking.start_run(store, name, composed, folder, parent_id) as mlflow_run:
+    with tracking.start_run(store, name, composed, folder, parent_id, tags) as mlflow_run:
         config = parse_config(cfg)
         experiment = run_experiment if config.analysis.name is None else run_analysis
         result = experiment(config, folder, mlflow_run)

@@ -76,6 +76,8 @@ def one_line(error: BaseException) -> str:
         text += f": {error.__cause__}"
     # What follows speaks of Hydra's and OmegaConf's insides.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
+    if "'hydra/launcher/joblib'" in text:
+        text += "; joblib: pip install -c constraints.txt -e '.[joblib]'"
     return redact(" ".join(text.split())) or type(error).__name__
 
 

@@ -25,6 +25,15 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
         if any("latency_p50_ms" in run.metrics for run in runs)
         else "not measured"
     )
+    at_once = max(int(run.tags.get("jobs_at_once", 1)) for run in runs)
+    threads = param("threads")
+    if at_once > 1:
+        threads += f" for each job, {at_once} jobs at once"
+        if latency != "not measured":
+            latency += (
+                f"; while up to {at_once - 1} other job(s) ran, which lengthens times: a ratio, "
+                "whose two models both met it, tells more than a latency"
+            )
     flags = {"avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8"}
     present = [flag for flag in tag("cpu_flags").split() if flag in flags]
     kind = "held-out training" if param("evaluate.split") == "held_out" else "test"
@@ -51,7 +60,7 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
         ),
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(present) or 'no vector flags known'})"),
-        ("threads", param("threads")),
+        ("threads", threads),
         ("versions", ", ".join(f"{key[8:]} {tag(key)}" for key in versions)),
         ("commit", tag("git_commit")),
     ]

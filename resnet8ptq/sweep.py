@@ -5,6 +5,7 @@ since environment variables do not reach jobs on another machine, and a shared f
 """
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli, files, reference, report, table, tracking
+from resnet8ptq import cli, files, jobs, reference, report, table, tracking
 from resnet8ptq.config import ReportConfig, TrackingConfig
+
+log = logging.getLogger(__name__)
 
 SWEEP_FILE = "sweep.json"
 
@@ -26,10 +29,11 @@ class Sweep:
     parent_id: str
     folder: Path
     limits: ReportConfig = field(default_factory=ReportConfig)
+    jobs: int = 1  # at once
 
     def save(self) -> None:
         """Leave the store and the parent's id where the jobs find them."""
-        record = {**asdict(self.store), "parent_id": self.parent_id}
+        record = {**asdict(self.store), "parent_id": self.parent_id, "jobs": self.jobs}
         path = self.folder / SWEEP_FILE
         files.write_text(path, json.dumps(record, indent=2))
         path.chmod(0o600)  # the URI of a database may hold its password
@@ -39,7 +43,7 @@ class Sweep:
         """Read what `save` left."""
         record = json.loads((folder / SWEEP_FILE).read_text())
         store = tracking.Store(record["uri"], record["experiment_id"])
-        return cls(store, record["parent_id"], folder)
+        return cls(store, record["parent_id"], folder, jobs=record["jobs"])
 
     def close(self, status: str) -> None:
         """Print the comparison, write it to the folder and the parent run, close the parent.
@@ -47,6 +51,9 @@ class Sweep:
         Args:
             status: `ok`, `failed` or `killed`, as the sweep ended.
         """
+        if self.jobs > 1 and status != "ok":
+            # Their processes ended with the sweep, and could not close their runs themselves.
+            tracking.end_children(self.store, self.parent_id, status)
         records = tracking.load_children(self.store, self.parent_id)
         # An analysis has no accuracy to compare; it has printed its own table.
         compared = [record for record in records if not record.is_analysis]
@@ -74,13 +81,18 @@ class SweepCallback(Callback):
             assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
             if limits.reference is not None:
                 reference.load(limits.reference)  # a wrong name now rather than after the sweep
+            at_once = jobs.count(config.hydra.launcher)
+            if at_once > 1:
+                jobs.prepare_workers()
+                if config.latency.enabled:
+                    log.warning("%d jobs at once: each is timed while others run", at_once)
             store = tracking.open_store(settings)
             name = f"sweep {folder.parent.name} {folder.name}"
             overrides = " ".join(config.hydra.overrides.task)
             parent_id = tracking.start_parent(
                 store, name, {"folder": str(folder), "overrides": overrides}
             )
-            current = Sweep(store, parent_id, folder, limits)
+            current = Sweep(store, parent_id, folder, limits, at_once)
             current.save()
         except cli.EXPECTED as error:
             # Hydra turns an exception of a callback into a warning, and would go on.

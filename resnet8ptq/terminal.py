@@ -41,7 +41,10 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
 
 @contextmanager
 def bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar during the block, where there is a terminal; yield what moves it on."""
+    """Show a progress bar during the block, where there is a terminal; yield what moves it on.
+
+    None in the workers of a parallel sweep: see `jobs.prepare_workers`.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -51,7 +54,7 @@ def bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], No
     )
     console = stderr()
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        *columns, console=console, transient=True, disable=not console.is_interactive
     ) as progress:
         task = progress.add_task(label, total=total)
         yield lambda steps: progress.advance(task, steps)

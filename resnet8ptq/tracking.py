@@ -264,16 +264,22 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 @contextmanager
 def start_run(
-    store: Store, name: str, config: Any, folder: Path, parent_id: str | None = None
+    store: Store,
+    name: str,
+    config: Any,
+    folder: Path,
+    parent_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """Open a run, and close it as what it became: finished, failed or killed.
 
     Args:
         config: the composed config (nested dicts), logged if the run fails before it logs its own.
         folder: the run's own folder; its files are uploaded when the run closes.
+        tags: set besides those of every run.
     """
     mlflow.set_tracking_uri(store.uri)
-    tags = {"status": "running", "folder": str(folder), **environment.describe()}
+    tags = {"status": "running", "folder": str(folder), **environment.describe(), **(tags or {})}
     opened = mlflow.start_run(
         experiment_id=store.experiment_id, run_name=name, parent_run_id=parent_id, tags=tags
     )
@@ -307,10 +313,23 @@ def start_parent(store: Store, name: str, tags: Mapping[str, str]) -> str:
 
 def end_parent(store: Store, parent_id: str, status: str) -> None:
     """Close a sweep's run as `ok`, `failed` or `killed`."""
+    _end(store, parent_id, status)
+
+
+def end_children(store: Store, parent_id: str, status: str) -> None:
+    """Close those runs of a sweep that are still open, as `failed` or `killed`."""
     client = mlflow.MlflowClient(tracking_uri=store.uri)
-    client.set_tag(parent_id, "status", status)
+    for record in load_children(store, parent_id):
+        if record.tags.get("status") == "running":
+            client.set_tag(record.run_id, "reason", "the sweep ended, and its process with it")
+            _end(store, record.run_id, status)
+
+
+def _end(store: Store, run_id: str, status: str) -> None:
+    client = mlflow.MlflowClient(tracking_uri=store.uri)
+    client.set_tag(run_id, "status", status)
     final = {"ok": RunStatus.FINISHED, "failed": RunStatus.FAILED, "killed": RunStatus.KILLED}
-    client.set_terminated(parent_id, RunStatus.to_string(final[status]))
+    client.set_terminated(run_id, RunStatus.to_string(final[status]))
 
 
 @dataclass(frozen=True)
@@ -334,7 +353,7 @@ def load_run(store: Store, run_id: str) -> Record:
 
 
 def load_children(store: Store, parent_id: str) -> list[Record]:
-    """Read the runs of a sweep back, in the order they were started."""
+    """Read the runs of a sweep back, in the order of its jobs, however they were started."""
     client = mlflow.MlflowClient(tracking_uri=store.uri)
     records, token = [], None
     while True:
@@ -346,8 +365,8 @@ def load_children(store: Store, parent_id: str) -> list[Record]:
         )
         records += [_record(run) for run in page]
         token = page.token
-        if not token:
-            return records
+        if not token:  # sorting keeps runs without a number in the order they were started
+            return sorted(records, key=lambda record: int(record.tags.get("job_number", 0)))
 
 
 def find_parent(store: Store) -> Record | None:
