@@ -1,11 +1,11 @@
 """The bare library loop: the same configurations in one plain script, without this project.
 
-    python benchmarks/bare.py MODEL.onnx --grid 24
+    python -m benchmarks.bare MODEL.onnx --grid 24
 
 MODEL.onnx is the converted FP32 network, $CIFAR10_DIR the folder of CIFAR-10's batches. Each
 configuration is calibrated, quantized, written, loaded from its file, and run on all test images;
 nothing is tracked, compared or drawn. Prints a line of JSON for each configuration: accuracy, and
-the seconds that quantizing (with calibration) and evaluating took.
+the seconds that quantizing (with calibration, writing and loading) and evaluating took.
 
 Imports nothing of this project but the way around torchvision's missing ops in `resnet8ptq`, so
 that it is neither slowed nor helped by what it is measured against.
@@ -22,11 +22,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from numpy.typing import NDArray
@@ -129,7 +131,7 @@ class Onnx:
     def __init__(self, source: Path, options: argparse.Namespace) -> None:
         self.source = source
         self.options = options
-        self.input_name = open_session(source).get_inputs()[0].name
+        self.input_name = onnx.load(source).graph.input[0].name
 
     def quantize(self, config: Configuration, calibration: Images, folder: Path) -> Path:
         """Calibrate, quantize and write one configuration."""
@@ -165,17 +167,9 @@ class Onnx:
             calibrator.collect_data(Reader(iter([batch]), self.input_name))
         save_tensors_data(calibrator.compute_data(), table)
 
-    def load(self, path: Path | None) -> Predict:
-        """Load an artifact; without one, the FP32 network."""
-        session = open_session(path or self.source)
-        return lambda batch: session.run(None, {self.input_name: batch})[0]
-
-
-def open_session(path: Path) -> onnxruntime.InferenceSession:
-    """Open a file on all cores."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    def load_fp32(self) -> Predict:
+        """Return the FP32 network."""
+        return load(self.source)
 
 
 class Torch:
@@ -213,16 +207,29 @@ class Torch:
             weights.with_args(dtype=torch.qint8, qscheme=qscheme),
         )
 
-    def load(self, path: Path | None) -> Predict:
-        """Load an artifact; without one, the FP32 network."""
-        module = self.module if path is None else torch.jit.load(path)
+    def load_fp32(self) -> Predict:
+        """Return the FP32 network."""
+        return partial(run_module, self.module)
 
-        def predict(batch: NDArray[np.float32]) -> NDArray[np.float32]:
-            with torch.inference_mode():
-                found = module(torch.from_numpy(batch))
-                return (found.dequantize() if found.is_quantized else found).numpy()
 
-        return predict
+def load(path: Path, threads: int = THREADS) -> Predict:
+    """Load an ONNX or a TorchScript file."""
+    if path.suffix == ".pt":
+        torch.set_num_threads(threads)
+        torch.backends.quantized.engine = "onednn"
+        return partial(run_module, torch.jit.load(path))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda batch: session.run(None, {name: batch})[0]
+
+
+def run_module(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what a torch module makes of a batch."""
+    with torch.inference_mode():
+        found = module(torch.from_numpy(batch))
+        return (found.dequantize() if found.is_quantized else found).numpy()
 
 
 def evaluate(predict: Predict, images: Images, labels: NDArray[np.int64]) -> float:
@@ -237,24 +244,26 @@ def main() -> None:
     data = Path(os.environ["CIFAR10_DIR"])
     calibration = draw_calibration(*read_images(data, [f"data_batch_{n}" for n in range(1, 6)]))
     images, labels = read_images(data, ["test_batch"])
-    frameworks = {"onnx": Onnx(options.model, options), "torch": Torch(options.model, options)}
+    frameworks: dict[str, Onnx | Torch] = {
+        "onnx": Onnx(options.model, options),
+        "torch": Torch(options.model, options),
+    }
     fp32 = [Configuration(name, "fp32") for name in frameworks]
     with tempfile.TemporaryDirectory() as scratch:
         for number, config in enumerate([*fp32, *GRIDS[options.grid]]):
-            framework, path = frameworks[config.backend], None
+            framework = frameworks[config.backend]
             folder = Path(scratch, str(number))
             folder.mkdir()
             start = time.perf_counter()
-            if config.dtype != "fp32":
+            if config.dtype == "fp32":
+                predict = framework.load_fp32()
+            else:
                 with contextlib.redirect_stdout(io.StringIO()):  # the calibrators print
-                    path = framework.quantize(config, calibration, folder)
-            quantized = time.perf_counter()
-            accuracy = evaluate(framework.load(path), images, labels)
-            seconds = {
-                "quantize_s": quantized - start,
-                "evaluate_s": time.perf_counter() - quantized,
-            }
-            print(json.dumps({**config._asdict(), "accuracy": accuracy, **seconds}), flush=True)
+                    predict = load(framework.quantize(config, calibration, folder))
+            loaded = time.perf_counter()
+            record = {**config._asdict(), "accuracy": evaluate(predict, images, labels)}
+            record |= {"quantize_s": loaded - start, "evaluate_s": time.perf_counter() - loaded}
+            print(json.dumps(record), flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
