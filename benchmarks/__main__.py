@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ def main() -> int:
     if missing and not arguments.render:
         print(f"error: takes {' and '.join(missing)} to name the real files", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # takes the running child along
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:
         setting = Setting(Path(scratch), arguments.rounds)
         for name in [] if arguments.render else arguments.sections or results.SECTIONS:

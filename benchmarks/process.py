@@ -49,8 +49,9 @@ def run(command: Sequence[str | Path], folder: Path, env: Mapping[str, str]) -> 
         child = subprocess.Popen(command, cwd=folder, env=env, stdout=out_file, stderr=err_file)
         try:
             _, status, used = os.wait4(child.pid, 0)
-        except BaseException:  # Ctrl-C
+        except BaseException:  # Ctrl-C, SIGTERM
             child.terminate()
+            child.wait()
             raise
         wall_s = time.perf_counter() - start
     child.returncode = os.waitstatus_to_exitcode(status)  # Popen would wait for it once more
