@@ -96,6 +96,7 @@ def render(results: Record) -> str:
         "with what it is compared with; medians with the smallest and the largest of all rounds, "
         "ratios round by round.",
         *_machines(results),
+        _loads(results),
     ]
     for name, section in SECTIONS.items():
         for heading, text in section.parts.items() if name in results else ():
@@ -112,6 +113,18 @@ def _machines(results: Record) -> list[str]:
     if len(said) == 1:
         return list(said)
     return [f"{', '.join(names)}: {machine}" for machine, names in said.items()]
+
+
+def _loads(results: Record) -> str:
+    """Say how busy the machine was with other things."""
+    loads = (
+        f"{name} {results[name]['measured']['load_average']:.1f}"
+        for name in SECTIONS
+        if name in results
+    )
+    return (
+        f"Load average before each section (the last one's own work included): {', '.join(loads)}."
+    )
 
 
 def _machine(measured: Record) -> str:

@@ -13,7 +13,7 @@ import pytest
 from conftest import REPO, make_config
 from test_cifar10 import pickle_published
 
-from benchmarks import bare, process, results, setting, startup, steps, sweeps
+from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
 from benchmarks.memory import imported
 from resnet8ptq import cifar10, data, model
 from resnet8ptq.backends import BACKENDS
@@ -102,6 +102,17 @@ def test_setting_reads_the_runs_of_a_sweep(sweep: Any) -> None:
         ("torch", "int8"),
     ]
     assert all(run["evaluate_s"] > 0 and run["quantize_s"] > 0 for run in runs)
+
+
+def test_equal_is_to_the_last_bit(tmp_path: Path) -> None:
+    probabilities = np.full((2, 10), 0.1, dtype=np.float32)
+    nudged = probabilities.copy()
+    nudged[1, 3] = np.nextafter(nudged[1, 3], np.float32(1))
+    for name, array in (("a", probabilities), ("b", probabilities.copy()), ("c", nudged)):
+        (tmp_path / name).mkdir()
+        np.savez_compressed(tmp_path / name / "predictions.npz", probabilities=array)
+    assert equality.same_predictions(tmp_path / "a", tmp_path / "b")
+    assert not equality.same_predictions(tmp_path / "a", tmp_path / "c")
 
 
 IMPORTS = """\
@@ -194,7 +205,7 @@ def recorded() -> dict[str, Any]:
         **{"cpu": "A CPU", "cores": 2, "memory_bytes": 8_000_000_000, "platform": "Linux x86_64"},
         **{"load_average": 0.1, "versions": {"version.onnxruntime": "1.0"}},
     }
-    return {name: {**section, "measured": measured} for name, section in found.items()}
+    return {name: {**section, "measured": {**measured}} for name, section in found.items()}
 
 
 def test_page_is_made_from_the_measurements(tmp_path: Path) -> None:
