@@ -5,7 +5,7 @@ STORE ?= sqlite:///$(CURDIR)/mlruns/mlflow.db
 PORT ?= 5000
 SETUP := pyproject.toml constraints.txt
 
-.PHONY: help setup sweep test check ui clean
+.PHONY: help setup sweep test check bench ui clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,9 @@ check: .venv/.dev ## Format, lint and type checks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+bench: .venv/.dev ## Measure time and memory beside the bare libraries: benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks
 
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri $(STORE)

@@ -1,0 +1,61 @@
+"""`python -m benchmarks [section ...]`: measure, and write RESULTS.md."""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import parallel, results
+from benchmarks.setting import Setting
+
+NEEDED = ("CIFAR10_DIR", "RESNET8_H5")
+
+
+def main() -> int:
+    """Measure the sections asked for; return the exit code."""
+    arguments = parse_arguments()
+    found = results.load()
+    missing = [name for name in NEEDED if not Path(os.environ.get(name) or "-").exists()]
+    if missing and not arguments.render:
+        print(f"error: takes {' and '.join(missing)} to name the real files", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # takes the running child along
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:
+        setting = Setting(Path(scratch), arguments.rounds)
+        for name in [] if arguments.render else arguments.sections or results.SECTIONS:
+            if name in arguments.skip:
+                continue
+            if name == "parallel" and not parallel.is_available():
+                setting.say("parallel: left out, without conf/hydra/launcher/joblib.yaml")
+                continue
+            setting.say(f"== {name}")
+            measured = results.describe(arguments.rounds)
+            found[name] = {**results.SECTIONS[name].measure(setting), "measured": measured}
+            results.write(found)  # after each: an interrupted benchmark keeps what it has
+    results.write(found)
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    names = list(results.SECTIONS)
+    parser.add_argument("sections", nargs="*", metavar="section", help=", ".join(names))
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side (default: 3)")
+    parser.add_argument(
+        "--skip", nargs="*", choices=names, default=[], help="sections to leave out"
+    )
+    parser.add_argument("--render", action="store_true", help="only RESULTS.md, from results.json")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.sections) - set(names))
+    if unknown:
+        parser.error(f"section: got {', '.join(unknown)}, takes {' | '.join(names)}")
+    if arguments.rounds < 1:
+        parser.error(f"--rounds: got {arguments.rounds}, takes 1 or more")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

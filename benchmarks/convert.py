@@ -1,0 +1,21 @@
+"""Print where the cache has the converted network; without it there, convert it."""
+
+from hydra import compose, initialize_config_dir
+
+from benchmarks.setting import REPO
+from resnet8ptq import cache, data, model
+from resnet8ptq.config import parse_config, register_schemas
+
+
+def main() -> None:
+    """Do what a run does before it quantizes."""
+    register_schemas()
+    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
+        config = parse_config(compose("config", overrides=["data.on_missing=error"]))
+    settled = data.settle(config.data)
+    dataset = data.load(settled.name, settled.root)
+    print(model.load(config.model, dataset, cache.folder(config.cache_dir)).onnx_path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The figures of RESULTS.md."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from benchmarks import sweeps
+from benchmarks.setting import Record
+from benchmarks.steps import STEPS
+
+# Okabe and Ito's colours, which colour-blind people can tell apart; then greys.
+COLOURS = (
+    *("#0072B2", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#D55E00", "#CC79A7", "#000000"),
+    *("#999999", "#CCCCCC", "#666666"),
+)
+
+
+def draw(results: Record, folder: Path) -> None:
+    """Draw every figure that has been measured."""
+    folder.mkdir(exist_ok=True)
+    for section, name, plot in (
+        ("memory", "memory", memory),
+        ("sweep24", "added", added),
+        ("steps", "steps", steps),
+    ):
+        if section in results:
+            figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+            plot(results[section], axes)
+            axes.spines[["top", "right"]].set_visible(False)
+            figure.savefig(folder / f"{name}.png", dpi=120)
+            plt.close(figure)
+
+
+def memory(found: Record, axes: Any) -> None:
+    """Draw peak memory against calibration images, a line for each method."""
+    methods = dict.fromkeys(run["calib"] for run in found["runs"])
+    for method, colour in zip(methods, COLOURS, strict=False):
+        runs = [run for run in found["runs"] if run["calib"] == method]
+        peaks = [run["usage"]["max_rss_bytes"] / 1e6 for run in runs]
+        axes.plot([run["images"] for run in runs], peaks, "o-", color=colour, label=method)
+    axes.set(xlabel="calibration images", ylabel="peak memory of the process, MB", xscale="log")
+    counts = sorted({run["images"] for run in found["runs"]})
+    axes.set_xticks(counts, [f"{count:,}" for count in counts], minor=False)
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+def added(found: Record, axes: Any) -> None:
+    """Draw wall time against the number of configurations, and what each step's calls take."""
+    names, counts = ("six", "twelve", "cold_no_latency"), (6, 12, 18)
+    medians = [statistics.median(sweeps.values(found, name)) for name in names]
+    axes.plot(counts, medians, "o-", color=COLOURS[0], label="run.py, whole sweep")
+    for colour, side, label in ((COLOURS[1], "bare", "bare loop's"), (COLOURS[3], "ours", "own")):
+        walls = [medians[0]]
+        for _, fewer, more in sweeps.steps():
+            calls = sweeps.added_calls_s(found, fewer, more, side)
+            walls.append(walls[-1] + 6 * statistics.median(calls))
+        label = f"+ {label} quantize and evaluate calls"
+        axes.plot(counts, walls, "o--", color=colour, label=label)
+    axes.set(xlabel="configurations in the sweep", ylabel="wall time, s", xticks=counts)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+def steps(found: Record, axes: Any) -> None:
+    """Draw one stacked bar for each sweep profiled."""
+    profiles = found["sweeps"]
+    names = list(profiles)
+    left = [0.0] * len(names)
+    for step, colour in zip(STEPS, COLOURS, strict=True):
+        widths = [profiles[name]["steps"][step] for name in names]
+        axes.barh(names, widths, left=left, color=colour, label=step, height=0.6)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_xlabel("seconds")
+    axes.invert_yaxis()
+    axes.legend(frameon=False, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))

@@ -1,0 +1,66 @@
+"""Peak memory of calibrating on more images."""
+
+import re
+from dataclasses import asdict
+
+from benchmarks.setting import NO_LATENCY, Record, Setting, find_runs, read_run
+from benchmarks.tables import megabytes, table
+
+METHODS = ("entropy", "percentile")
+SAMPLES = (100, 500, 2000)  # of each of ten classes
+
+
+def measure(setting: Setting) -> Record:
+    """Run each method on 1,000, 5,000 and 20,000 images; note what was imported."""
+    setting.run(setting.fresh(), cache := setting.copy_cache(), NO_LATENCY)  # makes the baseline
+    runs = []
+    for method in METHODS:
+        for samples in SAMPLES:
+            # Importing is listed by Python itself, on stderr.
+            done = setting.call(
+                folder := setting.fresh(),
+                cache,
+                f"calib={method}",
+                f"calib.samples_per_class={samples}",
+                NO_LATENCY,
+                flags=("-X", "importtime"),
+            )
+            found = {**read_run(next(find_runs(folder))), "usage": asdict(done.usage)}
+            found |= {"images": 10 * samples, "imported": imported(done.err)}
+            runs.append(found)
+            peak = megabytes(found["usage"]["max_rss_bytes"])
+            setting.say(f"{method}, {10 * samples} images: {peak} MB")
+    return {"runs": runs}
+
+
+def imported(log: str) -> list[str]:
+    """Return which of the large libraries a log of `-X importtime` names."""
+    names = set(re.findall(r"^import time:.*\| +(\w+)$", log, flags=re.MULTILINE))
+    return sorted(names & {"tensorflow", "keras", "torch", "tf2onnx"})
+
+
+def render(found: Record) -> str:
+    """Return the section in Markdown."""
+    rows = []
+    for run in found["runs"]:
+        cells = [run["calib"], f"{run['images']:,}", megabytes(run["usage"]["max_rss_bytes"])]
+        logged = run["peak_memory_bytes"]
+        cells += [megabytes(logged) if logged else "", f"{run['quantize_s']:.1f}"]
+        rows.append([*cells, ", ".join(run["imported"]) or "none"])
+    header = ["calib", "images", "process MB", "`peak_memory_bytes` MB", "quantize s", "imported"]
+    return "\n\n".join(
+        [
+            "One run of `backend=onnx`, network and baseline cached, statistics not; peak resident "
+            "memory of the whole process, and as the run logs it. `imported`: which of TensorFlow, "
+            "Keras, tf2onnx and torch.",
+            table(header, rows),
+            *(f"{method}: largest / smallest {_growth(found, method):.3f}." for method in METHODS),
+            "![Memory against calibration images](images/memory.png)",
+        ]
+    )
+
+
+def _growth(found: Record, method: str) -> float:
+    runs = [run for run in found["runs"] if run["calib"] == method]
+    peaks = [run["usage"]["max_rss_bytes"] for run in runs]
+    return float(max(peaks) / min(peaks))

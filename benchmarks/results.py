@@ -1,0 +1,141 @@
+"""The measurements on disk, and RESULTS.md, which is made from them alone."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import (
+    equality,
+    evaluation,
+    memory,
+    parallel,
+    startup,
+    steps,
+    sweeps,
+)
+from benchmarks.setting import REPO, Record, Setting
+
+FOLDER = REPO / "benchmarks"
+JSON_FILE = "results.json"
+MARKDOWN_FILE = "RESULTS.md"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the benchmark: what it measures, and how that reads."""
+
+    measure: Callable[[Setting], Record]
+    parts: dict[str, Callable[[Record], str]]  # heading -> text from what was measured
+
+
+SECTIONS = {
+    "sweep4": Section(sweeps.measure_sweep4, {"A sweep of 4": sweeps.render_sweep4}),
+    "sweep24": Section(
+        sweeps.measure_sweep24,
+        {"A sweep of 24": sweeps.render_sweep24, "One more configuration": sweeps.render_added},
+    ),
+    "memory": Section(memory.measure, {"Memory of calibration": memory.render}),
+    "evaluation": Section(evaluation.measure, {"Evaluation": evaluation.render}),
+    "steps": Section(steps.measure, {"Where the time goes": steps.render}),
+    "startup": Section(startup.measure, {"Start-up": startup.render}),
+    "parallel": Section(parallel.measure, {"Two jobs at a time": parallel.render}),
+    "equality": Section(equality.measure, {"Same results": equality.render}),
+}
+
+
+def load(folder: Path = FOLDER) -> Record:
+    """Return what was measured before; empty where nothing was."""
+    path = folder / JSON_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def describe(rounds: int) -> Record:
+    """Return what a section was measured on, and when."""
+    from resnet8ptq import environment
+
+    found = environment.describe()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "commit": found["git_commit"],
+        "rounds": rounds,
+        "cpu": found["cpu"],
+        "cores": environment.threads(None),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "platform": platform.system() + " " + platform.machine(),
+        "load_average": os.getloadavg()[0],
+        "versions": environment.versions() | _more_versions(),
+    }
+
+
+def _more_versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {f"version.{name}": version(name) for name in ("mlflow", "hydra-core")}
+
+
+def write(results: Record, folder: Path = FOLDER) -> None:
+    """Write the measurements, the page and its figures."""
+    from benchmarks import figures
+
+    (folder / JSON_FILE).write_text(json.dumps(results, indent=1) + "\n")
+    (folder / MARKDOWN_FILE).write_text(render(results))
+    figures.draw(results, folder / "images")
+
+
+def render(results: Record) -> str:
+    """Return RESULTS.md."""
+    parts = [
+        "# What it costs beside the bare libraries",
+        "Made by `make bench`; the measurements are in `results.json`. The bare loop is "
+        "`benchmarks/bare.py`: the same configurations in one plain script, on all cores, with "
+        "nothing tracked, compared or drawn. Every figure is of a whole process, started in turns "
+        "with what it is compared with; medians with the smallest and the largest of all rounds, "
+        "ratios round by round.",
+        *_machines(results),
+        _loads(results),
+    ]
+    for name, section in SECTIONS.items():
+        for heading, text in section.parts.items() if name in results else ():
+            parts += [f"## {heading}", text(results[name])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _machines(results: Record) -> list[str]:
+    """Describe what was measured on what: once, where all sections share it."""
+    said: dict[str, list[str]] = {}
+    for name in SECTIONS:
+        if name in results:
+            said.setdefault(_machine(results[name]["measured"]), []).append(name)
+    if len(said) == 1:
+        return list(said)
+    return [f"{', '.join(names)}: {machine}" for machine, names in said.items()]
+
+
+def _loads(results: Record) -> str:
+    """Say how busy the machine was with other things."""
+    loads = (
+        f"{name} {results[name]['measured']['load_average']:.1f}"
+        for name in SECTIONS
+        if name in results
+    )
+    return (
+        f"Load average before each section (the last one's own work included): {', '.join(loads)}."
+    )
+
+
+def _machine(measured: Record) -> str:
+    versions = ", ".join(
+        f"{key.removeprefix('version.')} {value}"
+        for key, value in measured["versions"].items()
+        if key != "version.resnet8ptq"
+    )
+    return (
+        f"{measured['cpu']}, {measured['cores']} cores, {measured['memory_bytes'] / 1e9:.0f} GB, "
+        f"{measured['platform']}; {measured['rounds']} rounds; commit "
+        f"{measured['commit'][:12]}{'-dirty' * measured['commit'].endswith('-dirty')}, "
+        f"{measured['date'][:10]}. {versions}."
+    )

@@ -1,0 +1,137 @@
+"""Where a benchmark runs: scratch folders, caches, and how both sides are called."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from benchmarks import process
+
+REPO = Path(__file__).parents[1]
+NO_LATENCY = "latency.enabled=false"
+GRID = "experiment=grid"
+FOUR = ("-m", "backend=onnx,torch", "dtype=int8,uint8")
+
+Record = dict[str, Any]  # what goes into the JSON
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One call of the benchmark.
+
+    Attributes:
+        scratch: an empty folder, for everything.
+        rounds: how often each side runs, in turns.
+    """
+
+    scratch: Path
+    rounds: int
+
+    def say(self, text: str) -> None:
+        """Show progress."""
+        print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+    @cached_property
+    def model(self) -> Path:
+        """The converted network in the user's cache; converted now where it is not there."""
+        self.say("the converted network: looking for it, or making it")
+        # In a process of its own, since this one has to stay small.
+        done = process.run(self.module("convert"), self.fresh(), self.environment())
+        return Path(done.out.splitlines()[-1])
+
+    @cached_property
+    def cache(self) -> Path:
+        """A cache that holds only the converted network."""
+        entry, cache = self.model.parent, self.scratch / "cache"
+        shutil.copytree(entry, cache / entry.parent.name / entry.name)
+        return cache
+
+    @cached_property
+    def warm(self) -> tuple[Path, Path]:
+        """A folder with a store, and a cache with everything: one 24-run sweep has filled both."""
+        folder, cache = self.scratch / "warm", self.copy_cache()
+        folder.mkdir()
+        self.say("filling the cache: one sweep of 24")
+        self.run(folder, cache, GRID, NO_LATENCY)
+        return folder, cache
+
+    def fresh(self) -> Path:
+        """Return a new empty folder."""
+        return Path(tempfile.mkdtemp(dir=self.scratch))
+
+    def copy_cache(self) -> Path:
+        """Return a new cache that holds only the converted network."""
+        return Path(shutil.copytree(self.cache, self.fresh() / "cache"))
+
+    def environment(self, cache: Path | None = None) -> dict[str, str]:
+        """Return the environment of a child: this checkout's package, that cache."""
+        kept = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+        kept["PYTHONPATH"] = str(REPO)
+        return kept if cache is None else {**kept, "RESNET8PTQ_CACHE": str(cache)}
+
+    def module(self, name: str, *args: str | Path, flags: tuple[str, ...] = ()) -> list[str]:
+        """Return the command that runs one of this package's modules."""
+        return [sys.executable, *flags, "-m", f"benchmarks.{name}", *map(str, args)]
+
+    def call(
+        self, folder: Path, cache: Path, *args: str, flags: tuple[str, ...] = ()
+    ) -> process.Finished:
+        """Call run.py in `folder`."""
+        command = [sys.executable, *flags, str(REPO / "run.py"), *args]
+        return process.run(command, folder, self.environment(cache))
+
+    def run(self, folder: Path, cache: Path, *overrides: str) -> Record:
+        """Call run.py in `folder`; return its usage, its runs and their folders."""
+        before = set(find_runs(folder))
+        done = self.call(folder, cache, *overrides)
+        found = sorted(set(find_runs(folder)) - before, key=job_number)
+        return {"usage": asdict(done.usage), "runs": [read_run(path) for path in found]}
+
+    def run_fresh(self, *overrides: str) -> Record:
+        """Call run.py in an empty folder, with a cache that holds only the converted network."""
+        return self.run(self.fresh(), self.copy_cache(), *overrides)
+
+    def run_warm(self, *overrides: str) -> Record:
+        """Call run.py where a sweep of all 24 has run before."""
+        return self.run(*self.warm, *overrides)
+
+    def run_bare(self, *args: str) -> Record:
+        """Run the bare loop; return its usage and its runs."""
+        command = self.module("bare", self.model, *args)
+        done = process.run(command, self.fresh(), self.environment())
+        lines = [json.loads(line) for line in done.out.splitlines()]
+        return {"usage": asdict(done.usage), "runs": lines}
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yield the folders of all measured runs below `folder`."""
+    return (path.parent for path in (folder / "runs").rglob("result.json"))
+
+
+def job_number(folder: Path) -> int:
+    """Return a run's place in its sweep; 0 where it is no job of one."""
+    number = folder.name.partition("_")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def read_run(folder: Path) -> Record:
+    """Return what a run was and what it measured, as the bare loop prints it."""
+    config = OmegaConf.load(folder / "config.yaml")
+    metrics = json.loads((folder / "result.json").read_text())["metrics"]
+    return {
+        "backend": config.backend.name,
+        "dtype": config.dtype.name,
+        "calib": config.calib.name,
+        "per_channel": config.per_channel,
+        **{key: metrics.get(key) for key in ("accuracy", "quantize_s", "evaluate_s")},
+        "peak_memory_bytes": metrics.get("peak_memory_bytes"),
+    }

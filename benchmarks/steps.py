@@ -1,0 +1,92 @@
+"""Where the time of a sweep goes, by step: a sampling profile summed by our own modules."""
+
+from collections import defaultdict
+from pathlib import Path
+
+from benchmarks.setting import FOUR, GRID, Record, Setting
+from benchmarks.tables import table
+
+SWEEPS = {"4 runs, warm": FOUR, "24 runs, warm": (GRID,)}
+INTERVAL_S = 0.002
+
+# Step -> modules of the package, by how their names begin.
+MODULES = {
+    "data": ("data", "cifar10", "shapes"),
+    "model": ("model", "convert", "cache", "torch_module", "onnx_source", "onnx_file"),
+    "calibration": ("calibration", "activation", "statistics", "backends/onnx_calibration"),
+    "quantize": ("backends/", "corrections", "preparation"),
+    "evaluate": ("evaluate", "metrics"),
+    "latency": ("latency",),
+    "outputs": ("outputs", "plots", "results"),
+    "tracking": ("tracking", "ui_view", "environment"),
+    "report": ("report", "table", "comparison", "recommend", "sweep_plots", "spread", "reference"),
+}
+STEPS = ("imports", *MODULES, "other")
+_CALIBRATES = "_calibrate"  # the function of a backend that runs the images
+
+
+def measure(setting: Setting) -> Record:
+    """Profile the sweeps as they are by default."""
+    found = {}
+    for name, arguments in SWEEPS.items():
+        folder, cache = setting.warm
+        path = setting.fresh() / "profile.pyisession"
+        profiler = ("-m", "pyinstrument", "-i", str(INTERVAL_S), "-r", "session", "-o", str(path))
+        done = setting.call(folder, cache, *arguments, flags=profiler)
+        found[name] = {"wall_s": done.usage.wall_s, "steps": sum_steps(path)}
+        setting.say(f"profile of {name}: {done.usage.wall_s:.1f} s")
+    return {"sweeps": found}
+
+
+def sum_steps(path: Path) -> dict[str, float]:
+    """Return the seconds of each step from a session that pyinstrument has written."""
+    from pyinstrument.session import Session
+
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for stack, duration in Session.load(path).frame_records:
+        seconds[find_step(stack)] += duration
+    return {step: seconds[step] for step in STEPS}
+
+
+def find_step(stack: list[str]) -> str:
+    """Return the step of a call stack, outermost first, in pyinstrument's notation.
+
+    The outermost module that has a step decides: running a session while it evaluates is part of
+    evaluating. Only calibration lies within another step, quantize, and imports within any.
+    """
+    step = "other"
+    for frame in stack:
+        function, file = frame.split("\0")[:2]
+        if file.startswith("<frozen importlib"):
+            return "imports"
+        found = "calibration" if function == _CALIBRATES else _step_of(file)
+        if step == "other" or (step == "quantize" and found == "calibration"):
+            step = found
+    return step
+
+
+def _step_of(file: str) -> str:
+    _, package, name = file.rpartition("/resnet8ptq/")
+    matching = (step for step, prefixes in MODULES.items() if name.startswith(prefixes))
+    return next(matching, "other") if package else "other"
+
+
+def render(found: Record) -> str:
+    """Return the section in Markdown."""
+    profiles = found["sweeps"]
+    rows = [
+        [step, *(f"{profiles[name]['steps'][step]:.1f}" for name in profiles)]
+        for step in STEPS
+        if any(profiles[name]["steps"][step] >= 0.05 for name in profiles)
+    ]
+    rows.append(["whole process", *(f"{profiles[name]['wall_s']:.1f}" for name in profiles)])
+    return "\n\n".join(
+        [
+            "Seconds, by a sampling profile of whole sweeps with default settings (latency timing, "
+            "tracking and report on), summed by the module that does the step; imports count as "
+            "such wherever they happen. The whole process includes the start of Python and of the "
+            "profiler.",
+            table(["step", *profiles], rows),
+            "![Where the time goes](images/steps.png)",
+        ]
+    )

@@ -1,0 +1,231 @@
+"""Whole sweeps against the bare library loop, in turns: `sweep4` and `sweep24`."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.setting import FOUR, GRID, NO_LATENCY, Record, Setting
+from benchmarks.tables import megabytes, ratios, spread, table
+
+BARE = "bare"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One side of a comparison; `once`: it is too slow, or matters too little, to run in turns."""
+
+    title: str
+    run: Callable[[Setting], Record]
+    once: bool = False
+
+
+def _grid(*rest: str) -> Callable[[Setting], Record]:
+    return lambda setting: setting.run_fresh(GRID, *rest)
+
+
+def _part(*rest: str) -> Callable[[Setting], Record]:
+    # Both frameworks, int8, three methods: six configurations, or twelve with both granularities.
+    sweep = ("-m", "backend=onnx,torch", "calib=minmax,entropy,percentile", *rest)
+    return lambda setting: setting.run_fresh(*sweep, NO_LATENCY)
+
+
+SWEEP4 = {
+    BARE: Contender("bare loop", lambda s: s.run_bare("--grid", "4")),
+    "ours": Contender("run.py -m, as it is by default", lambda s: s.run_warm(*FOUR)),
+    "ours_no_latency": Contender(
+        "run.py -m, latency.enabled=false", lambda s: s.run_warm(*FOUR, NO_LATENCY)
+    ),
+}
+SWEEP24 = {
+    BARE: Contender(
+        "bare loop (torch: HistogramObserver for entropy, percentile)",
+        lambda s: s.run_bare("--grid", "24"),
+    ),
+    "bare_minmax": Contender(
+        "bare loop (torch: MinMaxObserver throughout)",
+        lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax"),
+    ),
+    "warm": Contender("run.py, warm, as it is by default", lambda s: s.run_warm(GRID)),
+    "warm_no_latency": Contender(
+        "run.py, warm, latency.enabled=false", lambda s: s.run_warm(GRID, NO_LATENCY)
+    ),
+    "cold": Contender("run.py, cold, as it is by default", _grid()),
+    "cold_no_latency": Contender("run.py, cold, latency.enabled=false", _grid(NO_LATENCY)),
+    "six": Contender("6 of them, cold, latency.enabled=false", _part("per_channel=false")),
+    "twelve": Contender("12 of them, cold, latency.enabled=false", _part("per_channel=false,true")),
+    "bare_shared": Contender(
+        "bare loop, MinMaxObserver, ONNX ranges shared by hand",
+        lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax", "--share-ranges"),
+        once=True,
+    ),
+    "bare_defaults": Contender(
+        "bare loop, ONNX Runtime's default bins",
+        lambda s: s.run_bare("--grid", "24", "--library-defaults"),
+        once=True,
+    ),
+}
+PARTS = ("six", "twelve")
+
+
+def measure(setting: Setting, contenders: Mapping[str, Contender]) -> Record:
+    """Run all contenders in turns; return every sample of each."""
+    samples: dict[str, list[Record]] = {name: [] for name in contenders}
+    _ = setting.warm  # made before the first turn
+    for turn in range(setting.rounds):
+        for name, contender in contenders.items():
+            if turn == 0 or not contender.once:
+                samples[name].append(contender.run(setting))
+                wall_s = samples[name][-1]["usage"]["wall_s"]
+                setting.say(
+                    f"round {turn + 1} of {setting.rounds}: {contender.title}: {wall_s:.1f} s"
+                )
+    return {"samples": samples}
+
+
+def measure_sweep4(setting: Setting) -> Record:
+    """Time the sweep of the README: two frameworks, two dtypes."""
+    return measure(setting, SWEEP4)
+
+
+def measure_sweep24(setting: Setting) -> Record:
+    """Time `experiment=grid`, and parts of it."""
+    return measure(setting, SWEEP24)
+
+
+def values(found: Record, name: str, key: str = "wall_s") -> list[float]:
+    """Return what a contender used, round by round."""
+    return [sample["usage"][key] for sample in found["samples"][name]]
+
+
+def render_sweep4(found: Record) -> str:
+    """Return the section in Markdown."""
+    return "\n\n".join(
+        [
+            "`run.py -m backend=onnx,torch dtype=int8,uint8`: three configurations and one that "
+            "torch does not support. Warm: the same folder and cache have seen a sweep before.",
+            _usage_table(found, SWEEP4, [BARE]),
+            _accuracy_line(found, "ours"),
+        ]
+    )
+
+
+def render_sweep24(found: Record) -> str:
+    """Return the section in Markdown."""
+    whole = {name: contender for name, contender in SWEEP24.items() if name not in PARTS}
+    return "\n\n".join(
+        [
+            "`run.py experiment=grid`: 18 configurations and 6 that torch does not support. Warm: "
+            "as above. Cold: an empty folder, and a cache that holds the converted network and "
+            "nothing else. torch has no entropy or percentile observer; its own HistogramObserver "
+            "stands for both, and in the second row MinMaxObserver, which costs the bare loop "
+            "least. The last two rows ran once.",
+            _usage_table(found, whole, [BARE, "bare_minmax"]),
+            _accuracy_line(found, "cold"),
+        ]
+    )
+
+
+def render_added(found: Record) -> str:
+    """Return the section on what one more configuration costs, in Markdown."""
+    rows = []
+    for label, fewer, more in steps():
+        wall_s = added_wall_s(found, fewer, more)
+        own = {side: added_calls_s(found, fewer, more, side) for side in ("bare", "ours")}
+        rows.append(
+            [
+                label,
+                spread(wall_s),
+                spread(own["bare"]),
+                spread(own["ours"]),
+                spread(ratios(wall_s, own["bare"])),
+                spread(ratios(wall_s, own["ours"])),
+            ]
+        )
+    header = [
+        "added",
+        "wall s each",
+        "bare calls s",
+        "own calls s",
+        "to bare calls",
+        "to own calls",
+    ]
+    return "\n\n".join(
+        [
+            "Marginal wall time of sweeps of 6, 12 and 18 configurations (cold, without latency), "
+            "against the quantize and evaluate calls of the configurations added: those of the "
+            "bare loop, and our own `quantize_s + evaluate_s`. The step to 18 carries six "
+            "unsupported runs along. Per configuration.",
+            table(header, rows),
+            "![Wall time against configurations](images/added.png)",
+        ]
+    )
+
+
+def steps() -> list[tuple[str, str, str]]:
+    """Return what each step adds, and the contenders before and after it."""
+    return [
+        ("6 to 12: per channel, both frameworks", "six", "twelve"),
+        ("12 to 18: uint8, ONNX Runtime", "twelve", "cold_no_latency"),
+    ]
+
+
+def added_wall_s(found: Record, fewer: str, more: str) -> list[float]:
+    """Return the wall time of each of six added configurations, round by round."""
+    pairs = zip(values(found, more), values(found, fewer), strict=True)
+    return [(after - before) / 6 for after, before in pairs]
+
+
+def added_calls_s(found: Record, fewer: str, more: str, side: str) -> list[float]:
+    """Return their mean seconds of quantizing and evaluating, in the bare loop or in ours."""
+    samples = found["samples"]
+    old, new = ({_cell(run) for run in samples[name][0]["runs"]} for name in (fewer, more))
+    source = samples["bare_minmax" if side == "bare" else more]
+    return [
+        statistics.mean(
+            run["quantize_s"] + run["evaluate_s"]
+            for run in sample["runs"]
+            if _cell(run) in new - old
+        )
+        for sample in source
+    ]
+
+
+def _usage_table(found: Record, contenders: Mapping[str, Contender], bases: list[str]) -> str:
+    header = ["", "wall s", "CPU s", "peak MB", *(f"to {_short(base)}" for base in bases)]
+    rows = []
+    for name, contender in contenders.items():
+        cpu = [a + b for a, b in zip(*(values(found, name, k) for k in CPU), strict=True)]
+        against = [ratios(values(found, name), values(found, base)) for base in bases]
+        peak = megabytes(max(values(found, name, "max_rss_bytes")))
+        compared = (
+            "" if name == base else spread(ratio)
+            for base, ratio in zip(bases, against, strict=True)
+        )
+        rows.append([contender.title, spread(values(found, name), 1), spread(cpu, 1), peak])
+        rows[-1] += compared
+    return table(header, rows)
+
+
+CPU = ("user_s", "sys_s")
+
+
+def _short(base: str) -> str:
+    return {BARE: "bare loop", "bare_minmax": "bare loop, MinMax"}[base]
+
+
+def _cell(run: Record) -> tuple[object, ...]:
+    return run["backend"], run["dtype"], run["calib"], run["per_channel"]
+
+
+def _accuracy_line(found: Record, name: str) -> str:
+    """Say how far the accuracies of both sides are apart, by framework and method."""
+    bare, ours = (
+        {_cell(run): run["accuracy"] for run in found["samples"][side][0]["runs"]}
+        for side in (BARE, name)
+    )
+    worst: dict[str, float] = {}
+    for cell in ours:
+        label = f"{cell[0]} {cell[2]}"
+        worst[label] = max(worst.get(label, 0.0), 100 * abs(ours[cell] - bare[cell]))
+    differences = ", ".join(f"{label} {points:.2f}" for label, points in worst.items())
+    return f"Both do the same job. Largest difference of accuracy, in points: {differences}."
