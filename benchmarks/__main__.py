@@ -28,7 +28,7 @@ def main() -> int:
             if name in arguments.skip:
                 continue
             if name == "parallel" and not parallel.is_available():
-                setting.say("parallel: left out, without conf/hydra/launcher/joblib.yaml")
+                setting.say("parallel: left out: pip install -e '.[joblib]'")
                 continue
             setting.say(f"== {name}")
             measured = results.describe(arguments.rounds)

@@ -1,7 +1,9 @@
 """The sweep of 24, one job after the other and two at a time."""
 
+import importlib.util
+
 from benchmarks.equality import same_predictions
-from benchmarks.setting import GRID, NO_LATENCY, REPO, Record, Setting, find_runs, job_number
+from benchmarks.setting import GRID, NO_LATENCY, Record, Setting, find_runs, job_number
 from benchmarks.tables import ratios, spread, table
 
 JOBS = 2
@@ -9,8 +11,8 @@ LAUNCHER = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={JOBS}")
 
 
 def is_available() -> bool:
-    """Tell whether this checkout has the launcher."""
-    return (REPO / "conf" / "hydra" / "launcher" / "joblib.yaml").exists()
+    """Tell whether the launcher is installed: it is an extra."""
+    return importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is not None
 
 
 def measure(setting: Setting) -> Record:

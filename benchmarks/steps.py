@@ -11,9 +11,9 @@ INTERVAL_S = 0.002
 
 # Step -> modules of the package, by how their names begin.
 MODULES = {
-    "data": ("data", "cifar10", "shapes"),
-    "model": ("model", "convert", "cache", "torch_module", "onnx_source", "onnx_file"),
-    "calibration": ("calibration", "activation", "statistics", "backends/onnx_calibration"),
+    "data": ("data", "images", "cifar10", "array_pickle", "shapes"),
+    "model": ("model", "convert", "torch_module", "onnx_source", "onnx_file"),
+    "calibration": ("activations", "calibration"),
     "quantize": ("backends/", "corrections", "preparation"),
     "evaluate": ("evaluate", "metrics"),
     "latency": ("latency",),
@@ -22,7 +22,6 @@ MODULES = {
     "report": ("report", "table", "comparison", "recommend", "sweep_plots", "spread", "reference"),
 }
 STEPS = ("imports", *MODULES, "other")
-_CALIBRATES = "_calibrate"  # the function of a backend that runs the images
 
 
 def measure(setting: Setting) -> Record:
@@ -56,10 +55,10 @@ def find_step(stack: list[str]) -> str:
     """
     step = "other"
     for frame in stack:
-        function, file = frame.split("\0")[:2]
+        file = frame.split("\0")[1]
         if file.startswith("<frozen importlib"):
             return "imports"
-        found = "calibration" if function == _CALIBRATES else _step_of(file)
+        found = _step_of(file)
         if step == "other" or (step == "quantize" and found == "calibration"):
             step = found
     return step
