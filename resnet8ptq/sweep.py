@@ -7,13 +7,16 @@ since environment variables do not reach jobs on another machine, and a shared f
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli, files, reference, report, table, tracking
+from resnet8ptq import cli, files
 from resnet8ptq.config import ReportConfig, TrackingConfig
+
+if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
+    from resnet8ptq.tracking import Store
 
 SWEEP_FILE = "sweep.json"
 
@@ -22,7 +25,7 @@ SWEEP_FILE = "sweep.json"
 class Sweep:
     """The running sweep: its store, its parent run, its folder."""
 
-    store: tracking.Store
+    store: "Store"
     parent_id: str
     folder: Path
     limits: ReportConfig = field(default_factory=ReportConfig)
@@ -37,6 +40,8 @@ class Sweep:
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
         """Read what `save` left."""
+        from resnet8ptq import tracking
+
         record = json.loads((folder / SWEEP_FILE).read_text())
         store = tracking.Store(record["uri"], record["experiment_id"])
         return cls(store, record["parent_id"], folder)
@@ -47,6 +52,8 @@ class Sweep:
         Args:
             status: `ok`, `failed` or `killed`, as the sweep ended.
         """
+        from resnet8ptq import report, table, tracking
+
         records = tracking.load_children(self.store, self.parent_id)
         # An analysis has no accuracy to compare; it has printed its own table.
         compared = [record for record in records if not record.is_analysis]
@@ -66,6 +73,8 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Open the store and the parent run, or end the program: no job could be recorded."""
         global current
+        from resnet8ptq import tracking
+
         folder = Path(config.hydra.sweep.dir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +82,8 @@ class SweepCallback(Callback):
             # For mypy: the schema says so.
             assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
             if limits.reference is not None:
+                from resnet8ptq import reference
+
                 reference.load(limits.reference)  # a wrong name now rather than after the sweep
             store = tracking.open_store(settings)
             name = f"sweep {folder.parent.name} {folder.name}"
