@@ -10,7 +10,6 @@ sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged o
 """
 
 import base64
-import io
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -179,13 +178,7 @@ def _draw(found: Comparison, recommendations: Sequence[Recommendation]) -> dict[
     for backend in sorted({cell.backend for cell in found.measured}):
         figures[f"ranges_{backend}.png"] = sweep_plots.activation_ranges(found, backend)
     figures["ranges_of_weights.png"] = sweep_plots.weight_ranges(found)
-    return {name: _png(figure) for name, figure in figures.items() if figure is not None}
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110)
-    return buffer.getvalue()
+    return {name: plots.to_png(figure) for name, figure in figures.items() if figure is not None}
 
 
 def _escape(text: object) -> str:
