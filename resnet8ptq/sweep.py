@@ -54,12 +54,9 @@ class Sweep:
         """
         from resnet8ptq import report, table, tracking
 
-        records = tracking.load_children(self.store, self.parent_id)
-        # An analysis has no accuracy to compare; it has printed its own table.
-        compared = [record for record in records if not record.is_analysis]
-        if compared:
-            table.print_table(compared)
-            report.write(self.store, self.parent_id, self.folder, self.limits)
+        if records := tracking.load_compared(self.store, self.parent_id):
+            table.print_table(records)
+            report.write(self.store, self.parent_id, records, self.folder, self.limits)
         tracking.end_parent(self.store, self.parent_id, status)
         table.print_places(self.folder, self.store)
 

@@ -313,12 +313,13 @@ def end_parent(store: Store, parent_id: str, status: str) -> None:
 
 @dataclass(frozen=True)
 class Record:
-    """One run as MLflow has it."""
+    """One run as MLflow has it; its artifacts lie at `artifact_uri`."""
 
     run_id: str
     params: dict[str, str]
     metrics: dict[str, float]
     tags: dict[str, str]
+    artifact_uri: str = ""
 
     @property
     def is_analysis(self) -> bool:
@@ -348,6 +349,11 @@ def load_children(store: Store, parent_id: str) -> list[Record]:
             return records
 
 
+def load_compared(store: Store, parent_id: str) -> list[Record]:
+    """Read a sweep's runs back without analyses: those have no accuracy to compare."""
+    return [record for record in load_children(store, parent_id) if not record.is_analysis]
+
+
 def find_parent(store: Store) -> Record | None:
     """Return the newest sweep of the experiment; None where there is none."""
     client = mlflow.MlflowClient(tracking_uri=store.uri)
@@ -357,18 +363,20 @@ def find_parent(store: Store) -> Record | None:
 
 
 @contextmanager
-def artifact(store: Store, run_id: str, name: str) -> Iterator[Path]:
+def artifact(store: Store, record: Record, name: str) -> Iterator[Path]:
     """Yield a copy of one of a run's files; it is gone after the block.
 
     Raises:
         TrackingError: the run has no such file, or its folder has moved.
     """
-    client = mlflow.MlflowClient(tracking_uri=store.uri)
+    uri = f"{record.artifact_uri}/{name}"  # by the run's id MLflow would read the run again
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = client.download_artifacts(run_id, name, folder)
+            path = mlflow.artifacts.download_artifacts(
+                artifact_uri=uri, dst_path=folder, tracking_uri=store.uri
+            )
         except (MlflowException, OSError) as error:
-            raise TrackingError(f"run {run_id}: no artifact {name} ({error})") from error
+            raise TrackingError(f"run {record.run_id}: no artifact {name} ({error})") from error
         yield Path(path)
 
 
@@ -380,5 +388,6 @@ def log_files(store: Store, run_id: str, paths: list[Path]) -> None:
 
 
 def _record(run: Any) -> Record:
-    data = run.data
-    return Record(run.info.run_id, dict(data.params), dict(data.metrics), dict(data.tags))
+    info, data = run.info, run.data
+    figures = dict(data.params), dict(data.metrics), dict(data.tags)
+    return Record(info.run_id, *figures, artifact_uri=info.artifact_uri)

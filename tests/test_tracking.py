@@ -417,11 +417,12 @@ def test_artifact_is_lent_as_a_copy(store: Store, folder: Path) -> None:
     (folder / "ranges.json").write_text("{}")
     with tracking.start_run(store, "name", {}, folder) as run:
         pass
-    with tracking.artifact(store, run.run_id, "ranges.json") as path:
+    record = tracking.load_run(store, run.run_id)
+    with tracking.artifact(store, record, "ranges.json") as path:
         assert path.read_text() == "{}"
         path.write_text("scribbled over")
     assert not path.exists()
-    with tracking.artifact(store, run.run_id, "ranges.json") as path:
+    with tracking.artifact(store, record, "ranges.json") as path:
         assert path.read_text() == "{}"
 
 
@@ -430,7 +431,7 @@ def test_missing_artifact_is_named(store: Store, folder: Path) -> None:
         pass
     with (
         pytest.raises(TrackingError, match=f"run {run.run_id}: no artifact ranges.json"),
-        tracking.artifact(store, run.run_id, "ranges.json"),
+        tracking.artifact(store, tracking.load_run(store, run.run_id), "ranges.json"),
     ):
         pass
 
