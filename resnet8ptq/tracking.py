@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
@@ -29,8 +30,10 @@ from mlflow.entities import Metric, Param, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
-from resnet8ptq import environment, ui_view
+from resnet8ptq import environment, files, ui_view
 from resnet8ptq.config import RunConfig, TrackingConfig
 from resnet8ptq.data import CalibrationSet, Dataset, Split
 from resnet8ptq.errors import ConfigError, PtqError, TrackingError, redact
@@ -83,14 +86,37 @@ def open_store(config: TrackingConfig) -> Store:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
             # Parallel first use of a fresh SQLite store races its migrations.
-            return _open(uri, config.experiment_name, root / "artifacts")
+            return _open(uri, config.experiment_name, root)
     except OSError as error:
         raise TrackingError(f"tracking.root: cannot write to {root} ({error})") from error
 
 
-def _open(uri: str, name: str, artifacts: Path | None) -> Store:
+def _make_database(path: Path) -> None:
+    """Make MLflow's tables in a scratch file, and put it in place when it is whole.
+
+    MLflow migrates an empty database through all its versions. Each of some hundred steps waits
+    for the disk, seconds in all, which a file that is not in use yet need not.
+    """
+
+    def wait_for_no_disk(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder) / path.name
+        event.listen(Engine, "connect", wait_for_no_disk)
+        try:
+            mlflow.MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments()
+        finally:
+            event.remove(Engine, "connect", wait_for_no_disk)
+        with files.atomic(path) as temporary:
+            shutil.copyfile(scratch, temporary)
+
+
+def _open(uri: str, name: str, root: Path | None) -> Store:
     try:
-        experiment_id = _find_experiment(uri, name, artifacts)
+        if root is not None and not (root / "mlflow.db").exists():
+            _make_database(root / "mlflow.db")
+        experiment_id = _find_experiment(uri, name, root and root / "artifacts")
         _offer_view(uri, experiment_id)
     except PtqError:
         raise
