@@ -208,11 +208,15 @@ class Run:
 
     def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
         """Log which images calibrated and which tested, with digests."""
-        for context, split, digest in (
-            ("calibration", calibration.split, calibration.digest),
-            ("test", data.test, data.test.digest),
-        ):
-            mlflow.log_input(_dataset(f"{data.name}-{context}", split, digest), context=context)
+        drawn, test = calibration.split, data.test
+        mlflow.log_inputs(
+            [
+                _dataset(f"{data.name}-calibration", drawn, calibration.digest),
+                _dataset(f"{data.name}-test", test, test.digest),
+            ],
+            contexts=["calibration", "test"],
+            tags_list=[None, None],
+        )
         digests = {"calibration_digest": calibration.digest, "test_digest": data.test.digest}
         mlflow.set_tags({**digests, "class_names": json.dumps(data.class_names)})
 
