@@ -92,6 +92,18 @@ def test_store_and_experiment_are_made_once(tmp_path: Path) -> None:
     assert location.endswith("/new/mlruns/artifacts/mine")
 
 
+def test_store_that_cannot_be_made_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used \(disk full\)"):
+        tracking.open_store(TrackingConfig(root=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
 @pytest.mark.slow
 def test_four_processes_make_one_store(tmp_path: Path) -> None:
     config = TrackingConfig(root=str(tmp_path / "mlruns"))
