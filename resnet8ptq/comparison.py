@@ -81,10 +81,8 @@ class Comparison:
         return ()
 
 
-def load(store: Store, parent_id: str) -> Comparison:
-    """Read a sweep from MLflow alone: its runs, their predictions and ranges; test them."""
-    children = tracking.load_children(store, parent_id)
-    records = [record for record in children if not record.is_analysis]
+def load(store: Store, records: Sequence[Record]) -> Comparison:
+    """Read the predictions and ranges of a sweep's runs from MLflow; test them."""
     labels = table.labels(records)
     cells = [_load_cell(store, *pair) for pair in zip(records, labels, strict=True)]
     return compare(cells)
@@ -94,12 +92,12 @@ def _load_cell(store: Store, record: Record, label: str) -> Cell:
     if "accuracy" not in record.metrics:
         return Cell(record, label)
     with (
-        tracking.artifact(store, record.run_id, "predictions.npz") as path,
+        tracking.artifact(store, record, "predictions.npz") as path,
         np.load(path, allow_pickle=False) as arrays,
     ):
         names = ("predictions", "baseline_predictions", "labels")
         paired = Paired(*(arrays[name] for name in names))
-    with tracking.artifact(store, record.run_id, "ranges.json") as path:
+    with tracking.artifact(store, record, "ranges.json") as path:
         ranges = json.loads(path.read_text())
     return Cell(record, label, paired, ranges=ranges)
 
@@ -108,15 +106,14 @@ def compare(cells: Sequence[Cell]) -> Comparison:
     """Test every cell against its baseline, whole and by class, with Holm's correction."""
     comparison = Comparison(tuple(cells))
     names, measured = comparison.class_names, comparison.measured
-    whole, by_class = [], []
+    by_class = []
     for cell in measured:
         found = cell.paired
         assert found is not None  # that is what measured means
-        whole.append(mcnemar(found.hits, found.baseline_hits))
         for label in range(len(names)):
             members = found.labels == label
             by_class.append(mcnemar(found.hits[members], found.baseline_hits[members]))
-    adjusted = dict(zip(map(id, measured), holm(whole), strict=True))
+    adjusted = table.adjusted_p(comparison.records)
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {
         id(cell): tuple(
@@ -127,7 +124,11 @@ def compare(cells: Sequence[Cell]) -> Comparison:
         for cell, row in zip(measured, class_p, strict=True)
     }
     tested = [
-        replace(cell, adjusted_p=adjusted.get(id(cell)), worse_classes=worse.get(id(cell), ()))
+        replace(
+            cell,
+            adjusted_p=adjusted.get(cell.record.run_id),
+            worse_classes=worse.get(id(cell), ()),
+        )
         for cell in cells
     ]
     return Comparison(tuple(tested))

@@ -24,11 +24,29 @@ def threads(setting: int | None) -> int:
 
 @cache
 def cpu() -> tuple[str, tuple[str, ...]]:
-    """Return the CPU's name and its feature flags, sorted."""
+    """Return the CPU's name and its feature flags, sorted.
+
+    Linux lists both (`man 5 proc`, /proc/cpuinfo), on most ARM machines without a name. Elsewhere
+    py-cpuinfo finds them out, which takes a second: it runs programs.
+    """
+    fields = _linux_cpu_fields()
+    name, flags = fields.get("model name"), fields.get("flags") or fields.get("Features")
+    if name and flags:
+        return name, tuple(sorted(set(flags.split())))
     import cpuinfo
 
     info = cpuinfo.get_cpu_info()
     return info.get("brand_raw", platform.processor()), tuple(sorted(info.get("flags", ())))
+
+
+def _linux_cpu_fields() -> dict[str, str]:
+    """Return what /proc/cpuinfo says of the first core; nothing where there is no such file."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def has_vnni() -> bool:

@@ -10,10 +10,9 @@ sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged o
 """
 
 import base64
-import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -39,24 +38,31 @@ from resnet8ptq.comparison import SIGNIFICANCE, Comparison
 from resnet8ptq.config import ReportConfig, TrackingConfig
 from resnet8ptq.errors import ConfigError, TrackingError
 from resnet8ptq.recommend import Recommendation, broken_limits, recommend
-from resnet8ptq.tracking import Store
+from resnet8ptq.tracking import Record, Store
 
 Images = Mapping[str, bytes]  # file name -> PNG
 
 
-def write(store: Store, parent_id: str, folder: Path, limits: ReportConfig) -> list[Path]:
-    """Write the report of a sweep into `folder` and log it on the parent run; return its files."""
-    found = comparison.load(store, parent_id)
+def write(
+    store: Store, parent_id: str, records: Sequence[Record], folder: Path, limits: ReportConfig
+) -> list[Path]:
+    """Write the report of a sweep's runs into `folder`, and log it on their parent run.
+
+    Returns:
+        Its files.
+    """
+    found = comparison.load(store, records)
     images = _draw(found, recommend(found, limits))
     paths = []
     for name, image in images.items():
         with files.atomic(folder / name) as temporary:
             temporary.write_bytes(image)
         paths.append(folder / name)
+    markdown = to_markdown(found, limits, images)
     for name, text in (
-        ("report.md", to_markdown(found, limits, {name: name for name in images})),
-        ("report.html", to_html(found, limits, images)),
-        ("runs.csv", table.to_csv(found.records)),
+        ("report.md", markdown),
+        ("report.html", to_html(markdown, table.title(records), images)),
+        ("runs.csv", table.to_csv(records)),
     ):
         files.write_text(folder / name, text)
         paths.append(folder / name)
@@ -64,8 +70,8 @@ def write(store: Store, parent_id: str, folder: Path, limits: ReportConfig) -> l
     return paths
 
 
-def to_markdown(found: Comparison, limits: ReportConfig, links: Mapping[str, str]) -> str:
-    """Return the report in Markdown; `links` gives each figure's address by its file name."""
+def to_markdown(found: Comparison, limits: ReportConfig, figures: Collection[str]) -> str:
+    """Return the report in Markdown; `figures` are the file names of those to link."""
     environment = Environment(
         loader=PackageLoader("resnet8ptq"),
         trim_blocks=True,
@@ -89,10 +95,10 @@ def to_markdown(found: Comparison, limits: ReportConfig, links: Mapping[str, str
         class_names=found.class_names,
         losses=[(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes],
         figures={
-            name: links.get(f"{name}.png")
+            name: f"{name}.png" if f"{name}.png" in figures else None
             for name in ("trade_offs", "class_impact", "classes", "confusion")
         },
-        ranges=[link for name, link in links.items() if name.startswith("ranges_")],
+        ranges=[name for name in figures if name.startswith("ranges_")],
         spreads=spread.measure(found),
         reference_headings=reference.HEADINGS,
         reference_rows=_reference_rows(found, limits),
@@ -101,22 +107,20 @@ def to_markdown(found: Comparison, limits: ReportConfig, links: Mapping[str, str
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def to_html(found: Comparison, limits: ReportConfig, images: Images) -> str:
-    """Return the report as one page with its figures inside; text from outside is escaped."""
-    links = {
-        name: f"data:image/png;base64,{base64.b64encode(image).decode()}"
-        for name, image in images.items()
-    }
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    # markdown-it would refuse to link data that is not an image; nothing else is to be linked.
-    setattr(markdown, "validateLink", lambda url: url.startswith("data:image/png;base64,"))  # noqa: B010
-    body = markdown.render(to_markdown(found, limits, links))
+def to_html(markdown: str, title: str, images: Images) -> str:
+    """Return a report as one page with its figures inside; text from outside is escaped."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    setattr(parser, "validateLink", lambda url: url in images)  # noqa: B010 # nothing else
+    body = parser.render(markdown)
+    for name, image in images.items():  # not before: the parser would read it all
+        data = base64.b64encode(image).decode()
+        body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
     body = body.replace("<table>", '<div class="wide"><table>').replace(
         "</table>", "</table></div>"
     )
     environment = Environment(loader=PackageLoader("resnet8ptq"), autoescape=True)
     page = environment.get_template("report.html.j2")
-    return page.render(title=f"Quantization report: {table.title(found.records)}", body=body)
+    return page.render(title=f"Quantization report: {title}", body=body)
 
 
 def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:
@@ -179,13 +183,7 @@ def _draw(found: Comparison, recommendations: Sequence[Recommendation]) -> dict[
     for backend in sorted({cell.backend for cell in found.measured}):
         figures[f"ranges_{backend}.png"] = sweep_plots.activation_ranges(found, backend)
     figures["ranges_of_weights.png"] = sweep_plots.weight_ranges(found)
-    return {name: _png(figure) for name, figure in figures.items() if figure is not None}
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110)
-    return buffer.getvalue()
+    return {name: plots.to_png(figure) for name, figure in figures.items() if figure is not None}
 
 
 def _escape(text: object) -> str:
@@ -223,7 +221,8 @@ def main(words: list[str]) -> None:
     folder = Path(given.folder or parent.tags.get("folder", "."))
     folder.mkdir(parents=True, exist_ok=True)
     limits = ReportConfig(given.max_drop, given.min_accuracy, given.reference)
-    for path in write(store, parent.run_id, folder, limits):
+    records = tracking.load_compared(store, parent.run_id)
+    for path in write(store, parent.run_id, records, folder, limits):
         print(path)
 
 

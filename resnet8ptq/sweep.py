@@ -8,13 +8,16 @@ import json
 import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli, files, jobs, reference, report, table, tracking
+from resnet8ptq import cli, files, jobs
 from resnet8ptq.config import ReportConfig, TrackingConfig
+
+if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
+    from resnet8ptq.tracking import Store
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ SWEEP_FILE = "sweep.json"
 class Sweep:
     """The running sweep: its store, its parent run, its folder."""
 
-    store: tracking.Store
+    store: "Store"
     parent_id: str
     folder: Path
     limits: ReportConfig = field(default_factory=ReportConfig)
@@ -41,6 +44,8 @@ class Sweep:
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
         """Read what `save` left."""
+        from resnet8ptq import tracking
+
         record = json.loads((folder / SWEEP_FILE).read_text())
         store = tracking.Store(record["uri"], record["experiment_id"])
         return cls(store, record["parent_id"], folder, jobs=record["jobs"])
@@ -51,15 +56,14 @@ class Sweep:
         Args:
             status: `ok`, `failed` or `killed`, as the sweep ended.
         """
+        from resnet8ptq import report, table, tracking
+
         if self.jobs > 1 and status != "ok":
             # Their processes ended with the sweep, and could not close their runs themselves.
             tracking.end_children(self.store, self.parent_id, status)
-        records = tracking.load_children(self.store, self.parent_id)
-        # An analysis has no accuracy to compare; it has printed its own table.
-        compared = [record for record in records if not record.is_analysis]
-        if compared:
-            table.print_table(compared)
-            report.write(self.store, self.parent_id, self.folder, self.limits)
+        if records := tracking.load_compared(self.store, self.parent_id):
+            table.print_table(records)
+            report.write(self.store, self.parent_id, records, self.folder, self.limits)
         tracking.end_parent(self.store, self.parent_id, status)
         table.print_places(self.folder, self.store)
 
@@ -73,6 +77,8 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Open the store and the parent run, or end the program: no job could be recorded."""
         global current
+        from resnet8ptq import tracking
+
         folder = Path(config.hydra.sweep.dir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -80,6 +86,8 @@ class SweepCallback(Callback):
             # For mypy: the schema says so.
             assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
             if limits.reference is not None:
+                from resnet8ptq import reference
+
                 reference.load(limits.reference)  # a wrong name now rather than after the sweep
             at_once = jobs.count(config.hydra.launcher)
             if at_once > 1:

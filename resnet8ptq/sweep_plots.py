@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from resnet8ptq import table
+from resnet8ptq import plots, table
 from resnet8ptq.comparison import Cell, Comparison
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -33,19 +33,20 @@ def class_impact(comparison: Comparison) -> Figure | None:
         figsize=(3.2 + 0.72 * len(names), 1.7 + 0.34 * len(cells)), layout="constrained"
     )
     axes = figure.subplots()
-    image = axes.imshow(change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit), aspect="auto")
+    mesh = plots.show_matrix(axes, change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit))
     for (row, column), value in np.ndenumerate(change):
         if np.isnan(value):
             continue
         colour = "white" if abs(value) > 0.6 * limit else "black"
         text = f"{value:+.1f}"
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+        written = axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+        written.set_in_layout(False)  # inside its cell: no need to measure it
         if names[column] in cells[row].worse_classes:
             axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(cells)), [cell.label for cell in cells], fontsize=8)
     axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)")
-    figure.colorbar(image, ax=axes, label="points", shrink=0.8)
+    figure.colorbar(mesh, ax=axes, label="points", shrink=0.8)
     return figure
 
 

@@ -39,7 +39,7 @@ def columns(records: Sequence[Record]) -> list[str]:
 
 def rows(records: Sequence[Record]) -> list[list[str]]:
     """Return one row of cells for each run, behind one for each framework's FP32 baseline."""
-    adjusted, keys = _adjusted_p(records), varied(records)
+    adjusted, keys = adjusted_p(records), varied(records)
     runs = []
     for record in records:
         extra = [record.params.get(key, "") for key in keys]
@@ -93,7 +93,7 @@ def notes(records: Sequence[Record]) -> list[str]:
             text = f"{record.tags['status']}: {record.tags['reason']}"
             reasons.setdefault(text, []).append(label)
     found = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
-    if tested := len(_adjusted_p(records)):
+    if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
         found.append(P_NOTE.format(correction=correction))
     for record, label in zip(records, labels(records), strict=True):
@@ -154,7 +154,8 @@ def _quantized(record: Record) -> bool:
     return "p_value" in record.metrics and record.params.get("dtype") != "fp32"
 
 
-def _adjusted_p(records: Sequence[Record]) -> dict[str, float]:
+def adjusted_p(records: Sequence[Record]) -> dict[str, float]:
+    """Return the p-value of each measured quantized run, by its id, corrected for their number."""
     tested = [record for record in records if _quantized(record)]
     p_values = holm([record.metrics["p_value"] for record in tested])
     return {record.run_id: p for record, p in zip(tested, p_values, strict=True)}

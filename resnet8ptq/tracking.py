@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
@@ -29,8 +30,10 @@ from mlflow.entities import Metric, Param, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
-from resnet8ptq import environment, ui_view
+from resnet8ptq import environment, files, ui_view
 from resnet8ptq.config import RunConfig, TrackingConfig
 from resnet8ptq.data import CalibrationSet, Dataset, Split
 from resnet8ptq.errors import ConfigError, PtqError, TrackingError, redact
@@ -83,14 +86,37 @@ def open_store(config: TrackingConfig) -> Store:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
             # Parallel first use of a fresh SQLite store races its migrations.
-            return _open(uri, config.experiment_name, root / "artifacts")
+            return _open(uri, config.experiment_name, root)
     except OSError as error:
         raise TrackingError(f"tracking.root: cannot write to {root} ({error})") from error
 
 
-def _open(uri: str, name: str, artifacts: Path | None) -> Store:
+def _make_database(path: Path) -> None:
+    """Make MLflow's tables in a scratch file, and put it in place when it is whole.
+
+    MLflow migrates an empty database through all its versions. Each of some hundred steps waits
+    for the disk, seconds in all, which a file that is not in use yet need not.
+    """
+
+    def wait_for_no_disk(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder) / path.name
+        event.listen(Engine, "connect", wait_for_no_disk)
+        try:
+            mlflow.MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments()
+        finally:
+            event.remove(Engine, "connect", wait_for_no_disk)
+        with files.atomic(path) as temporary:
+            shutil.copyfile(scratch, temporary)
+
+
+def _open(uri: str, name: str, root: Path | None) -> Store:
     try:
-        experiment_id = _find_experiment(uri, name, artifacts)
+        if root is not None and not (root / "mlflow.db").exists():
+            _make_database(root / "mlflow.db")
+        experiment_id = _find_experiment(uri, name, root and root / "artifacts")
         _offer_view(uri, experiment_id)
     except PtqError:
         raise
@@ -182,11 +208,15 @@ class Run:
 
     def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
         """Log which images calibrated and which tested, with digests."""
-        for context, split, digest in (
-            ("calibration", calibration.split, calibration.digest),
-            ("test", data.test, data.test.digest),
-        ):
-            mlflow.log_input(_dataset(f"{data.name}-{context}", split, digest), context=context)
+        drawn, test = calibration.split, data.test
+        mlflow.log_inputs(
+            [
+                _dataset(f"{data.name}-calibration", drawn, calibration.digest),
+                _dataset(f"{data.name}-test", test, test.digest),
+            ],
+            contexts=["calibration", "test"],
+            tags_list=[None, None],
+        )
         digests = {"calibration_digest": calibration.digest, "test_digest": data.test.digest}
         mlflow.set_tags({**digests, "class_names": json.dumps(data.class_names)})
 
@@ -334,12 +364,13 @@ def _end(store: Store, run_id: str, status: str) -> None:
 
 @dataclass(frozen=True)
 class Record:
-    """One run as MLflow has it."""
+    """One run as MLflow has it; its artifacts lie at `artifact_uri`."""
 
     run_id: str
     params: dict[str, str]
     metrics: dict[str, float]
     tags: dict[str, str]
+    artifact_uri: str = ""
 
     @property
     def is_analysis(self) -> bool:
@@ -369,6 +400,11 @@ def load_children(store: Store, parent_id: str) -> list[Record]:
             return sorted(records, key=lambda record: int(record.tags.get("job_number", 0)))
 
 
+def load_compared(store: Store, parent_id: str) -> list[Record]:
+    """Read a sweep's runs back without analyses: those have no accuracy to compare."""
+    return [record for record in load_children(store, parent_id) if not record.is_analysis]
+
+
 def find_parent(store: Store) -> Record | None:
     """Return the newest sweep of the experiment; None where there is none."""
     client = mlflow.MlflowClient(tracking_uri=store.uri)
@@ -378,18 +414,20 @@ def find_parent(store: Store) -> Record | None:
 
 
 @contextmanager
-def artifact(store: Store, run_id: str, name: str) -> Iterator[Path]:
+def artifact(store: Store, record: Record, name: str) -> Iterator[Path]:
     """Yield a copy of one of a run's files; it is gone after the block.
 
     Raises:
         TrackingError: the run has no such file, or its folder has moved.
     """
-    client = mlflow.MlflowClient(tracking_uri=store.uri)
+    uri = f"{record.artifact_uri}/{name}"  # by the run's id MLflow would read the run again
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = client.download_artifacts(run_id, name, folder)
+            path = mlflow.artifacts.download_artifacts(
+                artifact_uri=uri, dst_path=folder, tracking_uri=store.uri
+            )
         except (MlflowException, OSError) as error:
-            raise TrackingError(f"run {run_id}: no artifact {name} ({error})") from error
+            raise TrackingError(f"run {record.run_id}: no artifact {name} ({error})") from error
         yield Path(path)
 
 
@@ -401,5 +439,6 @@ def log_files(store: Store, run_id: str, paths: list[Path]) -> None:
 
 
 def _record(run: Any) -> Record:
-    data = run.data
-    return Record(run.info.run_id, dict(data.params), dict(data.metrics), dict(data.tags))
+    info, data = run.info, run.data
+    figures = dict(data.params), dict(data.metrics), dict(data.tags)
+    return Record(info.run_id, *figures, artifact_uri=info.artifact_uri)

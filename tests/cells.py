@@ -6,7 +6,7 @@ import numpy as np
 
 from resnet8ptq import table
 from resnet8ptq.comparison import Cell, Comparison, compare
-from resnet8ptq.metrics import Paired
+from resnet8ptq.metrics import Paired, mcnemar
 from resnet8ptq.tracking import Record
 
 NAMES = ("cat", "dog")
@@ -41,7 +41,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
         "delta": float((model == LABELS).mean() - (BASELINE == LABELS).mean()),
         "baseline_accuracy": 0.9,
         "baseline_size_bytes": 300_000.0,
-        "p_value": 0.5,
+        "p_value": mcnemar(model == LABELS, BASELINE == LABELS),
         "size_bytes": 100_000.0,
         "size_reduction": 2 / 3,
         "total": float(IMAGES),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cpuinfo
 import numpy as np
 import pytest
 
@@ -55,6 +56,41 @@ def test_without_affinity_every_core(monkeypatch):
 def test_vnni_is_read_from_the_flags(monkeypatch, flags, has):
     monkeypatch.setattr(environment, "cpu", lambda: ("some CPU", flags))
     assert environment.has_vnni() is has
+
+
+X86 = "processor\t: 0\nmodel name\t: Some: CPU\nflags\t\t: sse avx2 sse\n\nmodel name\t: other\n"
+ARM = "processor\t: 0\nmodel name\t: ARMv7 Processor rev 4 (v7l)\nFeatures\t: neon half\n"
+NAMELESS = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (X86, ("Some: CPU", ("avx2", "sse"))),
+        (ARM, ("ARMv7 Processor rev 4 (v7l)", ("half", "neon"))),
+        (NAMELESS, ("py-cpuinfo's", ("neon",))),
+        (None, ("py-cpuinfo's", ("neon",))),
+    ],
+)
+def test_the_cpu_is_what_linux_or_else_py_cpuinfo_says(monkeypatch, text, expected):
+    def read_text(self: Path) -> str:
+        if text is None:
+            raise FileNotFoundError
+        return text
+
+    found = {"brand_raw": "py-cpuinfo's", "flags": ["neon"]}
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: found)
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert environment.cpu.__wrapped__() == expected
+
+
+def test_linux_and_py_cpuinfo_agree_on_this_cpu():
+    name, flags = environment.cpu.__wrapped__()
+    told = cpuinfo.get_cpu_info()
+    assert name == told["brand_raw"]
+    assert set(flags) <= set(told["flags"])  # which adds CPUID's spellings: avx512vnni
+    vnni = {"avx512_vnni", "avx512vnni", "avx_vnni"}
+    assert set(flags).isdisjoint(vnni) == set(told["flags"]).isdisjoint(vnni)
 
 
 def test_versions_are_those_of_the_installed_packages():

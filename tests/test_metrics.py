@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from scipy.stats import binomtest
+from sklearn.metrics import confusion_matrix
+from statsmodels.stats.multitest import multipletests
 
-from resnet8ptq.metrics import Comparison, Scores
+from resnet8ptq.metrics import Comparison, Scores, confusion, holm, mcnemar, wilson
 from resnet8ptq.results import Measurement, RunResult
 
 
@@ -202,6 +205,44 @@ def test_class_delta_by_hand():
     labels = [0, 0, 1]
     comparison = Comparison(scores_for([0, 1, 1], labels), scores_for([0, 0, 2], labels))
     assert [comparison.class_delta(label) for label in range(3)] == [-0.5, 1.0, None]
+
+
+# Against the libraries that take too long to import in a run
+
+flips = st.tuples(st.integers(0, 600), st.integers(0, 600))
+p_values = st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.01, 0.02, 0.5]), max_size=40)
+
+
+@given(flips)
+@settings(deadline=None)
+def test_mcnemar_is_scipys_binomial_test(flips):
+    ours, theirs = flips
+    hits = np.repeat([True, False], flips)
+    expected = binomtest(ours, ours + theirs).pvalue if ours + theirs else 1.0
+    assert mcnemar(hits, ~hits) == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.integers(1, 20_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+@settings(deadline=None)
+def test_wilson_is_scipys_interval(counts):
+    expected = binomtest(*counts).proportion_ci(0.95, method="wilson")
+    assert wilson(*counts) == pytest.approx((expected.low, expected.high), rel=1e-12, abs=1e-15)
+
+
+@given(p_values)
+@settings(deadline=None)
+def test_holm_is_statsmodels_correction(p_values):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gc.collect", int)  # statsmodels collects garbage in each call: 0.2 s here
+        expected = multipletests(p_values, method="holm")[1].tolist() if p_values else []
+    assert holm(p_values) == expected
+
+
+@given(arrays.arrays(np.int64, (2, 30), elements=st.integers(0, 4)))
+def test_confusion_is_scikit_learns_matrix(classes):
+    labels, predictions = classes
+    expected = confusion_matrix(labels, predictions, labels=range(5))
+    np.testing.assert_array_equal(confusion(labels, predictions, 5), expected)
 
 
 # Results

@@ -57,14 +57,15 @@ def test_numbers_equal_the_records(found: Comparison) -> None:
 
 
 def test_text_from_outside_is_escaped_in_the_page(found: Comparison) -> None:
-    page = report.to_html(found, LIMITS, {})
+    page = report.to_html(report.to_markdown(found, LIMITS, {}), "title", {})
     assert "<b>kernel</b>" not in page
     assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in page
     assert "<script" not in page.lower()
 
 
 def test_the_page_holds_its_figures_and_asks_for_nothing(found: Comparison) -> None:
-    page = report.to_html(found, LIMITS, {"trade_offs.png": b"\x89PNG"})
+    images = {"trade_offs.png": b"\x89PNG"}
+    page = report.to_html(report.to_markdown(found, LIMITS, images), "title", images)
     assert '<img src="data:image/png;base64,iVBORw==' in page
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
 

@@ -92,6 +92,18 @@ def test_store_and_experiment_are_made_once(tmp_path: Path) -> None:
     assert location.endswith("/new/mlruns/artifacts/mine")
 
 
+def test_store_that_cannot_be_made_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used \(disk full\)"):
+        tracking.open_store(TrackingConfig(root=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
 @pytest.mark.slow
 def test_four_processes_make_one_store(tmp_path: Path) -> None:
     config = TrackingConfig(root=str(tmp_path / "mlruns"))
@@ -417,11 +429,12 @@ def test_artifact_is_lent_as_a_copy(store: Store, folder: Path) -> None:
     (folder / "ranges.json").write_text("{}")
     with tracking.start_run(store, "name", {}, folder) as run:
         pass
-    with tracking.artifact(store, run.run_id, "ranges.json") as path:
+    record = tracking.load_run(store, run.run_id)
+    with tracking.artifact(store, record, "ranges.json") as path:
         assert path.read_text() == "{}"
         path.write_text("scribbled over")
     assert not path.exists()
-    with tracking.artifact(store, run.run_id, "ranges.json") as path:
+    with tracking.artifact(store, record, "ranges.json") as path:
         assert path.read_text() == "{}"
 
 
@@ -430,7 +443,7 @@ def test_missing_artifact_is_named(store: Store, folder: Path) -> None:
         pass
     with (
         pytest.raises(TrackingError, match=f"run {run.run_id}: no artifact ranges.json"),
-        tracking.artifact(store, run.run_id, "ranges.json"),
+        tracking.artifact(store, tracking.load_run(store, run.run_id), "ranges.json"),
     ):
         pass
 

@@ -1,7 +1,8 @@
 """PyTorch: what the settings come to, and which flow does them.
 
 FX graph mode quantization runs on integer kernels, which take uint8 activations and int8 weights
-only: with others it would quantize nothing and say nothing. PT2E does every dtype, in float.
+only: with others it would quantize nothing and say nothing. PT2E does every dtype, in float. Its
+modules import torchao, which takes two seconds: only where it is the flow.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import torch
 
 from resnet8ptq import environment
 from resnet8ptq.activations import Activations
-from resnet8ptq.backends import torch_dynamic, torch_fx, torch_pt2e, torchscript
+from resnet8ptq.backends import torch_dynamic, torch_fx, torchscript
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig, TorchConfig
 from resnet8ptq.data import Split
@@ -38,6 +39,8 @@ class TorchQuantizer:
         if self.config.dtype.name == "fp32":
             return dict(FLOAT)
         if self._options().flow == "pt2e":
+            from resnet8ptq.backends import torch_pt2e
+
             return torch_pt2e.resolve(self.config)
         self._check_engine()
         if self.config.method == "dynamic":
@@ -68,6 +71,8 @@ class TorchQuantizer:
         skipped = find_float_nodes(graph, self.config)
         activations = Activations(model.onnx_path, calibration, self.config, ranges or {})
         if self._options().flow == "pt2e":
+            from resnet8ptq.backends import torch_pt2e
+
             artifact = torch_pt2e.quantize(module, graph, skipped, activations, folder)
         else:
             artifact = self._quantize_fx(module, graph, skipped, activations, folder)
@@ -76,9 +81,11 @@ class TorchQuantizer:
         return artifact
 
     def load(self, path: Path) -> Predictor:
-        """Load an exported program (.pt2) or a TorchScript file (.pt)."""
+        """Load what the flow writes: an exported program (.pt2) or a TorchScript file (.pt)."""
         self._set_up()
-        if path.suffix == Path(torch_pt2e.MODEL_FILE).suffix:
+        if self._options().flow == "pt2e":
+            from resnet8ptq.backends import torch_pt2e
+
             return torch_pt2e.load(path)
         return torchscript.load(path)
 
@@ -107,6 +114,8 @@ class TorchQuantizer:
         self, module: torch.fx.GraphModule, example: torch.Tensor, folder: Path
     ) -> Artifact:
         if self._options().flow == "pt2e":
+            from resnet8ptq.backends import torch_pt2e
+
             path = folder / torch_pt2e.MODEL_FILE
             torch_pt2e.save(torch_pt2e.export(module, example), path)
         else:
