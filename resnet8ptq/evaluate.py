@@ -69,10 +69,9 @@ def evaluate(config: RunConfig, path: Path, split: Split, label: str = "Evaluati
         runner.load(threads)
         best = size or runner.fastest(BATCH_SIZES)
         if config.threads is None and threads > 1:
-            trial = best * max(1, TRIAL_IMAGES // best)  # no batch is cut in two
-            whole = min(runner.run(best, trial) for _ in range(2))
+            whole = min(runner.run(best, best) for _ in range(2))
             runner.load(threads // 2)
-            if min(runner.run(best, trial) for _ in range(2)) >= whole:
+            if min(runner.run(best, best) for _ in range(2)) >= whole:
                 runner.load(threads)
         runner.run(best, len(split))
     scores = Scores(np.concatenate(runner.outputs), split.labels)

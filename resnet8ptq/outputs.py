@@ -69,7 +69,8 @@ def write(
 
 
 def _title(config: RunConfig, accuracy: float) -> str:
-    parts = (config.data.name, config.backend.name, config.dtype.name, config.calib.name)
+    weights = "per channel" if config.per_channel else "per tensor"
+    parts = (config.data.name, config.backend.name, config.dtype.name, config.calib.name, weights)
     return f"{' · '.join(parts)}: {accuracy:.2%}"
 
 

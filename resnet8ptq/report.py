@@ -52,7 +52,9 @@ def write(
         Its files.
     """
     found = comparison.load(store, records)
-    images = _draw(found, recommend(found, limits))
+    images = _draw(found)
+    if best := recommend(found, limits):
+        images |= _figures_of(store, best[0].choice.record)
     paths = []
     for name, image in images.items():
         with files.atomic(folder / name) as temporary:
@@ -170,20 +172,24 @@ def _rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
     return [[*row, verdicts.get(run_id, "")] for row, run_id in zip(rows, ids, strict=True)]
 
 
-def _draw(found: Comparison, recommendations: Sequence[Recommendation]) -> dict[str, bytes]:
+def _draw(found: Comparison) -> dict[str, bytes]:
     figures: dict[str, Figure | None] = {
         "trade_offs.png": sweep_plots.trade_offs(found),
         "class_impact.png": sweep_plots.class_impact(found),
     }
-    if recommendations and found.class_names:
-        best = recommendations[0].choice
-        assert best.paired is not None  # only measured cells are recommended
-        figures["classes.png"] = plots.classes(best.paired, found.class_names, best.label)
-        figures["confusion.png"] = plots.confusion(best.paired, found.class_names, best.label)
     for backend in sorted({cell.backend for cell in found.measured}):
         figures[f"ranges_{backend}.png"] = sweep_plots.activation_ranges(found, backend)
     figures["ranges_of_weights.png"] = sweep_plots.weight_ranges(found)
     return {name: plots.to_png(figure) for name, figure in figures.items() if figure is not None}
+
+
+def _figures_of(store: Store, record: Record) -> dict[str, bytes]:
+    """Return the figures that a run has drawn of its own classes."""
+    images = {}
+    for name in ("classes.png", "confusion.png"):
+        with tracking.artifact(store, record, name) as path:
+            images[name] = path.read_bytes()
+    return images
 
 
 def _escape(text: object) -> str:

@@ -1,10 +1,12 @@
 """From an ONNX file to a torch module, by onnx2torch; and the way back from names to names."""
 
+import importlib
+import sys
 import types
-import warnings
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import onnx
 import torch
@@ -96,28 +98,26 @@ class _Reshape(torch.nn.Module):  # type: ignore[misc]
         return values.reshape(sizes)
 
 
+@cache
 def _import_onnx2torch() -> types.ModuleType:
-    """Import onnx2torch, which imports torchvision.
+    """Import onnx2torch without torchvision.
 
-    Beside a CPU build of torch, pip installs a torchvision whose compiled ops do not load; its
-    import then dies because `torchvision::nms` does not exist. Nothing here calls those ops, so
-    declaring them is enough. Only then: where the compiled ops load, a second declaration fails.
+    It imports torchvision for two operators of object detectors, RoiAlign and NonMaxSuppression.
+    That takes a second, and beside a CPU build of torch it may die: the compiled ops of the
+    torchvision that pip installs there do not load. A graph with those operators is refused.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchvision's, about its missing compiled ops
-        try:
-            import onnx2torch
-        except RuntimeError as error:
-            if "torchvision::nms" not in str(error):
-                raise
-            from torch import library
-
-            ops = library.Library("torchvision", "DEF")
-            for name in ("nms", "qnms"):
-                ops.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            _keep_alive.append(ops)
-            import onnx2torch
-    return onnx2torch
+    stands_in = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.ops")}
+    absent = [name for name in stands_in if name not in sys.modules]
+    stands_in["torchvision"].__dict__["ops"] = stands_in["torchvision.ops"]
+    for operator in ("roi_align", "nms", "box_convert"):
+        stands_in["torchvision.ops"].__dict__[operator] = _refuse
+    sys.modules.update({name: stands_in[name] for name in absent})
+    try:
+        return importlib.import_module("onnx2torch")
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
-_keep_alive: list[Any] = []  # a torch Library takes its operators along when it is collected
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedError("RoiAlign and NonMaxSuppression are not supported")
