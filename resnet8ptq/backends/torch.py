@@ -126,6 +126,9 @@ class TorchQuantizer:
     def _set_up(self) -> None:
         """Set what torch keeps for the whole process."""
         torch.set_num_threads(environment.threads(self.config.threads))
+        # Where in the code each node was traced: nobody reads it, and to find that out FX imports
+        # torch's compiler, which takes over a second.
+        torch.fx.config.do_not_emit_stack_traces = True
         if self._options().flow == "fx" and self.config.dtype.name != "fp32":
             torch.backends.quantized.engine = self._engine()
 
