@@ -91,7 +91,10 @@ CELLS = (
     *("-m", *QUICK, "backend=onnx,torch", "calib=percentile", "calib.percentile=99.9,120,99"),
     *("calib.samples_per_class=20", "evaluate.split=held_out", "held_out_images=1000"),
 )
-MEASURED = {"quantize_s", "evaluate_s", "images_per_s", "peak_memory_bytes"}
+MEASURED = {
+    *("quantize_s", "evaluate_s", "images_per_s", "peak_memory_bytes"),
+    *("evaluate_batch_size", "evaluate_threads"),
+}
 
 
 @pytest.fixture(scope="module")
