@@ -209,14 +209,19 @@ class Run:
     def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
         """Log which images calibrated and which tested, with digests."""
         drawn, test = calibration.split, data.test
-        mlflow.log_inputs(
-            [
-                _dataset(f"{data.name}-calibration", drawn, calibration.digest),
-                _dataset(f"{data.name}-test", test, test.digest),
-            ],
-            contexts=["calibration", "test"],
-            tags_list=[None, None],
-        )
+        inputs = [
+            _dataset(f"{data.name}-calibration", drawn, calibration.digest),
+            _dataset(f"{data.name}-test", test, test.digest),
+        ]
+        for last in (False, False, True):
+            try:
+                mlflow.log_inputs(inputs, contexts=["calibration", "test"], tags_list=[None, None])
+                break
+            # MLflow looks for a data set and then adds it: of jobs that are the first to log it at
+            # the same time, one succeeds, and the others find it when they try again.
+            except Exception:  # SQLAlchemy's, or the server's
+                if last:
+                    raise
         digests = {"calibration_digest": calibration.digest, "test_digest": data.test.digest}
         mlflow.set_tags({**digests, "class_names": json.dumps(data.class_names)})
 

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -20,7 +21,7 @@ from omegaconf import DictConfig
 from resnet8ptq import cli, sweep, tracking
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import TrackingConfig, register_schemas
-from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.data import CalibrationSet, Dataset, Split, draw_calibration
 from resnet8ptq.errors import ConfigError, TrackingError
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import RunResult
@@ -112,6 +113,56 @@ def test_four_processes_make_one_store(tmp_path: Path) -> None:
     assert len(set(stores)) == 1
     found = client(stores[0]).search_experiments(view_type=mlflow.entities.ViewType.ALL)
     assert sorted(experiment.name for experiment in found) == ["Default", "resnet8ptq"]
+
+
+def log_images(store: Store, folder: Path, number: int, barrier: Any) -> None:
+    images = np.zeros((10, 2, 2, 3), np.uint8)
+    split = Split(images, np.arange(10), "made up")
+    drawn = CalibrationSet(split, np.arange(10))
+    with tracking.start_run(store, f"run {number}", {}, folder) as run:
+        run._config_logged = True
+        barrier.wait()
+        run.log_datasets(Dataset("made up", ("a", "b"), split, split), drawn)
+
+
+def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(tmp_path: Path) -> None:
+    found = tracking.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(4)
+    processes = [
+        context.Process(target=log_images, args=(found, tmp_path, number, barrier))
+        for number in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    runs = client(found).search_runs([found.experiment_id])
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert [len(run.inputs.dataset_inputs) for run in runs] == [2] * 4
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_logging_a_data_set_is_tried_three_times(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    calls: list[int] = []
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        if len(calls) <= failures:
+            raise RuntimeError("UNIQUE constraint failed")
+
+    monkeypatch.setattr(tracking.mlflow, "log_inputs", fail)
+    split = Split(np.zeros((10, 2, 2, 3), np.uint8), np.arange(10), "made up")
+    data = Dataset("made up", ("a", "b"), split, split)
+    with (
+        pytest.raises(RuntimeError) if failures == 3 else nullcontext(),
+        tracking.start_run(store, "retried", {}, tmp_path) as run,
+    ):
+        run._config_logged = True
+        run.log_datasets(data, CalibrationSet(split, np.arange(10)))
+    assert len(calls) == min(failures + 1, 3)
 
 
 def test_deleted_experiment_is_refused(own_store: Store, tmp_path: Path) -> None:
