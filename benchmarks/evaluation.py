@@ -39,12 +39,12 @@ def measure(setting: Setting) -> Record:
 
 
 def _best(entry: Record) -> list[str]:
-    """Return the fastest combinations so far; before the first round, all of them."""
+    """Return the fastest combinations of the first round; before it, all of them."""
     if not entry["bare_s"]:
         threads = range(1, len(os.sched_getaffinity(0)) + 1)
         return [f"{batch}x{count}" for batch, count in product(BATCHES, threads)]
-    medians = {name: statistics.median(times) for name, times in entry["bare_s"].items()}
-    return sorted(medians, key=lambda name: medians[name])[:KEPT]
+    first = {name: times[0] for name, times in entry["bare_s"].items()}
+    return sorted(first, key=lambda name: first[name])[:KEPT]
 
 
 def _run_bare(setting: Setting, artifact: Path, combinations: list[str]) -> dict[str, float]:

@@ -12,9 +12,10 @@ SAMPLES = (100, 500, 2000)  # of each of ten classes
 
 def measure(setting: Setting) -> Record:
     """Run each method on 1,000, 5,000 and 20,000 images; note what was imported."""
-    setting.run(setting.fresh(), cache := setting.copy_cache(), NO_LATENCY)  # makes the baseline
     runs = []
     for method in METHODS:
+        cache = setting.copy_cache()  # its own: histograms serve every method
+        setting.run(setting.fresh(), cache, NO_LATENCY)  # makes the baseline
         for samples in SAMPLES:
             # Importing is listed by Python itself, on stderr.
             done = setting.call(
