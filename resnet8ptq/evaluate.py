@@ -2,24 +2,24 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq import cache, environment, files, terminal
+from resnet8ptq import cache, environment, files
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import DtypeConfig, RunConfig
 from resnet8ptq.data import Dataset, Split
 from resnet8ptq.interfaces import Predictor
 from resnet8ptq.metrics import Scores
 from resnet8ptq.model import Fp32Model
+from resnet8ptq.terminal import track
 
 LOGIT_IMAGES = 1000
-BATCH_SIZES = (32, 64, 128)  # tried where `evaluate.batch_size` is not set
-TRIAL_IMAGES = 128
+BATCH_SIZES = (16, 32, 64, 128)  # tried where `evaluate.batch_size` is not set
+TRIAL_IMAGES = 256
 DYNAMIC_BATCH_SIZE = 256
 
 
@@ -54,76 +54,80 @@ class Baseline:
 
 
 def evaluate(config: RunConfig, path: Path, split: Split, label: str = "Evaluating") -> Evaluation:
-    """Load the artifact at `path` and run all images of `split`.
+    """Load the artifact at `path` and run all images of `split`, as fast as `find_pace` knows."""
+    batch_size, threads = find_pace(config, path, split)
+    predictor = _load(config, path, threads)
+    start = time.perf_counter()
+    outputs = [predictor.predict(batch) for batch in track(split.batches(batch_size), label)]
+    seconds = time.perf_counter() - start
+    scores = Scores(np.concatenate(outputs), split.labels)
+    return Evaluation(scores, seconds, batch_size, threads, predictor)
 
-    Where `evaluate.batch_size` is not set, the first images are run in batches of several sizes,
-    and the others in those that were fastest; likewise with half of the threads where `threads` is
-    not set. The trials are a part of the evaluation: no image is run twice. Dynamic quantization
-    depends on the batch, so that its size is never a matter of speed.
+
+def find_pace(config: RunConfig, path: Path, split: Split) -> tuple[int, int]:
+    """Return batch size and threads: as set, or as a short measurement has found them fastest.
+
+    What is measured is kept in the cache for all runs of that network, framework and dtype on that
+    CPU. Dynamic quantization depends on the batch, whose size is then no matter of speed.
     """
     threads, size = environment.threads(config.threads), config.evaluate.batch_size
     if size is None and config.method == "dynamic":
         size = DYNAMIC_BATCH_SIZE
-    with terminal.bar(label, len(split), "images") as advance:
-        runner = _Runner(config, path, split, advance)
-        runner.load(threads)
-        best = size or runner.fastest(BATCH_SIZES)
-        if config.threads is None and threads > 1:
-            whole = min(runner.run(best, best) for _ in range(2))
-            runner.load(threads // 2)
-            if min(runner.run(best, best) for _ in range(2)) >= whole:
-                runner.load(threads)
-        runner.run(best, len(split))
-    scores = Scores(np.concatenate(runner.outputs), split.labels)
-    return Evaluation(scores, runner.seconds, best, runner.threads, runner.predictor)
+    sizes = [size] if size else list(BATCH_SIZES)
+    fewer = threads // 2 if config.threads is None else 0
+    if len(sizes) == 1 and not fewer:
+        return sizes[0], threads
+    key: cache.Key = {
+        **{name: json.dumps(asdict(getattr(config, name)), sort_keys=True) for name in _PACE_OF},
+        "method": config.method,
+        "format": config.format or "",
+        "image_shape": str(split.images.shape[1:]),
+        "sizes": str(sizes),
+        "threads": f"{threads}, {fewer}",
+        "cpu": environment.cpu()[0],
+        "code": cache.code("evaluate"),
+        **environment.versions(),
+    }
+
+    def make(folder: Path) -> None:
+        times = {(size, threads): _time(config, path, split, size, threads) for size in sizes}
+        best = min(times, key=lambda pace: times[pace])
+        if fewer:
+            pace = best[0], fewer
+            times[pace] = _time(config, path, split, *pace)
+            best = min(times, key=lambda pace: times[pace])
+        (folder / "pace.json").write_text(json.dumps(best))
+
+    folder = cache.entry(cache.folder(config.cache_dir), "paces", key, make)
+    batch_size, threads = json.loads((folder / "pace.json").read_text())
+    return batch_size, threads
+
+
+_PACE_OF = ("backend", "dtype", "model", "data")
+
+
+def _load(config: RunConfig, path: Path, threads: int) -> Predictor:
+    return BACKENDS[config.backend.name](replace(config, threads=threads)).load(path)
+
+
+def _time(config: RunConfig, path: Path, split: Split, batch_size: int, threads: int) -> float:
+    """Return the seconds for each of the first images: the best of three turns, as it warms up."""
+    predictor = _load(config, path, threads)
+    images = split.take(np.arange(min(TRIAL_IMAGES, len(split))))
+    batches = list(images.batches(batch_size))
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for batch in batches:
+            predictor.predict(batch)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds) / len(images)
 
 
 def one_by_one(config: RunConfig, path: Path, split: Split) -> Scores:
     """Return the scores at batch 1."""
     single = replace(config, evaluate=replace(config.evaluate, batch_size=1))
     return evaluate(single, path, split, "Evaluating one by one").scores
-
-
-class _Runner:
-    """Runs a split piece by piece, and may change its batches and threads on the way."""
-
-    def __init__(
-        self, config: RunConfig, path: Path, split: Split, advance: Callable[[int], None]
-    ) -> None:
-        self.config = config
-        self.path = path
-        self.split = split
-        self.advance = advance
-        self.position = 0
-        self.seconds = 0.0
-        self.outputs: list[NDArray[np.float32]] = []  # [n, classes] each
-
-    def load(self, threads: int) -> None:
-        config = replace(self.config, threads=threads)
-        self.threads = threads
-        self.predictor = BACKENDS[config.backend.name](config).load(self.path)
-
-    def fastest(self, batch_sizes: Sequence[int]) -> int:
-        """Run trials of each, and return the fastest; of two turns, as the first warms up."""
-        times = dict.fromkeys(batch_sizes, np.inf)
-        for size in (*batch_sizes, *batch_sizes):
-            times[size] = min(times[size], self.run(size, TRIAL_IMAGES))
-        return min(batch_sizes, key=lambda size: times[size])
-
-    def run(self, batch_size: int, images: int) -> float:
-        """Run the next `images`, as far as there are any; return the seconds for each."""
-        stop = min(self.position + images, len(self.split))
-        count = stop - self.position
-        start = time.perf_counter()
-        while self.position < stop:
-            end = min(self.position + batch_size, stop)
-            batch = self.split.images[self.position : end].astype(np.float32)
-            self.outputs.append(self.predictor.predict(batch))
-            self.advance(end - self.position)
-            self.position = end
-        seconds = time.perf_counter() - start
-        self.seconds += seconds
-        return seconds / count if count else np.inf
 
 
 def collect_logits(

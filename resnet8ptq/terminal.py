@@ -3,8 +3,7 @@
 stdout is left to results (the tables), so that they can be piped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sized
 from functools import cache
 from typing import TypeVar
 
@@ -32,19 +31,11 @@ class LogHandler(RichHandler):
 
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
-    """Yield `batches` with a progress bar, where there is a terminal to show it on."""
-    with bar(label, len(batches) if isinstance(batches, Sized) else None, unit) as advance:
-        for batch in batches:
-            yield batch
-            advance(1)
-
-
-@contextmanager
-def bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar during the block, where there is a terminal; yield what moves it on.
+    """Yield `batches` with a progress bar, where there is a terminal to show it on.
 
     None in the workers of a parallel sweep: see `jobs.prepare_workers`.
     """
+    total = len(batches) if isinstance(batches, Sized) else None
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -56,5 +47,4 @@ def bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], No
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_interactive
     ) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda steps: progress.advance(task, steps)
+        yield from progress.track(batches, total=total, description=label)
