@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from resnet8ptq import cache, environment, files
+from resnet8ptq import cache, files
 from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.calibration import (
     METHODS,
@@ -142,9 +142,7 @@ class Activations:
         key: cache.Key = {
             "network": files.sha256(self.onnx_path),
             "images": self.calibration.digest,
-            "code": cache.code(),
-            "cpu": environment.cpu()[0],  # float sums differ by CPU in their last bits
-            **environment.versions(),
+            **cache.made_with(),
             **more,
         }
         return cache.entry(cache.folder(self.config.cache_dir), kind, key, make)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pooch
 from filelock import FileLock
 
-from resnet8ptq import files
+from resnet8ptq import environment, files
 from resnet8ptq.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,14 @@ def code(*modules: str) -> str:
     for path in sorted(path for name in names for path in package.glob(name)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def made_with(*modules: str) -> Key:
+    """Return what a measurement depends on besides its inputs: `code`, CPU and versions.
+
+    Float sums differ by CPU in their last bits.
+    """
+    return {"code": code(*modules), "cpu": environment.cpu()[0], **environment.versions()}
 
 
 def place(root: Path, kind: str, key: Key) -> Path:

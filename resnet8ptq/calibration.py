@@ -89,8 +89,7 @@ def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold
     """Add `values` [n] to the `counts` [bins] of equal bins over [-threshold, threshold], in place.
 
     As numpy.histogram has it, but for values within rounding of an edge, in less than half of its
-    time: it is most of what a calibration costs. In blocks, so that what is made on the way stays
-    in the processor's cache, and memory flat.
+    time. In blocks, so that what is made on the way stays in the processor's cache.
     """
     half, threshold = len(counts) / 2, threshold or 1.0
     places = np.empty(min(_BLOCK, values.size))

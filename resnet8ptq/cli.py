@@ -27,7 +27,7 @@ from resnet8ptq.errors import ConfigError, PtqError, redact
 def main(run: Callable[[], object]) -> int:
     """Run Hydra's main function; close the sweep, report the error, return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of printing them
-    # Imports make a million objects that stay. Collecting garbage among them every 700 new ones, as
+    # Imports make 400,000 objects that stay. Collecting garbage among them every 700 new ones, as
     # Python does by default, takes a tenth of a sweep's time.
     gc.set_threshold(20_000, 20, 20)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -84,9 +84,7 @@ def find_pace(config: RunConfig, path: Path, split: Split) -> tuple[int, int]:
         "image_shape": str(split.images.shape[1:]),
         "sizes": str(sizes),
         "threads": f"{threads}, {fewer}",
-        "cpu": environment.cpu()[0],
-        "code": cache.code("evaluate"),
-        **environment.versions(),
+        **cache.made_with("evaluate"),
     }
 
     def make(folder: Path) -> None:
@@ -151,9 +149,7 @@ def load_baseline(config: RunConfig, model: Fp32Model, data: Dataset, cache_root
         "model": files.sha256(model.onnx_path),
         "backend": json.dumps(asdict(config.backend), sort_keys=True),
         "images": data.test.digest,
-        "code": cache.code(),
-        "cpu": environment.cpu()[0],  # float sums differ by CPU in their last bits
-        **environment.versions(),
+        **cache.made_with(),
     }
 
     def make(folder: Path) -> None:

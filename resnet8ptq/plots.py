@@ -39,7 +39,7 @@ def to_png(figure: Figure) -> bytes:
 def show_matrix(axes: Axes, values: NDArray[Any], **colours: Any) -> QuadMesh:
     """Colour a cell for each value [rows, columns], the first row on top; centres at integers.
 
-    What `imshow` shows, which spends ten times as long on resampling a few cells.
+    What `imshow` shows, which resamples a few cells to every pixel first.
     """
     edges = [np.arange(length + 1) - 0.5 for length in reversed(values.shape)]
     mesh = axes.pcolormesh(*edges, values, **colours)

@@ -94,7 +94,7 @@ def open_store(config: TrackingConfig) -> Store:
 def _make_database(path: Path) -> None:
     """Make MLflow's tables in a scratch file, and put it in place when it is whole.
 
-    MLflow migrates an empty database through all its versions. Each of some hundred steps waits
+    MLflow migrates an empty database through all its versions. Each of dozens of steps waits
     for the disk, seconds in all, which a file that is not in use yet need not.
     """
 

@@ -3,7 +3,6 @@
 import multiprocessing
 import pickle
 import signal
-import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING
 import joblib
 import numpy as np
 import pytest
-from conftest import COMMAND, NO_REAL_FILES, REPO, Called, call, clean_environment
+from conftest import NO_REAL_FILES, REPO, Called, call
 from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
-from test_run import QUICK, cell_of, wait_for_running_children
+from test_run import QUICK, cell_of, interrupt
 
 from resnet8ptq import environment, jobs
 from resnet8ptq.config import register_schemas
@@ -156,28 +155,12 @@ def test_jobs_at_once_share_the_cores_and_say_so(serial: Called, parallel: Calle
 
 @pytest.mark.slow
 def test_terminated_jobs_are_closed_and_leave_no_process(tmp_path: Path) -> None:
-    # So many bins that calibration alone takes minutes.
-    slow = ("calib=entropy", "calib.num_bins=200000", "calib.num_quantized_bins=128")
-    process = subprocess.Popen(
-        [*COMMAND, "-m", *PARALLEL, *QUICK, "dtype=int8,uint8", *slow],
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for_running_children(process, tmp_path, 2)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)  # until no worker holds the pipes any more
-    finally:
-        process.kill()
-    found = Called(tmp_path, process.returncode, out, err)
+    found = interrupt(tmp_path, signal.SIGTERM, 2, *PARALLEL)
     assert found.code == 143
     assert len(found.children) == 2
     for run in (found.parent, *found.children):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
-    assert "Traceback" not in err
+    assert "Traceback" not in found.err
 
 
 def sorted_children(sweep: Called) -> list["Run"]:

@@ -320,28 +320,35 @@ def wait_for_running_children(process: subprocess.Popen[str], folder: Path, coun
     pytest.fail("too few runs were started within a minute")
 
 
-def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Path) -> None:
-    # So many bins that calibration alone takes minutes.
+def interrupt(folder: Path, number: signal.Signals, running: int, *args: str) -> Called:
+    """Call a sweep, signal it once it has `running` open child runs, and wait until all has ended.
+
+    It takes so many bins that calibration alone takes minutes.
+    """
     slow = ("calib=entropy", "calib.num_bins=200000", "calib.num_quantized_bins=128")
-    # A shell's background job, as these tests may be, ignores Ctrl-C, and so would its children.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
-        [*COMMAND, "-m", *QUICK, "dtype=int8,uint8", *slow],
-        cwd=tmp_path,
+        [*COMMAND, "-m", *args, *QUICK, "dtype=int8,uint8", *slow],
+        cwd=folder,
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        wait_for_running_children(process, tmp_path, 1)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        wait_for_running_children(process, folder, running)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)  # until no worker holds the pipes any more
     finally:
         process.kill()
-    found = Called(tmp_path, process.returncode, out, err)
+    return Called(folder, process.returncode, out, err)
+
+
+def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Path) -> None:
+    # A shell's background job, as these tests may be, ignores Ctrl-C, and so would its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    found = interrupt(tmp_path, signal.SIGINT, 1)
     assert found.code == 130
-    assert "Traceback" not in err
+    assert "Traceback" not in found.err
     (child,) = found.children  # the second was not started
     for run in (found.parent, child):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")

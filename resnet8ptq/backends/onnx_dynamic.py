@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -71,8 +70,3 @@ def quantize(onnx_path: Path, path: Path, skipped: Sequence[str], config: RunCon
         nodes_to_exclude=list(skipped),
         extra_options={"WeightSymmetric": config.symmetric.weights},
     )
-
-
-def count_layers(proto: onnx.ModelProto) -> int:
-    """Count the integer convolutions and matrix products."""
-    return sum(node.op_type in LAYERS for node in proto.graph.node)
