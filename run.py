@@ -53,15 +53,17 @@ def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "RunResul
     from resnet8ptq.sweep import Sweep
 
     sweep = Sweep.load(sweep_folder)
-    tags = {"job_number": str(HydraConfig.get().job.num), "jobs_at_once": str(sweep.jobs)}
-    if sweep.jobs > 1:
-        jobs.enter_worker()
-        cfg.threads = jobs.share_threads(cfg.threads, sweep.jobs)
+    at_once = sweep.worker.at_once if sweep.worker else 1
+    tags = {"job_number": str(HydraConfig.get().job.num), "jobs_at_once": str(at_once)}
+    if sweep.worker:
+        sweep.worker.enter()
+        if cfg.threads is None:
+            cfg.threads = sweep.worker.threads
     try:
         return record(cfg, folder, sweep.store, sweep.parent_id, tags)[0]
     except Exception as error:
         log.error("%s: failed: %s", folder.name, cli.one_line(error))
-        if sweep.jobs > 1:
+        if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise
 

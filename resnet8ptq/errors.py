@@ -4,6 +4,7 @@ PtqError                  one clear line for the user; the program exits with 1
 ├── ConfigError           a setting is wrong: names the key, what it got, what it takes (exit 2)
 ├── DataError             a data file is missing, damaged or does not fit
 │   └── DataNotFoundError neither on disk nor to be downloaded
+├── JobError              a job of a sweep could not be started, or its process died
 ├── ModelError            the FP32 model is missing, damaged, or does not fit the data
 │   └── ParityError       a converted model disagrees with the original
 ├── QuantizationError     the framework failed, or quantized nothing
@@ -39,6 +40,10 @@ class DataError(PtqError):
 
 class DataNotFoundError(DataError):
     """The data set is neither on disk nor to be downloaded."""
+
+
+class JobError(PtqError):
+    """A job of a sweep could not be started, or its process died; names the job or the key."""
 
 
 class ModelError(PtqError):

@@ -6,6 +6,7 @@ since environment variables do not reach jobs on another machine, and a shared f
 
 import json
 import logging
+import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq import cli, files, jobs
 from resnet8ptq.config import ReportConfig, TrackingConfig
+from resnet8ptq.errors import ConfigError
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from resnet8ptq.tracking import Store
@@ -32,23 +34,35 @@ class Sweep:
     parent_id: str
     folder: Path
     limits: ReportConfig = field(default_factory=ReportConfig)
-    jobs: int = 1  # at once
+    worker: jobs.Worker | None = None  # None: the jobs run in this process
 
     def save(self) -> None:
         """Leave the store and the parent's id where the jobs find them."""
-        record = {**asdict(self.store), "parent_id": self.parent_id, "jobs": self.jobs}
+        worker = self.worker and asdict(self.worker)
+        record = {**asdict(self.store), "parent_id": self.parent_id, "worker": worker}
         path = self.folder / SWEEP_FILE
         files.write_text(path, json.dumps(record, indent=2))
-        path.chmod(0o600)  # the URI of a database may hold its password
+        path.chmod(0o600)  # the URI of a database may hold its password, and a variable too
 
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
-        """Read what `save` left."""
+        """Read what `save` left.
+
+        Raises:
+            ConfigError: this machine does not see the folder.
+        """
         from resnet8ptq import tracking
 
-        record = json.loads((folder / SWEEP_FILE).read_text())
+        try:
+            record = json.loads((folder / SWEEP_FILE).read_text())
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"hydra.sweep.dir: {platform.node()} does not see {folder / SWEEP_FILE}; takes a "
+                "folder that every node of the cluster sees"
+            ) from error
         store = tracking.Store(record["uri"], record["experiment_id"])
-        return cls(store, record["parent_id"], folder, jobs=record["jobs"])
+        worker = record["worker"] and jobs.Worker(**record["worker"])
+        return cls(store, record["parent_id"], folder, worker=worker)
 
     def close(self, status: str) -> None:
         """Print the comparison, write it to the folder and the parent run, close the parent.
@@ -58,7 +72,7 @@ class Sweep:
         """
         from resnet8ptq import report, table, tracking
 
-        if self.jobs > 1 and status != "ok":
+        if self.worker and status != "ok":
             # Their processes ended with the sweep, and could not close their runs themselves.
             tracking.end_children(self.store, self.parent_id, status)
         if records := tracking.load_compared(self.store, self.parent_id):
@@ -89,18 +103,18 @@ class SweepCallback(Callback):
                 from resnet8ptq import reference
 
                 reference.load(limits.reference)  # a wrong name now rather than after the sweep
-            at_once = jobs.count(config.hydra.launcher)
-            if at_once > 1:
+            worker = jobs.plan(config.hydra.launcher)
+            if worker:
                 jobs.prepare_workers()
-                if config.latency.enabled:
-                    log.warning("%d jobs at once: each is timed while others run", at_once)
+                if worker.at_once > 1 and config.latency.enabled:
+                    log.warning("%d jobs at once: each is timed while others run", worker.at_once)
             store = tracking.open_store(settings)
             name = f"sweep {folder.parent.name} {folder.name}"
             overrides = " ".join(config.hydra.overrides.task)
             parent_id = tracking.start_parent(
                 store, name, {"folder": str(folder), "overrides": overrides}
             )
-            current = Sweep(store, parent_id, folder, limits, at_once)
+            current = Sweep(store, parent_id, folder, limits, worker)
             current.save()
         except cli.EXPECTED as error:
             # Hydra turns an exception of a callback into a warning, and would go on.

@@ -1,0 +1,126 @@
+"""Jobs on Ray: of this machine, or on a cluster that runs already.
+
+Ray starts a task again when its worker or its node dies, `max_retries` times. A job that starts
+again replaces its unfinished attempt, so that this leaves no second run.
+"""
+
+import os
+import secrets
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
+from resnet8ptq import environment
+from resnet8ptq.errors import JobError, one_line
+
+LOCAL = "local"  # the address of a Ray that starts and ends with the sweep
+
+
+class RayJobs(JobsLauncher):
+    """Every job is a task: Ray runs as many at once as have the CPUs they ask for."""
+
+    def __init__(self, ray: DictConfig) -> None:
+        self.settings = ray
+
+    def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
+        """Submit all jobs, and take their results as they end."""
+        start(self.settings.init)
+        import ray
+
+        ended = {}
+        try:
+            waiting = {self._submit(job): job for job in jobs}
+            while waiting:
+                done, _ = ray.wait(list(waiting), num_returns=1)
+                for task in done:
+                    job = waiting.pop(task)
+                    ended[job.number] = _take(task, job)
+        except BaseException:  # Ctrl-C, SIGTERM: ends the workers too, on a cluster as well
+            ray.shutdown()
+            raise
+        return ended
+
+    def _submit(self, job: Job) -> Any:
+        from hydra_plugins.hydra_ray_launcher._launcher_util import launch_job_on_ray
+
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, job.overrides)
+        with open_dict(config):
+            config.hydra.job.id = f"{config.hydra.job.name}_{job.number}"
+            config.hydra.job.num = job.number
+        return launch_job_on_ray(
+            self.hydra_context,
+            self.settings.remote,
+            config,
+            self.task_function,
+            Singleton.get_state(),
+        )
+
+
+def start(init: DictConfig) -> None:
+    """Start Ray, or connect to a cluster; nothing where that is done already.
+
+    With token authentication, since whoever reaches Ray's ports can run code, and without usage
+    statistics. What the user's environment says wins.
+
+    Raises:
+        JobError: Ray does not start, no cluster answers, or it refuses the token.
+    """
+    defaults = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",  # jobs say similar things
+        "RAY_COLOR_PREFIX": "0",
+        # Otherwise a job that takes too much memory is started again without end.
+        "RAY_task_oom_retries": "1",
+    }
+    if init.address == LOCAL:
+        # Whatever it is called, it keeps every port of Ray on 127.0.0.1 on any system.
+        defaults["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+            defaults["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    import ray  # which reads the environment
+
+    if ray.is_initialized():
+        return
+    settings: Any = OmegaConf.to_container(init, resolve=True)
+    if init.address == LOCAL and init.num_cpus is None:
+        settings["num_cpus"] = environment.threads(None)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**settings)
+    except Exception as error:  # Ray's own, OSError, ValueError
+        raise JobError(
+            f"hydra.launcher.ray.init.address: got {init.address}, which cannot be used "
+            f"({one_line(error)})"
+        ) from error
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # Ray sets its own
+
+
+def count(settings: DictConfig) -> int:
+    """Connect to a cluster; return how many jobs it runs at once, at least 1.
+
+    Raises:
+        JobError: no cluster answers, or it refuses the token.
+    """
+    start(settings.init)
+    import ray
+
+    nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+    return max(1, sum(int(cpus // settings.remote.num_cpus) for cpus in nodes))
+
+
+def _take(task: Any, job: Job) -> JobReturn:
+    import ray
+
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayError as error:
+        return job.died(one_line(getattr(error, "cause", None) or error))
