@@ -1,56 +1,99 @@
-"""Sweeps whose jobs run at once (hydra/launcher=joblib): the same results, and no lost run."""
+"""What jobs in processes of their own are told, and what they hand back."""
 
 import multiprocessing
+import os
 import pickle
-import signal
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import joblib
-import numpy as np
 import pytest
-from conftest import NO_REAL_FILES, REPO, Called, call
+from conftest import REPO
 from hydra import compose, initialize_config_dir
-from hypothesis import given
-from hypothesis import strategies as st
-from test_run import QUICK, cell_of, interrupt
 
 from resnet8ptq import environment, jobs
 from resnet8ptq.config import register_schemas
 from resnet8ptq.errors import ConfigError
 
-if TYPE_CHECKING:
-    from mlflow.entities import Run
-
-PARALLEL = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+CORES = environment.threads(None)
 
 
-def count(*overrides: str) -> int:
+def plan(*overrides: str) -> jobs.Worker | None:
     register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
         config = compose("config", overrides=list(overrides), return_hydra_config=True)
-    return jobs.count(config.hydra.launcher)
+    return jobs.plan(config.hydra.launcher)
 
 
-def test_jobs_at_once_are_the_launchers() -> None:
-    assert count() == 1
-    assert count(*PARALLEL) == 2
-    assert count("hydra/launcher=joblib") == joblib.cpu_count()
+@pytest.mark.parametrize(
+    ("overrides", "at_once", "threads"),
+    [
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], 2, max(1, CORES // 2)),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=300"], 300, 1),
+        (["hydra/launcher=processes"], CORES, 1),
+        (["hydra/launcher=processes", f"hydra.launcher.cpus_per_task={CORES}"], 1, CORES),
+        (["hydra/launcher=ray_local"], CORES, 1),
+        (
+            [
+                "hydra/launcher=ray_local",
+                "hydra.launcher.ray.init.num_cpus=9",
+                "hydra.launcher.ray.remote.num_cpus=4",
+            ],
+            *(2, 4),
+        ),
+        (["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=8"], 64, 8),
+    ],
+)
+def test_jobs_times_threads_are_what_the_launcher_has(
+    overrides: list[str], at_once: int, threads: int
+) -> None:
+    found = plan(*overrides)
+    assert found is not None
+    assert (found.at_once, found.threads) == (at_once, threads)
 
 
-def test_no_jobs_at_once_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hydra\.launcher\.n_jobs: got 0, takes 1 or more"):
-        count("hydra/launcher=joblib", "hydra.launcher.n_jobs=0")
+def test_one_job_after_the_other_stays_in_this_process() -> None:
+    assert plan() is None
+    assert plan("hydra/launcher=joblib", "hydra.launcher.n_jobs=1") is None
 
 
-@given(st.integers(1, 300))
-def test_the_threads_of_all_jobs_fit_the_cores(at_once: int) -> None:
-    cores, share = environment.threads(None), jobs.share_threads(None, at_once)
-    assert share >= 1
-    assert share * at_once <= max(cores, at_once)
-    assert (share + 1) * at_once > cores  # none is left idle
-    assert jobs.share_threads(7, at_once) == 7
+@pytest.mark.parametrize(
+    ("launcher", "setting", "reason"),
+    [
+        ("joblib", "n_jobs=0", "got 0, takes 1 or more"),
+        ("processes", "cpus_per_task=1000", f"got 1000, takes 1 to {CORES}"),
+        ("ray_local", "ray.remote.num_cpus=0.5", "got 0.5, takes 1 to"),
+        ("ray_cluster", "ray.remote.num_cpus=0", "got 0, takes 1 or more"),
+        ("slurm", "cpus_per_task=null", "got None, takes 1 or more"),
+    ],
+)
+def test_no_room_for_a_job_is_refused(launcher: str, setting: str, reason: str) -> None:
+    key = re.escape(setting.partition("=")[0])
+    with pytest.raises(ConfigError, match=rf"hydra\.launcher\.{key}: {reason}"):
+        plan(f"hydra/launcher={launcher}", f"hydra.launcher.{setting}")
+
+
+def test_a_job_elsewhere_has_the_variables_and_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, secret = str(Path.cwd()), "MLFLOW_TRACKING_PASSWORD"
+    monkeypatch.setenv("RESNET8_H5", str(tmp_path))
+    monkeypatch.setenv("RESNET8PTQ_CACHE", "a")
+    monkeypatch.setenv(secret, "b")
+    monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "nowhere"))  # not for others either
+    worker = jobs.Worker(2, 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(secret)
+    monkeypatch.setenv("RESNET8PTQ_CACHE", "the node's own")
+    worker.enter()
+    assert (os.environ[secret], os.environ["RESNET8PTQ_CACHE"]) == ("b", "the node's own")
+    assert str(Path.cwd()) == here
+    assert "CIFAR10_DIR" not in worker.variables
+
+    monkeypatch.setenv("RESNET8_H5", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"^RESNET8_H5: \S+ does not see \S+/nowhere; takes"):
+        worker.enter()
 
 
 class TwoArgumentsError(Exception):
@@ -78,94 +121,8 @@ def test_every_error_reaches_the_parent_with_its_traceback(
 
 def test_a_worker_can_start_processes() -> None:
     def start_another() -> str:
-        jobs.enter_worker()
+        jobs.Worker(2, 1).enter()
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             return pool.submit(str, "done").result()
 
     assert joblib.Parallel(n_jobs=2)([joblib.delayed(start_another)()] * 2) == ["done", "done"]
-
-
-# Serially and at once: two frameworks, two calibrations that work, and one that fails.
-CELLS = (
-    *("-m", *QUICK, "backend=onnx,torch", "calib=percentile", "calib.percentile=99.9,120,99"),
-    *("calib.samples_per_class=20", "evaluate.split=held_out", "held_out_images=1000"),
-)
-MEASURED = {
-    *("quantize_s", "evaluate_s", "images_per_s", "peak_memory_bytes"),
-    *("evaluate_batch_size", "evaluate_threads"),
-}
-
-
-@pytest.fixture(scope="module")
-def serial(tmp_path_factory: pytest.TempPathFactory) -> Called:
-    return call(tmp_path_factory.mktemp("serial"), *CELLS, **NO_REAL_FILES)
-
-
-@pytest.fixture(scope="module")
-def parallel(tmp_path_factory: pytest.TempPathFactory) -> Called:
-    return call(tmp_path_factory.mktemp("parallel"), *CELLS, *PARALLEL, **NO_REAL_FILES)
-
-
-@pytest.mark.slow
-def test_jobs_at_once_have_one_parent_and_lose_no_run(serial: Called, parallel: Called) -> None:
-    statuses = ["ok", "failed", "ok"] * 2
-    for sweep in (serial, parallel):
-        assert [run.data.tags["status"] for run in sorted_children(sweep)] == statuses
-        assert len(sweep.runs) == 7
-        assert (sweep.parent.info.status, sweep.parent.data.tags["status"]) == ("FAILED", "failed")
-        assert sweep.code == 1
-        assert sweep.errors == ["error: calib.percentile: got 120.0, takes 50 < p <= 100"]
-        assert "Traceback" not in sweep.err
-        assert "Warning" not in sweep.err
-        assert {"report.md", "report.html", "runs.csv"} <= set(sweep.artifacts(sweep.parent))
-    assert parallel.table == serial.table
-
-
-@pytest.mark.slow
-def test_jobs_at_once_find_the_same_to_the_last_prediction(
-    serial: Called, parallel: Called
-) -> None:
-    pairs = list(zip(sorted_children(serial), sorted_children(parallel), strict=True))
-    for one, other in pairs:
-        assert one.info.run_name == other.info.run_name
-        assert without(one.data.params, {"threads"}) == without(other.data.params, {"threads"})
-        assert without(one.data.metrics, MEASURED) == without(other.data.metrics, MEASURED)
-        theirs, ours = serial.artifacts(one), parallel.artifacts(other)
-        assert set(theirs) == set(ours)
-        if one.data.tags["status"] != "ok":
-            continue
-        with np.load(theirs["predictions.npz"]) as a, np.load(ours["predictions.npz"]) as b:
-            assert set(a) == set(b)
-            for name in a:
-                np.testing.assert_array_equal(a[name], b[name])
-        model = "model.onnx" if cell_of(one)[0] == "onnx" else "model.pt"
-        assert theirs[model].read_bytes() == ours[model].read_bytes()
-
-
-@pytest.mark.slow
-def test_jobs_at_once_share_the_cores_and_say_so(serial: Called, parallel: Called) -> None:
-    cores = environment.threads(None)
-    for sweep, at_once in ((serial, 1), (parallel, 2)):
-        for run in sweep.children:
-            assert run.data.params["threads"] == str(max(1, cores // at_once))
-            assert run.data.tags["jobs_at_once"] == str(at_once)
-    assert "2 jobs at once" in parallel.artifacts(parallel.parent)["report.md"].read_text()
-    assert "at once" not in serial.artifacts(serial.parent)["report.md"].read_text()
-
-
-@pytest.mark.slow
-def test_terminated_jobs_are_closed_and_leave_no_process(tmp_path: Path) -> None:
-    found = interrupt(tmp_path, signal.SIGTERM, 2, *PARALLEL)
-    assert found.code == 143
-    assert len(found.children) == 2
-    for run in (found.parent, *found.children):
-        assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
-    assert "Traceback" not in found.err
-
-
-def sorted_children(sweep: Called) -> list["Run"]:
-    return sorted(sweep.children, key=lambda run: int(run.data.tags["job_number"]))
-
-
-def without(values: dict[str, object], keys: set[str]) -> dict[str, object]:
-    return {key: value for key, value in values.items() if key not in keys}

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 from collections.abc import Sequence
+from concurrent.futures import as_completed
 from typing import Any
 
 from hydra.core.singleton import Singleton
@@ -34,12 +35,14 @@ class RayJobs(JobsLauncher):
 
         ended = {}
         try:
-            waiting = {self._submit(job): job for job in jobs}
-            while waiting:
-                done, _ = ray.wait(list(waiting), num_returns=1)
-                for task in done:
-                    job = waiting.pop(task)
-                    ended[job.number] = _take(task, job)
+            # Waited for outside of Ray, which would change the exit code of an interrupted sweep.
+            waiting = {self._submit(job).future(): job for job in jobs}
+            for future in as_completed(waiting):
+                job = waiting[future]
+                try:
+                    ended[job.number] = future.result()
+                except ray.exceptions.RayError as error:
+                    ended[job.number] = job.died(one_line(getattr(error, "cause", None) or error))
         except BaseException:  # Ctrl-C, SIGTERM: ends the workers too, on a cluster as well
             ray.shutdown()
             raise
@@ -115,12 +118,3 @@ def count(settings: DictConfig) -> int:
 
     nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
     return max(1, sum(int(cpus // settings.remote.num_cpus) for cpus in nodes))
-
-
-def _take(task: Any, job: Job) -> JobReturn:
-    import ray
-
-    try:
-        return ray.get(task)
-    except ray.exceptions.RayError as error:
-        return job.died(one_line(getattr(error, "cause", None) or error))

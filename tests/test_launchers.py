@@ -1,0 +1,210 @@
+"""Sweeps whose jobs run in processes of their own: the same results, and no lost run or process."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import slurm
+from conftest import COMMAND, NO_REAL_FILES, Called, call, clean_environment
+from test_run import QUICK, cell_of, interrupt, wait_for_running_children
+
+from resnet8ptq import environment
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+pytestmark = pytest.mark.slow
+
+CORES = environment.threads(None)
+LAUNCHERS = {
+    "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
+    "processes": ("hydra/launcher=processes",),
+    "ray_local": ("hydra/launcher=ray_local", "hydra.launcher.ray.init.num_cpus=2"),
+    "slurm": ("hydra/launcher=slurm", "hydra.launcher.array_parallelism=2"),
+}
+AT_ONCE = {"processes": CORES}  # the others: 2
+
+# A calibration that works, and one that fails; with joblib, which many use, in both frameworks.
+CELLS = (
+    *("-m", *QUICK, "calib=percentile", "calib.percentile=99.9,120"),
+    *("calib.samples_per_class=20", "evaluate.split=held_out", "held_out_images=1000"),
+)
+BOTH = ("backend=onnx,torch",)
+MEASURED = {
+    *("quantize_s", "evaluate_s", "images_per_s", "peak_memory_bytes"),
+    *("evaluate_batch_size", "evaluate_threads"),
+}
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: pytest.TempPathFactory) -> Called:
+    return call(tmp_path_factory.mktemp("serial"), *BOTH, *CELLS, **NO_REAL_FILES)
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def launcher(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def parallel(launcher: str, tmp_path_factory: pytest.TempPathFactory) -> Called:
+    folder = tmp_path_factory.mktemp(launcher)
+    path = os.environ["PATH"]
+    if launcher == "slurm":
+        path = f"{slurm.install(folder / 'bin')}{os.pathsep}{path}"
+    cells = (*BOTH, *CELLS) if launcher == "joblib" else CELLS
+    return call(folder, *cells, *LAUNCHERS[launcher], **NO_REAL_FILES, PATH=path)
+
+
+def test_jobs_have_one_parent_and_lose_no_run(
+    serial: Called, launcher: str, parallel: Called
+) -> None:
+    for sweep in (serial, parallel):
+        statuses = [run.data.tags["status"] for run in sorted_children(sweep)]
+        jobs = 2 if sweep is not serial and launcher != "joblib" else 4
+        assert statuses == ["ok", "failed"] * (jobs // 2), sweep.err
+        assert len(sweep.runs) == jobs + 1
+        assert (sweep.parent.info.status, sweep.parent.data.tags["status"]) == ("FAILED", "failed")
+        assert sweep.code == 1
+        assert sweep.errors == ["error: calib.percentile: got 120.0, takes 50 < p <= 100"]
+        assert "Traceback" not in sweep.err
+        assert "Warning" not in sweep.err
+        assert {"report.md", "report.html", "runs.csv"} <= set(sweep.artifacts(sweep.parent))
+    if launcher == "joblib":
+        assert parallel.table == serial.table
+
+
+def test_jobs_find_the_same_to_the_last_prediction(serial: Called, parallel: Called) -> None:
+    for one, other in zip(sorted_children(serial), sorted_children(parallel), strict=False):
+        assert one.info.run_name == other.info.run_name
+        assert without(one.data.params, {"threads"}) == without(other.data.params, {"threads"})
+        assert without(one.data.metrics, MEASURED) == without(other.data.metrics, MEASURED)
+        theirs, ours = serial.artifacts(one), parallel.artifacts(other)
+        assert set(theirs) == set(ours)
+        if one.data.tags["status"] != "ok":
+            continue
+        with np.load(theirs["predictions.npz"]) as a, np.load(ours["predictions.npz"]) as b:
+            assert set(a) == set(b)
+            for name in a:
+                np.testing.assert_array_equal(a[name], b[name])
+        model = "model.onnx" if cell_of(one)[0] == "onnx" else "model.pt"
+        assert theirs[model].read_bytes() == ours[model].read_bytes()
+
+
+def test_jobs_share_the_cores_and_say_so(serial: Called, launcher: str, parallel: Called) -> None:
+    at_once = AT_ONCE.get(launcher, 2)
+    threads = max(1, CORES // 2) if launcher == "joblib" else 1
+    for sweep, tag, param in ((serial, 1, CORES), (parallel, at_once, threads)):
+        for run in sweep.children:
+            assert run.data.params["threads"] == str(param)
+            assert run.data.tags["jobs_at_once"] == str(tag)
+    report = parallel.artifacts(parallel.parent)["report.md"].read_text()
+    assert (f"{at_once} jobs at once" in report) == (at_once > 1)
+    assert "at once" not in serial.artifacts(serial.parent)["report.md"].read_text()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Mark the processes that the test starts, and those that they start; end what is left."""
+    if sys.platform != "linux":
+        pytest.skip("needs /proc")
+    mark = f"STARTED_BY={uuid.uuid4().hex}"
+    monkeypatch.setenv(*mark.split("="))
+
+    class Started(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(find_processes(mark))
+
+    yield Started()
+    for process in find_processes(mark):
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "code"),
+    [
+        ("joblib", signal.SIGTERM, 143),
+        ("processes", signal.SIGINT, 130),
+        ("ray_local", signal.SIGTERM, 143),
+    ],
+)
+def test_interrupted_jobs_are_closed_and_leave_no_process(
+    tmp_path: Path, started: list[int], name: str, number: signal.Signals, code: int
+) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    found = interrupt(tmp_path, number, min(2, CORES), *LAUNCHERS[name])
+    assert found.code == code
+    assert len(found.children) == min(2, CORES)
+    for run in (found.parent, *found.children):
+        assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
+    assert "Traceback" not in found.err
+    assert list(started) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "statuses"), [("processes", ["failed", "ok"]), ("ray_local", ["ok", "ok"])]
+)
+def test_a_killed_job_takes_no_other_along(
+    tmp_path: Path, started: list[int], name: str, statuses: list[str]
+) -> None:
+    """Ray starts it again, and the second attempt replaces the first."""
+    with subprocess.Popen(
+        [*COMMAND, "-m", *QUICK, "dtype=int8,uint8", *LAUNCHERS[name]],
+        cwd=tmp_path,
+        env=clean_environment(**NO_REAL_FILES),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for_running_children(process, tmp_path, min(2, CORES))
+        os.kill(find_first_job(started), signal.SIGKILL)
+        out, err = process.communicate(timeout=120)
+    found = Called(tmp_path, process.returncode, out, err)
+    assert [run.data.tags["status"] for run in sorted_children(found)] == statuses, err
+    assert found.code == (1 if "failed" in statuses else 0)
+    if "failed" in statuses:
+        (line,) = found.errors
+        assert line.startswith("error: job #0 dtype=int8")
+        assert "ended with -9" in line
+        assert "failed" in [row["status"] for row in found.table]
+
+
+def find_processes(mark: str) -> list[int]:
+    """Return the processes that have `mark` in their environment; not this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has ended, or belongs to somebody else
+            continue
+        if mark in variables and int(path.parent.name) != os.getpid():
+            found.append(int(path.parent.name))
+    return found
+
+
+def find_first_job(started: list[int]) -> int:
+    """Return the process that writes the log of job 0."""
+    for process in started:
+        for file in Path(f"/proc/{process}/fd").glob("*"):
+            try:
+                target = file.readlink()
+            except OSError:  # closed meanwhile
+                continue
+            if target.name == "run.log" and target.parent.name.startswith("0_"):
+                return process
+    pytest.fail("job 0 has no process")
+
+
+def sorted_children(sweep: Called) -> list["Run"]:
+    return sorted(sweep.children, key=lambda run: int(run.data.tags["job_number"]))
+
+
+def without(values: dict[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
