@@ -28,7 +28,7 @@ def main() -> int:
             if name in arguments.skip:
                 continue
             if name == "parallel" and not parallel.is_available():
-                setting.say("parallel: left out: pip install -e '.[joblib]'")
+                setting.say("parallel: left out: pip install -e '.[joblib,slurm,ray]'")
                 continue
             setting.say(f"== {name}")
             measured = results.describe(arguments.rounds)

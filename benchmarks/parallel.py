@@ -1,26 +1,32 @@
-"""The sweep of 24, one job after the other and two at a time."""
+"""The sweep of 24, one job after the other, and at once by every launcher of this machine."""
 
 import importlib.util
 
 from benchmarks.equality import same_predictions
 from benchmarks.setting import GRID, NO_LATENCY, Record, Setting, find_runs, job_number
 from benchmarks.tables import ratios, spread, table
+from resnet8ptq import environment
 
-JOBS = 2
-LAUNCHER = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={JOBS}")
+PLUGINS = ("hydra_joblib_launcher", "hydra_submitit_launcher", "hydra_ray_launcher")
+LAUNCHERS = {  # each with a job for each core
+    "serial": (),
+    "joblib": ("hydra/launcher=joblib",),
+    "processes": ("hydra/launcher=processes",),
+    "ray_local": ("hydra/launcher=ray_local",),
+}
 
 
 def is_available() -> bool:
-    """Tell whether the launcher is installed: it is an extra."""
-    return importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is not None
+    """Tell whether the launchers are installed: they are extras."""
+    return all(importlib.util.find_spec(f"hydra_plugins.{name}") for name in PLUGINS)
 
 
 def measure(setting: Setting) -> Record:
-    """Run both in turns, in fresh folders; compare the predictions of the last round."""
-    wall_s: dict[str, list[float]] = {"serial": [], "joblib": []}
+    """Run all in turns, in fresh folders; compare the predictions of the last round."""
+    wall_s: dict[str, list[float]] = {name: [] for name in LAUNCHERS}
     folders = {}
     for turn in range(setting.rounds):
-        for name, extra in (("serial", ()), ("joblib", LAUNCHER)):
+        for name, extra in LAUNCHERS.items():
             folders[name] = setting.fresh()
             found = setting.run(folders[name], setting.copy_cache(), GRID, NO_LATENCY, *extra)
             wall_s[name].append(found["usage"]["wall_s"])
@@ -33,12 +39,11 @@ def measure(setting: Setting) -> Record:
         for name, folder in folders.items()
     }
     equal = sum(
-        same_predictions(run, runs["joblib"][number])
+        all(number in others and same_predictions(run, others[number]) for others in runs.values())
         for number, run in runs["serial"].items()
-        if number in runs["joblib"]
     )
     counts = {name: len(found) for name, found in runs.items()}
-    return {"jobs": JOBS, "wall_s": wall_s, "runs": counts, "equal": equal}
+    return {"jobs": environment.threads(None), "wall_s": wall_s, "runs": counts, "equal": equal}
 
 
 def render(found: Record) -> str:
@@ -50,8 +55,10 @@ def render(found: Record) -> str:
     ]
     return "\n\n".join(
         [
-            f"`experiment=grid`, cold, latency.enabled=false; `{' '.join(LAUNCHER)}`.",
+            f"`experiment=grid`, cold, latency.enabled=false, by `hydra/launcher`; {found['jobs']} "
+            "jobs at once.",
             table(["launcher", "wall s", "to serial", "measured runs"], rows),
-            f"Predictions equal bit for bit: {found['equal']} of {found['runs']['serial']}.",
+            "Predictions equal bit for bit, in all of them: "
+            f"{found['equal']} of {found['runs']['serial']}.",
         ]
     )

@@ -42,7 +42,7 @@ SECTIONS = {
     "evaluation": Section(evaluation.measure, {"Evaluation": evaluation.render}),
     "steps": Section(steps.measure, {"Where the time goes": steps.render}),
     "startup": Section(startup.measure, {"Start-up": startup.render}),
-    "parallel": Section(parallel.measure, {"Two jobs at a time": parallel.render}),
+    "parallel": Section(parallel.measure, {"Jobs at once": parallel.render}),
     "equality": Section(equality.measure, {"Same results": equality.render}),
 }
 

@@ -68,6 +68,8 @@ def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
+# Launchers that plugins bring along, and the extras with those plugins.
+_EXTRAS = {"joblib": "joblib", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 _COMPOSING = (HydraException, OmegaConfBaseException)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
 
@@ -101,8 +103,9 @@ def one_line(error: BaseException) -> str:
         text += f": {error.__cause__}"
     # What follows speaks of Hydra's and OmegaConf's insides.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
-    if "'hydra/launcher/joblib'" in text:
-        text += "; joblib: pip install -c constraints.txt -e '.[joblib]'"
+    for plugin, extra in _EXTRAS.items():
+        if f"'hydra/launcher/{plugin}'" in text:
+            text += f"; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     return redact(" ".join(text.split())) or type(error).__name__
 
 
