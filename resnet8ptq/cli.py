@@ -105,7 +105,7 @@ def one_line(error: BaseException) -> str:
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
     for plugin, extra in _EXTRAS.items():
         if f"'hydra/launcher/{plugin}'" in text:
-            text += f"; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
+            text = f"{text.strip(' .')}; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     return redact(" ".join(text.split())) or type(error).__name__
 
 

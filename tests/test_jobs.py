@@ -11,8 +11,9 @@ import joblib
 import pytest
 from conftest import REPO
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 
-from resnet8ptq import environment, jobs
+from resnet8ptq import cli, environment, jobs
 from resnet8ptq.config import register_schemas
 from resnet8ptq.errors import ConfigError
 
@@ -94,6 +95,16 @@ def test_a_job_elsewhere_has_the_variables_and_the_folder(
     monkeypatch.setenv("RESNET8_H5", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"^RESNET8_H5: \S+ does not see \S+/nowhere; takes"):
         worker.enter()
+
+
+@pytest.mark.parametrize(
+    ("plugin", "extra"), [("ray", "ray"), ("submitit_local", "slurm"), ("submitit_slurm", "slurm")]
+)
+def test_a_missing_plugin_names_its_extra(plugin: str, extra: str) -> None:
+    error = HydraException(f"In 'hydra/launcher/x': Could not load 'hydra/launcher/{plugin}'.")
+    assert cli.one_line(error).endswith(
+        f"load 'hydra/launcher/{plugin}'; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
+    )
 
 
 class TwoArgumentsError(Exception):

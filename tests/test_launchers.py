@@ -171,7 +171,7 @@ def test_a_killed_job_takes_no_other_along(
     assert found.code == (1 if "killed" in statuses else 0)
     if "killed" in statuses:
         (line,) = found.errors
-        assert line.startswith("error: job #0 dtype=int8")
+        assert line.startswith("error: job #0 ")
         assert "ended with -9" in line
         assert "killed" in [row["status"] for row in found.table]
 
