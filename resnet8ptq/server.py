@@ -1,0 +1,342 @@
+"""A tracking server for many: `mlflow server` on PostgreSQL, artifacts served through it.
+
+    python -m resnet8ptq.server                     PostgreSQL in mlruns/server/, for as long as it
+                                                    runs (Debian: apt-get install postgresql)
+    python -m resnet8ptq.server database=postgresql://user@host/name        one that is there
+
+`host=127.0.0.1` and `port=5000` say where it listens, `hosts=name,name:port` under which other
+names clients reach it, `auth=true` asks them for a password, `workers=4` is the number of
+processes, `folder=mlruns/server` holds the artifacts. A database's password belongs in ~/.pgpass or
+PGPASSWORD; MLFLOW_BACKEND_STORE_URI serves as `database` too. Ctrl-C ends it. See docs/server.md.
+"""
+
+import ipaddress
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import requests
+from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.panel import Panel
+from sqlalchemy import create_engine
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from resnet8ptq import cli, files, postgres, terminal
+from resnet8ptq.errors import ConfigError, TrackingError, redact
+
+START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
+STOP_S = 15
+
+# Each worker answers up to 40 requests at once, each with a connection for milliseconds; what finds
+# none free waits up to 30 s. MLflow keeps a pool for the runs and, with auth, one for the users:
+# 4 workers * 2 pools * (5 + 5) = 80 connections, below PostgreSQL's default of 100.
+POOL = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "5", "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "5"}
+CONNECTIONS_PER_WORKER = 20
+CONNECTIONS_BESIDE = 20  # for psql, pg_dump, and those that PostgreSQL keeps for itself
+
+OPEN = """Whoever reaches {address} can read, change and delete every run and every file here.
+There is no password: {cure}, or listen on 127.0.0.1 and reach it through ssh -L."""
+
+
+@dataclass
+class Arguments:
+    """What `python -m resnet8ptq.server` takes, as key=value."""
+
+    database: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 5000
+    hosts: str | None = None
+    auth: bool = False
+    workers: int = 4
+    folder: str = "mlruns/server"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A tracking server that answers, and the database behind it."""
+
+    address: str
+    database: URL
+    process: "subprocess.Popen[bytes]"
+
+
+@contextmanager
+def run(given: Arguments) -> Iterator[Server]:
+    """Run the database, where it is our own, and the server during the block.
+
+    Raises:
+        ConfigError: a setting is wrong, or the port is taken.
+        TrackingError: the folder is in use, or the database or the server cannot be started.
+    """
+    _check(given)
+    folder = Path(given.folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(folder / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise TrackingError(f"folder: another server runs in {folder}; takes another") from None
+    with lock, _database(given, folder) as url, _mlflow(given, folder, url) as process:
+        yield Server(_address(given), url, process)
+
+
+@contextmanager
+def _database(given: Arguments, folder: Path) -> Iterator[URL]:
+    """Yield the URL of a database that is known to answer."""
+    named = given.database or os.environ.get("MLFLOW_BACKEND_STORE_URI")
+    if named:
+        url = _parse(named)
+        _check_answers(url)
+        yield url
+        return
+    connections = CONNECTIONS_PER_WORKER * given.workers + CONNECTIONS_BESIDE
+    with postgres.run(folder / "postgres", connections) as uri:
+        url = _parse(uri)
+        _check_answers(url)
+        yield url
+
+
+def _parse(uri: str) -> URL:
+    try:
+        url = make_url(uri)
+    except ArgumentError:
+        url = None
+    if url is None or url.drivername not in ("postgresql", "postgresql+psycopg2"):
+        raise ConfigError(f"database: got {redact(uri)}, takes postgresql://user@host/name")
+    # By itself `postgresql` means psycopg 3 to later versions of SQLAlchemy.
+    return url.set(drivername="postgresql+psycopg2")
+
+
+def _check_answers(url: URL) -> None:
+    shown = redact(url.render_as_string())
+    try:
+        engine = create_engine(url, connect_args={"connect_timeout": 10})
+        with engine.connect():
+            pass
+        engine.dispose()
+    except ModuleNotFoundError as error:
+        takes = "pip install -c constraints.txt -e '.[server]'"
+        raise TrackingError(f"{error.name} is not installed: {takes}") from error
+    except SQLAlchemyError as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+        raise TrackingError(f"database: {shown} cannot be used ({redact(reason)})") from error
+
+
+@contextmanager
+def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `mlflow server` during the block, which begins when it answers."""
+    command = [sys.executable, "-m", "mlflow", "server", "--host", given.host]
+    command += ["--port", str(given.port), "--workers", str(given.workers), "--serve-artifacts"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    # Warnings alone: a line for each request would fill the disk.
+    command += ["--uvicorn-opts", f"--log-level warning --timeout-graceful-shutdown {STOP_S - 5}"]
+    environment = _environment(given, url)
+    if given.auth:
+        command += ["--app-name", "basic-auth"]
+        environment |= _auth_environment(folder, url)
+    log = folder / "server.log"
+    with log.open("ab") as output:
+        server = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C is for us: the database must not end before the server
+        )
+    try:
+        _wait(given, server, log)
+        yield server
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def _environment(given: Arguments, url: URL) -> dict[str, str]:
+    names = _names(given)
+    ours = {
+        # Here, where `ps` does not show it.
+        "MLFLOW_BACKEND_STORE_URI": url.render_as_string(hide_password=False),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(names),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # Processes that grade language models.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    if given.hosts or not _is_loopback(given.host):
+        # MLflow's own pages are refused as foreign ones too, unless they come from localhost.
+        origins = [f"{scheme}://{name}" for name in names for scheme in ("http", "https")]
+        ours["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(origins)
+    return {**POOL, **os.environ, **ours}
+
+
+def _auth_environment(folder: Path, url: URL) -> dict[str, str]:
+    """Set up MLflow's basic-auth app: users beside the runs, in tables of their own."""
+    uri = url.render_as_string(hide_password=False)
+    settings = [
+        "[mlflow]",
+        f"database_uri = {uri.replace('%', '%%')}",
+        "admin_username = admin",
+        "default_permission = EDIT",  # of every user, who must log to experiments of others
+        # Passwords are hashed slowly on purpose, once a minute rather than at each request. A
+        # password that was changed is taken for as long.
+        "auth_cache_ttl_seconds = 60",
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
+    ]
+    path = folder / "auth.ini"
+    _write_private(path, "\n".join(settings))
+    return {
+        "MLFLOW_AUTH_CONFIG_PATH": str(path),
+        # Taken at the first start alone: then the database has it.
+        "MLFLOW_AUTH_ADMIN_PASSWORD": _secret(
+            folder, "admin_password", "MLFLOW_AUTH_ADMIN_PASSWORD"
+        ),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": _secret(
+            folder, "secret_key", "MLFLOW_FLASK_SERVER_SECRET_KEY"
+        ),
+    }
+
+
+def _secret(folder: Path, name: str, variable: str) -> str:
+    """Return a variable of the environment, or else what was drawn at random for this folder."""
+    if given := os.environ.get(variable):
+        return given
+    path = folder / name
+    if not path.exists():
+        _write_private(path, secrets.token_urlsafe(24))
+    return path.read_text()
+
+
+def _write_private(path: Path, text: str) -> None:
+    with files.atomic(path) as temporary:
+        temporary.write_text(text)
+    path.chmod(0o600)
+
+
+def _wait(given: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    url = f"http://{_bracket(everywhere.get(given.host, given.host))}:{given.port}/health"
+    end = time.monotonic() + START_S
+    while server.poll() is None and time.monotonic() < end:
+        try:
+            if requests.get(url, timeout=5).ok:
+                return
+        except requests.RequestException:
+            time.sleep(0.2)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    raise TrackingError(f"the server did not start ({redact(lines[-1])[:300]}): {log}")
+
+
+def _check(given: Arguments) -> None:
+    if not 1 <= given.port <= 65535:
+        raise ConfigError(f"port: got {given.port}, takes 1 to 65535")
+    if given.workers < 1:
+        raise ConfigError(f"workers: got {given.workers}, takes an integer >= 1")
+    if given.database:
+        url = _parse(given.database)
+        if url.password is not None or "password" in url.query:
+            raise ConfigError(
+                "database: holds a password, which `ps` shows to everybody; takes one without: put "
+                "it into ~/.pgpass or PGPASSWORD, or the whole into MLFLOW_BACKEND_STORE_URI"
+            )
+    family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        try:
+            probe.bind((given.host, given.port))
+        except socket.gaierror as error:
+            raise ConfigError(f"host: got {given.host!r}, takes an address of this machine") from (
+                error
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"port: {given.port} on {given.host} cannot be had ({error.strerror}); takes a "
+                "free one"
+            ) from error
+
+
+def _names(given: Arguments) -> list[str]:
+    """Return what clients may call this server: others may be a page that reaches for it."""
+    hosts = [given.host]
+    if _is_loopback(given.host):
+        hosts += ["127.0.0.1", "localhost"]
+    else:
+        hosts += ["127.0.0.1", "localhost", socket.gethostname(), socket.getfqdn()]
+    names = [f"{_bracket(host)}:{given.port}" for host in dict.fromkeys(hosts)]
+    return names + [name.strip() for name in (given.hosts or "").split(",") if name.strip()]
+
+
+def _warn(given: Arguments, address: str) -> None:
+    text = OPEN.format(address=address, cure="start with auth=true")
+    if given.auth:
+        text = f"Passwords and runs travel to {address} unencrypted: put a proxy with TLS in front."
+    terminal.stderr().print(Panel(text, title="WARNING", style="bold red"))
+
+
+def _address(given: Arguments) -> str:
+    host = socket.gethostname() if given.host in ("0.0.0.0", "::") else given.host
+    return f"http://{_bracket(host)}:{given.port}"
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def main(words: list[str]) -> None:
+    """Serve until Ctrl-C, SIGTERM, or the end of the terminal."""
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return
+    try:
+        given = OmegaConf.merge(OmegaConf.structured(Arguments), OmegaConf.from_dotlist(words))
+        arguments = OmegaConf.to_object(given)
+    except OmegaConfBaseException as error:
+        takes = " | ".join(f"{item.name}=" for item in fields(Arguments))
+        raise ConfigError(f"{' '.join(words)}: {cli.one_line(error)}; takes {takes}") from error
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+    assert isinstance(arguments, Arguments)
+    serve(arguments)
+
+
+def serve(given: Arguments) -> None:
+    """Run a server until it is interrupted, and tell how to use it.
+
+    Raises:
+        TrackingError: it has ended by itself.
+    """
+    folder = Path(given.folder).absolute()
+    with run(given) as server:
+        if not _is_loopback(given.host):
+            _warn(given, server.address)
+        print(f"export MLFLOW_TRACKING_URI={server.address}")
+        if given.auth:
+            print(f"export MLFLOW_TRACKING_USERNAME=admin  # {folder / 'admin_password'}")
+        print(
+            f"files: {folder / 'artifacts'}; log: {folder / 'server.log'}; Ctrl-C ends", flush=True
+        )
+        code = server.process.wait()
+        raise TrackingError(f"the server has ended with code {code}: {folder / 'server.log'}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(lambda: main(sys.argv[1:])))
