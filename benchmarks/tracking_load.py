@@ -21,13 +21,13 @@ from hydra import compose, initialize_config_dir
 from sqlalchemy import create_engine, text
 
 from benchmarks.setting import REPO
-from resnet8ptq import server, tracking
+from resnet8ptq import mlflow_store, server, tracking
 from resnet8ptq.config import RunConfig, TrackingConfig, parse_config, register_schemas
 from resnet8ptq.data import CalibrationSet, Dataset, Split
 from resnet8ptq.latency import Latency, Timings
 from resnet8ptq.metrics import Comparison, Scores
+from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import Measurement, RunResult
-from resnet8ptq.tracking import Store
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FILES = {  # name -> bytes, as large as those of a run on CIFAR-10
@@ -58,7 +58,7 @@ def _enter(barrier: Any) -> None:
 def open_at_once(config: TrackingConfig) -> Store:
     """Open a store in the same moment as every other process of the pool."""
     _meet()
-    return tracking.open_store(config)
+    return mlflow_store.open_store(config)
 
 
 def log_at_once(task: tuple[Store, str, Path, range]) -> tuple[float, float]:
@@ -134,7 +134,8 @@ def measure(config: TrackingConfig, processes: int, runs: int, folder: Path) -> 
     """Return the runs logged in a minute by `processes` processes, `runs` in all."""
     with start_processes(processes) as pool:
         store, *_ = pool.map(open_at_once, [config] * processes)
-        parent_id = tracking.start_parent(store, "load", {})
+        folder.mkdir()
+        parent_id = tracking.start_parent(store, "load", folder, {})
         share = runs // processes
         tasks = [
             (store, parent_id, folder, range(first, first + share))

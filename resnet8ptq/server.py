@@ -20,13 +20,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import requests
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
@@ -46,7 +44,7 @@ CONNECTIONS_PER_WORKER = 20
 CONNECTIONS_BESIDE = 20  # for psql, pg_dump, and those that PostgreSQL keeps for itself
 
 OPEN = """Whoever reaches {address} can read, change and delete every run and every file here.
-There is no password: {cure}, or listen on 127.0.0.1 and reach it through ssh -L."""
+There is no password: start with auth=true, or listen on 127.0.0.1 and reach it through ssh -L."""
 
 
 @dataclass
@@ -140,15 +138,15 @@ def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
     command += ["--artifacts-destination", str(folder / "artifacts")]
     # Warnings alone: a line for each request would fill the disk.
     command += ["--uvicorn-opts", f"--log-level warning --timeout-graceful-shutdown {STOP_S - 5}"]
-    environment = _environment(given, url)
+    variables = environment(given, url)
     if given.auth:
         command += ["--app-name", "basic-auth"]
-        environment |= _auth_environment(folder, url)
+        variables |= _auth_environment(folder, url)
     log = folder / "server.log"
     with log.open("ab") as output:
         server = subprocess.Popen(
             command,
-            env=environment,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -166,7 +164,8 @@ def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
             server.wait()
 
 
-def _environment(given: Arguments, url: URL) -> dict[str, str]:
+def environment(given: Arguments, url: URL) -> dict[str, str]:
+    """Return the environment of `mlflow server`."""
     names = _names(given)
     ours = {
         # Here, where `ps` does not show it.
@@ -279,8 +278,12 @@ def _names(given: Arguments) -> list[str]:
     return names + [name.strip() for name in (given.hosts or "").split(",") if name.strip()]
 
 
-def _warn(given: Arguments, address: str) -> None:
-    text = OPEN.format(address=address, cure="start with auth=true")
+def warn(given: Arguments) -> None:
+    """Say on stderr what is open to others."""
+    if _is_loopback(given.host):
+        return
+    address = _address(given)
+    text = OPEN.format(address=address)
     if given.auth:
         text = f"Passwords and runs travel to {address} unencrypted: put a proxy with TLS in front."
     terminal.stderr().print(Panel(text, title="WARNING", style="bold red"))
@@ -304,18 +307,10 @@ def _is_loopback(host: str) -> bool:
 
 def main(words: list[str]) -> None:
     """Serve until Ctrl-C, SIGTERM, or the end of the terminal."""
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return
-    try:
-        given = OmegaConf.merge(OmegaConf.structured(Arguments), OmegaConf.from_dotlist(words))
-        arguments = OmegaConf.to_object(given)
-    except OmegaConfBaseException as error:
-        takes = " | ".join(f"{item.name}=" for item in fields(Arguments))
-        raise ConfigError(f"{' '.join(words)}: {cli.one_line(error)}; takes {takes}") from error
+    given = cli.parse_words(words, Arguments, __doc__)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
-    assert isinstance(arguments, Arguments)
-    serve(arguments)
+    serve(given)
 
 
 def serve(given: Arguments) -> None:
@@ -326,8 +321,7 @@ def serve(given: Arguments) -> None:
     """
     folder = Path(given.folder).absolute()
     with run(given) as server:
-        if not _is_loopback(given.host):
-            _warn(given, server.address)
+        warn(given)
         print(f"export MLFLOW_TRACKING_URI={server.address}")
         if given.auth:
             print(f"export MLFLOW_TRACKING_USERNAME=admin  # {folder / 'admin_password'}")
