@@ -35,7 +35,7 @@ FILES = {  # name -> bytes, as large as those of a run on CIFAR-10
     **{"config.yaml": 2_000, "result.json": 3_000, "ranges.json": 4_000},
 }
 PROCESSES = (1, 8)
-RUNS = 64
+RUNS = 48  # of all processes
 ROUNDS = 2
 
 _barrier: Any = None
@@ -44,7 +44,8 @@ _barrier: Any = None
 @contextmanager
 def start_processes(number: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool whose processes begin each round of `number` tasks at once."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # MLflow is imported once, not in each
+    context.set_forkserver_preload([__name__])
     barrier = context.Barrier(number)
     with ProcessPoolExecutor(number, context, _enter, (barrier,)) as pool:
         yield pool
@@ -165,7 +166,9 @@ def main() -> None:
                     for name, config in configs.items():
                         folder = Path(scratch) / f"{name}-{processes}-{repeat}"
                         rate = measure(config, processes, RUNS, folder)
-                        print(f"{name}, {processes} processes: {rate:.0f} runs a minute")
+                        print(
+                            f"{name}, {processes} processes: {rate:.0f} runs a minute", flush=True
+                        )
                         logged += RUNS if name == "server" else 0
             rows, size = (
                 after - start for after, start in zip(_count(engine), before, strict=True)
