@@ -10,9 +10,7 @@ processes, `folder=mlruns/server` holds the artifacts. A database's password bel
 PGPASSWORD; MLFLOW_BACKEND_STORE_URI serves as `database` too. Ctrl-C ends it. See docs/server.md.
 """
 
-import ipaddress
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -25,12 +23,11 @@ from pathlib import Path
 
 import requests
 from filelock import FileLock, Timeout
-from rich.panel import Panel
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from resnet8ptq import cli, files, postgres, terminal
+from resnet8ptq import access, cli, postgres
 from resnet8ptq.errors import ConfigError, TrackingError, redact
 
 START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
@@ -42,9 +39,6 @@ STOP_S = 15
 POOL = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "5", "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "5"}
 CONNECTIONS_PER_WORKER = 20
 CONNECTIONS_BESIDE = 20  # for psql, pg_dump, and those that PostgreSQL keeps for itself
-
-OPEN = """Whoever reaches {address} can read, change and delete every run and every file here.
-There is no password: start with auth=true, or listen on 127.0.0.1 and reach it through ssh -L."""
 
 
 @dataclass
@@ -116,7 +110,8 @@ def _parse(uri: str) -> URL:
 
 
 def _check_answers(url: URL) -> None:
-    shown = redact(url.render_as_string())
+    shown = url.set(drivername="postgresql").difference_update_query(["password"])
+    shown = shown._replace(password=None)
     try:
         engine = create_engine(url, connect_args={"connect_timeout": 10})
         with engine.connect():
@@ -141,7 +136,7 @@ def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
     variables = environment(given, url)
     if given.auth:
         command += ["--app-name", "basic-auth"]
-        variables |= _auth_environment(folder, url)
+        variables |= access.user_variables(folder, variables["MLFLOW_BACKEND_STORE_URI"])
     log = folder / "server.log"
     with log.open("ab") as output:
         server = subprocess.Popen(
@@ -166,68 +161,20 @@ def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
 
 def environment(given: Arguments, url: URL) -> dict[str, str]:
     """Return the environment of `mlflow server`."""
-    names = _names(given)
     ours = {
         # Here, where `ps` does not show it.
         "MLFLOW_BACKEND_STORE_URI": url.render_as_string(hide_password=False),
-        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(names),
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # Processes that grade language models.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        **access.name_variables(given.host, given.port, given.hosts),
     }
-    if given.hosts or not _is_loopback(given.host):
-        # MLflow's own pages are refused as foreign ones too, unless they come from localhost.
-        origins = [f"{scheme}://{name}" for name in names for scheme in ("http", "https")]
-        ours["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(origins)
     return {**POOL, **os.environ, **ours}
-
-
-def _auth_environment(folder: Path, url: URL) -> dict[str, str]:
-    """Set up MLflow's basic-auth app: users beside the runs, in tables of their own."""
-    uri = url.render_as_string(hide_password=False)
-    settings = [
-        "[mlflow]",
-        f"database_uri = {uri.replace('%', '%%')}",
-        "admin_username = admin",
-        "default_permission = EDIT",  # of every user, who must log to experiments of others
-        # Passwords are hashed slowly on purpose, once a minute rather than at each request. A
-        # password that was changed is taken for as long.
-        "auth_cache_ttl_seconds = 60",
-        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
-    ]
-    path = folder / "auth.ini"
-    _write_private(path, "\n".join(settings))
-    return {
-        "MLFLOW_AUTH_CONFIG_PATH": str(path),
-        # Taken at the first start alone: then the database has it.
-        "MLFLOW_AUTH_ADMIN_PASSWORD": _secret(
-            folder, "admin_password", "MLFLOW_AUTH_ADMIN_PASSWORD"
-        ),
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": _secret(
-            folder, "secret_key", "MLFLOW_FLASK_SERVER_SECRET_KEY"
-        ),
-    }
-
-
-def _secret(folder: Path, name: str, variable: str) -> str:
-    """Return a variable of the environment, or else what was drawn at random for this folder."""
-    if given := os.environ.get(variable):
-        return given
-    path = folder / name
-    if not path.exists():
-        _write_private(path, secrets.token_urlsafe(24))
-    return path.read_text()
-
-
-def _write_private(path: Path, text: str) -> None:
-    with files.atomic(path) as temporary:
-        temporary.write_text(text)
-    path.chmod(0o600)
 
 
 def _wait(given: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> None:
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    url = f"http://{_bracket(everywhere.get(given.host, given.host))}:{given.port}/health"
+    url = f"http://{access.bracket(everywhere.get(given.host, given.host))}:{given.port}/health"
     end = time.monotonic() + START_S
     while server.poll() is None and time.monotonic() < end:
         try:
@@ -267,42 +214,9 @@ def _check(given: Arguments) -> None:
             ) from error
 
 
-def _names(given: Arguments) -> list[str]:
-    """Return what clients may call this server: others may be a page that reaches for it."""
-    hosts = [given.host]
-    if _is_loopback(given.host):
-        hosts += ["127.0.0.1", "localhost"]
-    else:
-        hosts += ["127.0.0.1", "localhost", socket.gethostname(), socket.getfqdn()]
-    names = [f"{_bracket(host)}:{given.port}" for host in dict.fromkeys(hosts)]
-    return names + [name.strip() for name in (given.hosts or "").split(",") if name.strip()]
-
-
-def warn(given: Arguments) -> None:
-    """Say on stderr what is open to others."""
-    if _is_loopback(given.host):
-        return
-    address = _address(given)
-    text = OPEN.format(address=address)
-    if given.auth:
-        text = f"Passwords and runs travel to {address} unencrypted: put a proxy with TLS in front."
-    terminal.stderr().print(Panel(text, title="WARNING", style="bold red"))
-
-
 def _address(given: Arguments) -> str:
     host = socket.gethostname() if given.host in ("0.0.0.0", "::") else given.host
-    return f"http://{_bracket(host)}:{given.port}"
-
-
-def _bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return f"http://{access.bracket(host)}:{given.port}"
 
 
 def main(words: list[str]) -> None:
@@ -321,10 +235,12 @@ def serve(given: Arguments) -> None:
     """
     folder = Path(given.folder).absolute()
     with run(given) as server:
-        warn(given)
+        access.warn(given.host, server.address, given.auth)
         print(f"export MLFLOW_TRACKING_URI={server.address}")
         if given.auth:
-            print(f"export MLFLOW_TRACKING_USERNAME=admin  # {folder / 'admin_password'}")
+            named = "MLFLOW_AUTH_ADMIN_PASSWORD" in os.environ
+            where = "MLFLOW_AUTH_ADMIN_PASSWORD" if named else folder / "admin_password"
+            print(f"export MLFLOW_TRACKING_USERNAME=admin  # the password: {where}")
         print(
             f"files: {folder / 'artifacts'}; log: {folder / 'server.log'}; Ctrl-C ends", flush=True
         )
