@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` if the block ends well."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o644)  # mkstemp makes 0600, which a shared store could not read
+        temporary.chmod(mode)  # mkstemp makes 0600, which a shared store could not read
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
