@@ -21,7 +21,7 @@ def redact(text: str) -> str:
 
 def one_line(error: Exception) -> str:
     """Return an error's text, folded into one line and cut; it may quote what a file says."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(redact(f"{type(error).__name__}: {error}").split())
     return "".join(char if char.isprintable() else "?" for char in text)[:300]
 
 
