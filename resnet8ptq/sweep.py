@@ -6,6 +6,7 @@ since environment variables do not reach jobs on another machine, and a shared f
 
 import json
 import logging
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq import cli, files, jobs
 from resnet8ptq.config import ReportConfig, TrackingConfig
+from resnet8ptq.errors import TrackingError, one_line
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from resnet8ptq.tracking import Store
@@ -22,6 +24,8 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
 log = logging.getLogger(__name__)
 
 SWEEP_FILE = "sweep.json"
+MAX_BYTES = 2**20
+_IDS = ("uri", "experiment_id", "parent_id")
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,26 @@ class Sweep:
 
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
-        """Read what `save` left."""
+        """Read what `save` left.
+
+        Raises:
+            TrackingError: the file is gone or damaged; the ids in it become parts of queries.
+        """
         from resnet8ptq import tracking
 
-        record = json.loads((folder / SWEEP_FILE).read_text())
-        store = tracking.Store(record["uri"], record["experiment_id"])
-        return cls(store, record["parent_id"], folder, jobs=record["jobs"])
+        path = folder / SWEEP_FILE
+        try:
+            record = json.loads(files.read_bytes(path, MAX_BYTES))
+            ids = uri, experiment_id, parent_id = [record[key] for key in _IDS]
+            jobs_at_once = record["jobs"]
+            if not all(isinstance(found, str) for found in ids) or type(jobs_at_once) is not int:
+                raise ValueError("what it holds is of other types")
+            if not re.fullmatch(r"\w+", experiment_id) or not re.fullmatch(r"\w+", parent_id):
+                raise ValueError("its ids are none")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise TrackingError(f"{path}: not what the sweep wrote ({one_line(error)})") from None
+        store = tracking.Store(uri, experiment_id)
+        return cls(store, parent_id, folder, jobs=jobs_at_once)
 
     def close(self, status: str) -> None:
         """Print the comparison, write it to the folder and the parent run, close the parent.
