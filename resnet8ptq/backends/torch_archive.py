@@ -23,8 +23,8 @@ addmm alias all alpha_dropout amax amin any arange argmax argmin argsort asin as
 avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bitwise_and bitwise_not bitwise_or bitwise_xor
 bmm broadcast_tensors broadcast_to cat ceil celu channel_shuffle chunk clamp clamp_max clamp_min
 clip clone concat constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d
-conv_transpose3d convolution copy cos cosh cumprod cumsum dequantize detach diff div dot dropout
-einsum elu eq erf erfc exp expand expand_as expm1 eye feature_dropout flatten flip floor
+conv_transpose3d convolution copy cos cosh cumprod cumsum dequantize detach device diff div dot
+dropout einsum elu eq erf erfc exp expand expand_as expm1 eye feature_dropout flatten flip floor
 floor_divide fmod full full_like gather ge gelu glu group_norm gt hardshrink hardsigmoid hardswish
 hardtanh index index_put index_select instance_norm isfinite isinf isnan item layer_norm le
 leaky_relu lerp lift_fresh_copy linear log log10 log1p log2 log_sigmoid log_softmax logical_and

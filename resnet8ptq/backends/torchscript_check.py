@@ -28,7 +28,7 @@ _SYNTAX = (
     *(ast.Module, ast.ClassDef, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.Expr),
     *(ast.Assign, ast.AnnAssign, ast.If, ast.Pass, ast.Call, ast.Attribute, ast.Subscript),
     *(ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Slice, ast.expr_context),
-    *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Compare, ast.cmpop),
+    *(ast.keyword, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Compare, ast.cmpop),
     *(ast.BoolOp, ast.boolop, ast.IfExp),
 )
 _FUNCTIONS = {"annotate", "bool", "float", "getattr", "int", "len", "unchecked_cast"}
@@ -162,7 +162,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, item, key, device, items = pid
-        content = self.records[f"{self.folder}/{key}"]
+        content = self.records.get(f"{self.folder}/{key}", b"")
         if kind != "storage" or device != "cpu" or len(content) != items * _ITEM_BYTES[item]:
             raise pickle.UnpicklingError(f"{self.folder}/{key} is not what it says")
         return _Storage(items)
