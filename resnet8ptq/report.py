@@ -123,7 +123,7 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     )
     environment = Environment(loader=PackageLoader("resnet8ptq"), autoescape=True)
     page = environment.get_template("report.html.j2")
-    return page.render(title=f"Quantization report: {title}", body=body)
+    return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
 
 def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:

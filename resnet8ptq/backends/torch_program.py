@@ -19,7 +19,7 @@ from resnet8ptq import files
 from resnet8ptq.backends import torch_archive
 from resnet8ptq.backends.torch_annotate import LAYERS, SOFTMAX
 from resnet8ptq.backends.torchscript import copy_reproducibly, infer, known_warnings
-from resnet8ptq.errors import one_line
+from resnet8ptq.errors import QuantizationError, one_line
 
 MODEL_FILE = "model.pt2"
 
@@ -44,8 +44,13 @@ _PYTHON = re.compile(
 )
 _NAME = re.compile(r"[\w./: -]*")  # of a tensor: nothing that could end a name in code
 _TEXTS = {
-    # A dimension: numbers and free dimensions, added and multiplied; no name that could be called.
-    "expr_str": re.compile(r"(Symbol\('[su]\d+'(, \w+=True)*\)|[su]?\d+|[-+*/() ])+"),
+    # A dimension: numbers and free dimensions, added and multiplied; nothing else is called, and
+    # no power takes forever. Digits are matched once (`++`), so that neither does the match.
+    "expr_str": re.compile(
+        r"(?!.*(?:\d{13}|\*\*))"
+        r"(?:Symbol\('[su]\d++'(?:, \w++=True)*+\)|(?:Add|Mul|Integer|FloorDiv|Mod|Max|Min)\("
+        r"|[su]?\d++|[-+*/(), ])++"
+    ),
     **dict.fromkeys(("fqn", "parameter_name", "buffer_name"), _NAME),
     **dict.fromkeys(
         ("in_spec", "out_spec"), re.compile(r'([\d\[\]{}:, ]|null|"(builtins\.\w+|\w+|\[\])")*')
@@ -102,6 +107,20 @@ def load(path: Path) -> ExportedPredictor:
     Raises:
         QuantizationError: the file holds more than that; torch might run what it says.
     """
+    archive = torch_archive.pack(read(path))
+    try:
+        with known_warnings():
+            return ExportedPredictor(torch.export.load(archive).module())
+    except Exception as error:  # torch's own, dozens
+        raise QuantizationError(f"{path}: torch cannot load it ({one_line(error)})") from error
+
+
+def read(path: Path) -> dict[str, bytes]:
+    """Return the records of a program that is what `save` writes.
+
+    Raises:
+        QuantizationError: it is not; names what is strange in it.
+    """
     records = torch_archive.read(path, _RECORDS)
     try:
         strange = next(_check(records), None)
@@ -109,8 +128,7 @@ def load(path: Path) -> ExportedPredictor:
         strange = one_line(error)
     if strange is not None:
         raise torch_archive.refusal(path, strange)
-    with known_warnings():
-        return ExportedPredictor(torch.export.load(torch_archive.pack(records)).module())
+    return records
 
 
 def count_quantized_layers(path: Path) -> int:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq import files
 from resnet8ptq.backends import torch_archive, torchscript_check
+from resnet8ptq.errors import QuantizationError, one_line
 
 MODEL_FILE = "model.pt"
 
@@ -75,7 +76,11 @@ def load(path: Path) -> TorchScriptPredictor:
 
 
 def _load(path: Path) -> Any:
-    return torch.jit.load(torch_archive.pack(torchscript_check.read(path)), map_location="cpu")
+    archive = torch_archive.pack(torchscript_check.read(path))
+    try:
+        return torch.jit.load(archive, map_location="cpu")
+    except Exception as error:  # torch's own, of several lines
+        raise QuantizationError(f"{path}: torch cannot load it ({one_line(error)})") from error
 
 
 def save(module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False) -> None:
