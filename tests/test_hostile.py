@@ -7,6 +7,8 @@ import logging
 import marshal
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -16,13 +18,25 @@ from typing import Any
 
 import h5py
 import numpy as np
+import onnx
 import pytest
 from conftest import REPO, make_config
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from onnx import helper
 from test_cifar10 import make_batch, pickle_published, read_test
+from test_onnx_source import IMAGES, build
 
-from resnet8ptq import cache, calibration_table, cifar10, comparison, evaluate, files, keras_file
+from resnet8ptq import (
+    cache,
+    calibration_table,
+    cifar10,
+    comparison,
+    convert,
+    evaluate,
+    files,
+    keras_file,
+)
 from resnet8ptq import model as model_module
 from resnet8ptq.comparison import Cell
 from resnet8ptq.config import ModelConfig, RunConfig, TrackingConfig, register_schemas
@@ -249,6 +263,43 @@ def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
             config.write(b" " * 2**20)
     with pytest.raises(ModelError, match="unpacks to"):
         keras_file.check(path)
+
+
+# ONNX files that claim more than they hold
+
+
+def test_a_claim_of_many_weights_is_refused(tmp_path: Path) -> None:
+    proto = build()
+    proto.graph.initializer[0].dims[:] = [10**6, 10**6, 3, 3]
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    with pytest.raises(ModelError) as caught:
+        convert.convert(path, tmp_path, IMAGES, 10)
+    line(caught.value)
+
+
+def test_a_constant_larger_than_the_machine_is_refused(tmp_path: Path, shapes, cache_root) -> None:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
+        helper.make_node("ReduceMax", ["zeros"], ["most"], keepdims=0),
+        helper.make_node("Add", ["relu", "most"], ["middle"]),
+    ]
+    path = tmp_path / "model.onnx"
+    onnx.save(build(middle=nodes, constants={"size": np.array([10**13], np.int64)}), path)
+    with pytest.raises(ModelError) as caught:
+        model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
+    line(caught.value)
+
+
+def test_the_conversion_takes_no_more_than_the_machine_has() -> None:
+    code = (
+        "import resource; from resnet8ptq import convert; convert.limit_process();"
+        "print(*(resource.getrlimit(k)[0] for k in (resource.RLIMIT_DATA, resource.RLIMIT_CPU)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    bytes_most, seconds_most = map(int, done.stdout.split())
+    assert 0 < bytes_most < 2**50
+    assert 0 < seconds_most <= 3600 * (os.cpu_count() or 1)
 
 
 # Calibration tables
