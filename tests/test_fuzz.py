@@ -32,7 +32,7 @@ def test_the_valid_file_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_changed_file_is_read_or_refused(name: str, seed: int) -> None:
     target(name).check(mutate(target(name).seed, seed))
@@ -87,7 +87,7 @@ VALUES = (
 )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_any_value_of_any_setting_is_taken_or_refused_by_its_key(data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(keys(composed())))

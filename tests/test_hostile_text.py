@@ -100,7 +100,7 @@ def test_a_layer_s_name_steers_no_terminal() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # no room for such names
-@pytest.mark.parametrize("name", ["$", "$$", "$x$", "$\\frac{$", "\\$", "a_b^c", "x" * 10_000])
+@pytest.mark.parametrize("name", ["$\\frac{$", "\\$x", "x" * 10_000])
 def test_figures_take_any_name(found: Comparison, name: str) -> None:
     paired = found.cells[0].paired
     assert paired is not None

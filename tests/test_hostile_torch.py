@@ -379,8 +379,6 @@ def test_weights_of_another_file_are_refused(program: Path, tmp_path: Path) -> N
         ("backend=torch", "per_channel=true"),
         ("backend=torch", "method=dynamic", "backend.freeze=false"),
         ("backend=torch", "dtype=fp32"),
-        ("backend=torch_pt2e", "dtype=fp32"),
-        ("backend=torch_pt2e", "dtype=uint8", "per_channel=true"),
     ],
     ids=" ".join,
 )
