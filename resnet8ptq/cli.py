@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from resnet8ptq.errors import ConfigError, PtqError, redact
+from resnet8ptq.errors import ConfigError, PtqError, printable, redact
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ def one_line(error: BaseException) -> str:
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
     if "'hydra/launcher/joblib'" in text:
         text += "; joblib: pip install -c constraints.txt -e '.[joblib]'"
-    return redact(" ".join(text.split())) or type(error).__name__
+    return redact(printable(text)) or type(error).__name__
 
 
 def _close_sweep(status: str) -> int:
