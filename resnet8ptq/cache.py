@@ -5,6 +5,7 @@ SHA-256 of each file. It is built in a temporary folder and renamed, so that it 
 an entry whose files do not match is made again.
 """
 
+import errno
 import functools
 import hashlib
 import json
@@ -23,6 +24,7 @@ from resnet8ptq.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+MAX_RECORD_BYTES = 2**24
 Key = Mapping[str, str | int | bool]
 
 
@@ -54,6 +56,10 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not path.exists():
             _build(path, text, make)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigError(f"cache_dir: cannot write to {home} ({error.strerror})") from error
     finally:
         lock.release()
     return path
@@ -91,6 +97,10 @@ def _as_text(key: Key) -> str:
 
 
 def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
+    for left in path.parent.glob(
+        f".{path.name}-*"
+    ):  # by processes that were killed; we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
         temporary = Path(name) / "entry"
         temporary.mkdir()
@@ -103,11 +113,11 @@ def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
 
 def _is_whole(path: Path, key: str) -> bool:
     try:
-        record = json.loads((path / "entry.json").read_text())
+        record = json.loads(files.read_bytes(path / "entry.json", MAX_RECORD_BYTES))
         same_key = record["key"] == json.loads(key)
-        found = {
-            file.name: files.sha256(file) for file in path.iterdir() if file.name != "entry.json"
-        }
-        return same_key and found == record["sha256"]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        kept = [file for file in path.iterdir() if file.name != "entry.json"]
+        if not same_key or any(not file.is_file() or file.is_symlink() for file in kept):
+            return False
+        return {file.name: files.sha256(file) for file in kept} == record["sha256"]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return False

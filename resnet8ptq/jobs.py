@@ -12,6 +12,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -20,8 +21,7 @@ from resnet8ptq.errors import ConfigError, one_line
 
 # Environment variables that jobs depend on. MLflow's: credentials of a server, time limits.
 _PATHS = ("CIFAR10_DIR", "RESNET8_H5")
-_NAMES = (*_PATHS, "RESNET8PTQ_CACHE")
-_PREFIX = "MLFLOW_"
+_PREFIXES = (*_PATHS, "RESNET8PTQ_CACHE", "MLFLOW_")
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,33 @@ class Worker:
         at_once: how many jobs run at the same time, at most.
         threads: of each, where `threads` is not set.
         folder: the program's current folder, which relative paths in settings start from.
-        variables: those of the environment that jobs depend on. A cluster's nodes do not inherit
-            them; what a node has set itself wins.
+        variables: those of the environment that jobs depend on, for a cluster's nodes, which do
+            not inherit them; what a node has set itself wins.
     """
 
     at_once: int
     threads: int
     folder: str = field(default_factory=os.getcwd)
-    variables: dict[str, str] = field(default_factory=lambda: _variables())
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, found: dict[str, Any]) -> "Worker":
+        """Make one from what was read in a file.
+
+        Raises:
+            TypeError: it is not what was written there.
+        """
+        worker = cls(**found)
+        if not isinstance(worker.variables, dict):
+            raise TypeError("a worker's variables are of another type")
+        texts = (worker.folder, *worker.variables.keys(), *worker.variables.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a worker's texts are of other types")
+        if type(worker.at_once) is not int or type(worker.threads) is not int:
+            raise TypeError("a worker's numbers are of other types")
+        if unknown := [key for key in worker.variables if not key.startswith(_PREFIXES)]:
+            raise TypeError(f"a worker's variables are of other names: {unknown}")
+        return worker
 
     def enter(self) -> None:
         """Make this process one that the job can run in.
@@ -82,7 +101,7 @@ def plan(launcher: DictConfig) -> Worker | None:
         case "SlurmJobs":
             cpus = launcher.cpus_per_task
             _fit("hydra.launcher.cpus_per_task", cpus, sys.maxsize)
-            return Worker(launcher.array_parallelism, cpus)
+            return Worker(launcher.array_parallelism, cpus, variables=variables())
         case "RayJobs":
             from hydra_plugins.resnet8ptq_launchers import ray_jobs
 
@@ -91,7 +110,7 @@ def plan(launcher: DictConfig) -> Worker | None:
             if launcher.ray.init.address == ray_jobs.LOCAL:
                 return Worker(_fit(key, cpus, launcher.ray.init.num_cpus or cores), cpus)
             _fit(key, cpus, sys.maxsize)
-            return Worker(ray_jobs.count(launcher.ray), cpus)
+            return Worker(ray_jobs.count(launcher.ray), cpus, variables=variables())
     return None
 
 
@@ -111,13 +130,14 @@ def _fit(key: str, cpus: object, cores: int) -> int:
     return cores // cpus
 
 
-def _variables() -> dict[str, str]:
-    """Return those that are set here; no path that leads nowhere here either."""
-    found = {key: os.environ.get(key, "") for key in _NAMES}
-    found |= {key: value for key, value in os.environ.items() if key.startswith(_PREFIX)}
+def variables() -> dict[str, str]:
+    """Return those of the environment that jobs depend on; no path that leads nowhere here."""
+    found = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
     found.pop("MLFLOW_TRACKING_URI", None)  # the sweep's store is known
-    missing = [key for key in _PATHS if not Path(found[key]).exists()]
-    return {key: value for key, value in found.items() if value and key not in missing}
+    for key in _PATHS:
+        if not Path(found.get(key, ".")).exists():
+            del found[key]
+    return found
 
 
 def prepare_workers() -> None:

@@ -7,6 +7,7 @@ since environment variables do not reach jobs on another machine, and a shared f
 import json
 import logging
 import platform
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq import cli, files, jobs, journal
 from resnet8ptq.config import ReportConfig, TrackingConfig
-from resnet8ptq.errors import ConfigError, PtqError, TrackingError
+from resnet8ptq.errors import ConfigError, PtqError, TrackingError, one_line
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
 
 log = logging.getLogger(__name__)
 
-SWEEP_FILE = "sweep.json"
+MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Sweep:
         """Leave the store, the parent's id and what workers need where the jobs find them."""
         worker = self.worker and asdict(self.worker)
         kept = {"parent_id": self.parent_id, "resume": self.resume, "worker": worker}
-        path = self.folder / SWEEP_FILE
+        path = self.folder / journal.SWEEP_FILE
         files.write_text(path, json.dumps({**asdict(self.store), **kept}, indent=2))
         path.chmod(0o600)  # the URI of a database may hold its password, as may a variable
 
@@ -53,20 +54,34 @@ class Sweep:
         """Read what `save` left.
 
         Raises:
-            ConfigError: this machine does not see the folder.
+            ConfigError: this machine does not see the file.
+            TrackingError: the file is damaged; the ids in it become parts of queries.
         """
         from resnet8ptq.mlflow_store import Store
 
+        path = folder / journal.SWEEP_FILE
         try:
-            kept = json.loads((folder / SWEEP_FILE).read_text())
+            kept = json.loads(files.read_bytes(path, MAX_BYTES))
+            texts = [kept[key] for key in ("uri", "experiment_name", "experiment_id", "parent_id")]
+            if (
+                not all(isinstance(found, str) for found in texts)
+                or type(kept["resume"]) is not bool
+            ):
+                raise ValueError("what it holds is of other types")
+            uri, experiment_name, *ids = texts
+            if not all(re.fullmatch(r"\w+", found) for found in ids):
+                raise ValueError("its ids are none")
+            worker = None if kept["worker"] is None else jobs.Worker.parse(kept["worker"])
         except FileNotFoundError as error:
             raise ConfigError(
-                f"hydra.sweep.dir: {platform.node()} does not see {folder / SWEEP_FILE}; takes a "
-                "folder that every node of the cluster sees"
+                f"hydra.sweep.dir: {platform.node()} does not see {path}; takes a folder that "
+                "every node of the cluster sees"
             ) from error
-        store = Store(kept["uri"], kept["experiment_id"], kept["experiment_name"])
-        worker = kept["worker"] and jobs.Worker(**kept["worker"])
-        return cls(store, kept["parent_id"], folder, worker=worker, resume=kept["resume"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise TrackingError(f"{path}: not what the sweep wrote ({one_line(error)})") from None
+        experiment_id, parent_id = ids
+        store = Store(uri, experiment_id, experiment_name)
+        return cls(store, parent_id, folder, worker=worker, resume=kept["resume"])
 
     def close(self, status: str) -> None:
         """Print the comparison, write it to the folder and the parent run, close the parent.
@@ -82,10 +97,11 @@ class Sweep:
         except PtqError:
             raise
         except Exception as error:
-            from resnet8ptq import mlflow_store, sync, table
+            from resnet8ptq import mlflow_store, sync, table, tracking
 
             if not mlflow_store.is_away(error):
                 raise
+            tracking.end_record(status, self.folder)
             table.print_table(sync.load_records(self.folder))
             raise TrackingError(
                 f"the tracking store does not answer ({cli.one_line(error)[:200]}); the runs are "

@@ -22,7 +22,8 @@ def load_torch_module(onnx_path: Path) -> Any:
     """
     onnx2torch = _import_onnx2torch()
     try:
-        return onnx2torch.convert(onnx_path).eval()
+        # Given a path it writes beside the file, where other processes check the cache's entry.
+        return onnx2torch.convert(onnx.load(onnx_path)).eval()
     except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
         raise ModelError(
             f"{onnx_path}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import joblib
@@ -83,7 +84,7 @@ def test_a_job_elsewhere_has_the_variables_and_the_folder(
     monkeypatch.setenv("RESNET8PTQ_CACHE", "a")
     monkeypatch.setenv(secret, "b")
     monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "nowhere"))  # not for others either
-    worker = jobs.Worker(2, 1)
+    worker = jobs.Worker.parse(asdict(jobs.Worker(2, 1, variables=jobs.variables())))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(secret)
     monkeypatch.setenv("RESNET8PTQ_CACHE", "the node's own")
