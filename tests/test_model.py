@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -363,6 +364,20 @@ def test_onnx_and_torch_agree(shapes_model, images):
     assert np.array_equal(found.argmax(1), expected.argmax(1))
     assert np.abs(found - expected).max() <= 1e-4
     assert np.allclose(found.sum(1), 1, atol=1e-5)
+
+
+def test_the_cache_is_left_alone_while_onnx2torch_reads_it(shapes_model, monkeypatch):
+    """Another job would find a file too many in the entry, and make it again under this one."""
+    folders = []
+    real = tempfile.NamedTemporaryFile
+
+    def watch(*args, **kwargs):
+        folders.append(kwargs.get("dir"))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", watch)
+    load_torch_module(shapes_model.onnx_path)
+    assert shapes_model.onnx_path.parent not in folders
 
 
 def test_the_torch_module_is_set_to_evaluate_and_can_be_traced(shapes_model):
