@@ -1,6 +1,7 @@
 """Quantize, evaluate and track one configuration, or with -m a sweep of them; see --help."""
 
 import logging
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli
+from resnet8ptq import cli, search
 from resnet8ptq.config import parse_config, register_schemas
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
@@ -24,14 +25,16 @@ register_schemas()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def run(cfg: DictConfig) -> float | None:
-    """Run one job; return the accuracy drop, for sweepers."""
+def run(cfg: DictConfig) -> float | list[float] | None:
+    """Run one job; return what sweepers want to know of it."""
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     if job.mode == RunMode.MULTIRUN:
-        return run_in_sweep(cfg, folder, Path(job.sweep.dir)).accuracy_drop
-    with cli.exit_on_error():
-        return run_alone(cfg, folder).accuracy_drop
+        result = run_in_sweep(cfg, folder, Path(job.sweep.dir))
+    else:
+        with cli.exit_on_error():
+            result = run_alone(cfg, folder)
+    return search.to_return_value(result, cfg.objectives)
 
 
 def run_alone(cfg: DictConfig, folder: Path) -> "RunResult":
@@ -53,7 +56,12 @@ def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "RunResul
     from resnet8ptq.sweep import Sweep
 
     sweep = Sweep.load(sweep_folder)
-    tags = {"job_number": str(HydraConfig.get().job.num), "jobs_at_once": str(sweep.jobs)}
+    hydra_config = HydraConfig.get()
+    tags = {
+        "job_number": str(hydra_config.job.num),
+        "jobs_at_once": str(sweep.jobs),
+        "job_overrides": shlex.join(hydra_config.overrides.task),
+    }
     if sweep.jobs > 1:
         jobs.enter_worker()
         cfg.threads = jobs.share_threads(cfg.threads, sweep.jobs)

@@ -49,6 +49,7 @@ def main(run: Callable[[], object]) -> int:
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
 _COMPOSING = (HydraException, OmegaConfBaseException)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
+_EXTRAS = {"launcher/joblib": "joblib", "sweeper/optuna": "search"}  # option of Hydra's: extra
 
 
 @contextmanager
@@ -80,14 +81,16 @@ def one_line(error: BaseException) -> str:
         text += f": {error.__cause__}"
     # What follows speaks of Hydra's and OmegaConf's insides.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
-    if "'hydra/launcher/joblib'" in text:
-        text += "; joblib: pip install -c constraints.txt -e '.[joblib]'"
+    for option, extra in _EXTRAS.items():
+        if f"'hydra/{option}'" in text:
+            text += f"; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     return redact(" ".join(text.split())) or type(error).__name__
 
 
 def _close_sweep(status: str) -> None:
-    if sweep := _sweep():
-        sweep.close(status)
+    sweep = _sweep()
+    if sweep and sweep.close(status) == "failed" and status == "ok":
+        raise SystemExit(1)
 
 
 def _sweep() -> Any:

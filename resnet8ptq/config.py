@@ -23,6 +23,13 @@ SPLITS = ("test", "held_out")
 ANALYSES = ("sensitivity",)
 MODES = ("one_at_a_time", "all_but_one")
 ENGINES = ("auto", "fbgemm", "x86", "onednn", "qnnpack")
+# What a search can aim at, by the metric's name, and where to.
+OBJECTIVES = {
+    **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
+    **dict.fromkeys(("kl_divergence", "size_bytes", "peak_memory_bytes"), "minimize"),
+    **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
+    **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
+}
 
 
 @dataclass
@@ -186,6 +193,7 @@ class RunConfig:
     report: ReportConfig = field(default_factory=ReportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
+    objectives: list[str] | None = None
     # What a named sweep sets differently for each backend, read there by interpolation.
     per_backend: dict[str, Any] = field(default_factory=dict)
 

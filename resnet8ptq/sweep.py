@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli, files, jobs
+from resnet8ptq import cli, files, jobs, search
 from resnet8ptq.config import ReportConfig, TrackingConfig
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
@@ -50,11 +50,14 @@ class Sweep:
         store = tracking.Store(record["uri"], record["experiment_id"])
         return cls(store, record["parent_id"], folder, jobs=record["jobs"])
 
-    def close(self, status: str) -> None:
+    def close(self, status: str) -> str:
         """Print the comparison, write it to the folder and the parent run, close the parent.
 
         Args:
             status: `ok`, `failed` or `killed`, as the sweep ended.
+
+        Returns:
+            The status that the parent got: `failed` where a run has.
         """
         from resnet8ptq import report, table, tracking
 
@@ -64,8 +67,14 @@ class Sweep:
         if records := tracking.load_compared(self.store, self.parent_id):
             table.print_table(records)
             report.write(self.store, self.parent_id, records, self.folder, self.limits)
+        if (found := self.folder / search.RESULTS_FILE).exists():
+            tracking.log_files(self.store, self.parent_id, [found])
+        # A search goes on after a failure, and its sweeper ends in peace.
+        if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
+            status = "failed"
         tracking.end_parent(self.store, self.parent_id, status)
         table.print_places(self.folder, self.store)
+        return status
 
 
 current: Sweep | None = None  # of this process; run.py closes it, also after a failure
@@ -89,6 +98,7 @@ class SweepCallback(Callback):
                 from resnet8ptq import reference
 
                 reference.load(limits.reference)  # a wrong name now rather than after the sweep
+            objectives = search.prepare(config)
             at_once = jobs.count(config.hydra.launcher)
             if at_once > 1:
                 jobs.prepare_workers()
@@ -97,9 +107,8 @@ class SweepCallback(Callback):
             store = tracking.open_store(settings)
             name = f"sweep {folder.parent.name} {folder.name}"
             overrides = " ".join(config.hydra.overrides.task)
-            parent_id = tracking.start_parent(
-                store, name, {"folder": str(folder), "overrides": overrides}
-            )
+            tags = {"folder": str(folder), "overrides": overrides, **objectives}
+            parent_id = tracking.start_parent(store, name, tags)
             current = Sweep(store, parent_id, folder, limits, at_once)
             current.save()
         except cli.EXPECTED as error:
