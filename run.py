@@ -3,7 +3,8 @@
 import logging
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq import cli, search
 from resnet8ptq.config import parse_config, register_schemas
+from resnet8ptq.errors import ConfigError, PtqError
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
-    from resnet8ptq.results import RunResult
-    from resnet8ptq.tracking import Store
+    from resnet8ptq.history import Record
+    from resnet8ptq.mlflow_store import Store
 
 log = logging.getLogger(__name__)
 
@@ -30,43 +32,49 @@ def run(cfg: DictConfig) -> float | list[float] | None:
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     if job.mode == RunMode.MULTIRUN:
-        result = run_in_sweep(cfg, folder, Path(job.sweep.dir))
+        found = run_in_sweep(cfg, folder, Path(job.sweep.dir))
     else:
         with cli.exit_on_error():
-            result = run_alone(cfg, folder)
-    return search.to_return_value(result, cfg.objectives)
+            found = run_alone(cfg, folder)
+    return search.to_return_value(found, cfg.objectives)
 
 
-def run_alone(cfg: DictConfig, folder: Path) -> "RunResult":
+def run_alone(cfg: DictConfig, folder: Path) -> "Record":
     """Run, and show the result beside its baseline."""
-    from resnet8ptq import table, tracking
+    from resnet8ptq import identity, mlflow_store, table
 
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
-    store = tracking.open_store(config.tracking)
-    result, run_id = record(cfg, folder, store)
+    if config.sweep.resume:
+        raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
+    store = mlflow_store.open_store(config.tracking)
+    found = record(cfg, folder, store, tags={"identity": identity.find(config)})
     if config.analysis.name is None:  # an analysis has printed its own table
-        table.print_table([tracking.load_run(store, run_id)])
+        table.print_table([found])
     table.print_places(folder, store)
-    return result
+    return found
 
 
-def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "RunResult":
+def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "Record":
     """Run as a child of the sweep's parent run; a wrong setting is on record like any failure."""
-    from resnet8ptq import jobs
+    from resnet8ptq import identity, jobs, resume
     from resnet8ptq.sweep import Sweep
 
-    sweep = Sweep.load(sweep_folder)
-    hydra_config = HydraConfig.get()
-    tags = {
-        "job_number": str(hydra_config.job.num),
-        "jobs_at_once": str(sweep.jobs),
-        "job_overrides": shlex.join(hydra_config.overrides.task),
-    }
+    sweep, number = Sweep.load(sweep_folder), HydraConfig.get().job.num
+    tags = {"job_number": str(number), "jobs_at_once": str(sweep.jobs)}
+    tags["job_overrides"] = shlex.join(HydraConfig.get().overrides.task)
     if sweep.jobs > 1:
         jobs.enter_worker()
-        cfg.threads = jobs.share_threads(cfg.threads, sweep.jobs)
     try:
-        return record(cfg, folder, sweep.store, sweep.parent_id, tags)[0]
+        with suppress(PtqError):  # it fails again below, where it is recorded
+            tags["identity"] = identity.find(parse_config(cfg))
+        again = bool(cfg.objectives)  # a search proposes some configurations more than once
+        if found := resume.find_finished(sweep, number, tags.get("identity"), again):
+            log.info("%s: skipped, finished as run %s", folder.name, found.run_id)
+            return found
+        if sweep.jobs > 1:
+            cfg.threads = jobs.share_threads(cfg.threads, sweep.jobs)
+        earlier = resume.find_attempts(sweep, number)
+        return record(cfg, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
         log.error("%s: failed: %s", folder.name, cli.one_line(error))
         if sweep.jobs > 1:
@@ -80,8 +88,9 @@ def record(
     store: "Store",
     parent_id: str | None = None,
     tags: Mapping[str, str] | None = None,
-) -> tuple["RunResult", str]:
-    """Run inside an MLflow run, with `tags`; return the result and that run's id."""
+    earlier: Sequence["Record"] = (),
+) -> "Record":
+    """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record."""
     from resnet8ptq import tracking
     from resnet8ptq.pipeline import run_experiment
     from resnet8ptq.sensitivity import run_analysis
@@ -94,12 +103,13 @@ def record(
         name += f"-{cfg.analysis.name}"
     log.info("%s: started", name)
     composed = OmegaConf.to_container(cfg, resolve=True)
-    with tracking.start_run(store, name, composed, folder, parent_id, tags) as mlflow_run:
+    with tracking.start_run(store, name, composed, folder, parent_id, tags) as opened:
+        tracking.replace_runs(store, earlier, opened)
         config = parse_config(cfg)
         experiment = run_experiment if config.analysis.name is None else run_analysis
-        result = experiment(config, folder, mlflow_run)
+        result = experiment(config, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
-    return result, mlflow_run.run_id
+    return opened.record
 
 
 if __name__ == "__main__":

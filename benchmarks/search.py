@@ -18,10 +18,10 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
-from optuna._hypervolume import WFG
+from optuna._hypervolume.wfg import WFG
 
 from benchmarks.setting import REPO, Setting
-from resnet8ptq import pareto
+from resnet8ptq import files, pareto
 from resnet8ptq.config import OBJECTIVES
 
 RECORD = REPO / "benchmarks" / "search.csv"
@@ -47,7 +47,7 @@ class Grid:
     objectives: tuple[str, ...]
     found: dict[Run, tuple[float, ...] | None]
 
-    def run_of(self, params: dict[str, str]) -> Run:
+    def run_of(self, params: Mapping[str, Any]) -> Run:
         """Return the run that a proposal comes to: torch has none of ONNX Runtime's dimensions."""
         other = params["backend"] != "onnx"
         return tuple(
@@ -115,21 +115,27 @@ def record_grid(setting: Setting) -> None:
     """Run every distinct configuration, torch's and ONNX Runtime's, and write the record."""
     space, objectives = settings()
     whole = ["experiment=search", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=10000"]
+    fixed = [f"{name}={values[0]}" for name, values in space.items() if name.startswith(PREFIX)]
     rows = []
     for backend in space["backend"]:
-        folder = setting.fresh()
-        fixed = [f"{n}={v[0]}" for n, v in space.items() if n.startswith(PREFIX)]
         setting.say(f"the grid of {backend}")
-        setting.call(
-            folder, None, *whole, f"backend={backend}", *([] if backend == "onnx" else fixed)
-        )
-        rows += [
-            [*(record[name] for name in space), record["status"], *map(record.get, objectives)]
-            for record in read_runs(folder)
+        folder = setting.fresh()
+        rest = [] if backend == "onnx" else fixed
+        setting.call(folder, None, *whole, f"backend={backend}", *rest)
+        (path,) = (folder / "runs" / "sweeps").rglob("runs.csv")
+        with path.open(newline="") as file:
+            rows += list(csv.DictReader(file))
+    grid = Grid(space, objectives, {})
+    lines = [
+        [
+            *grid.run_of(row),
+            row["status"],
+            *(row[name] and f"{float(row[name]):.6g}" for name in objectives),
         ]
-    lines = [[*space, "status", *objectives], *sorted(rows)]
-    files.write_text(RECORD, files.to_csv(lines))
-    setting.say(f"{len(rows)} runs: {RECORD}")
+        for row in rows
+    ]
+    files.write_text(RECORD, files.to_csv([[*space, "status", *objectives], *sorted(lines)]))
+    setting.say(f"{len(lines)} runs: {RECORD}")
 
 
 @dataclass(frozen=True)

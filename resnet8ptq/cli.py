@@ -16,12 +16,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar, cast
 
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.errors import ConfigError, PtqError, redact
+
+T = TypeVar("T")
 
 
 def main(run: Callable[[], object]) -> int:
@@ -31,19 +35,36 @@ def main(run: Callable[[], object]) -> int:
     # Python does by default, takes a tenth of a sweep's time.
     gc.set_threshold(20_000, 20, 20)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    status = "killed"
+    status, code = "killed", 0
     try:
         run()
         status = "ok"
-        return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        code = 130
     except Exception as error:
-        status = "failed"
-        return report(error)
+        status, code = "failed", report(error)
     finally:
-        _close_sweep(status)
+        code = _close_sweep(status) or code
+    return code
+
+
+def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
+    """Return what a module's command line says in key=value, as its dataclass `schema`.
+
+    Raises:
+        ConfigError: there is no such key, or the value is not of its type.
+        SystemExit: `--help` was asked for, and printed.
+    """
+    if {"-h", "--help"} & set(words):
+        print(usage)
+        raise SystemExit(0)
+    try:
+        given = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
+        return cast(T, OmegaConf.to_object(given))
+    except OmegaConfBaseException as error:
+        takes = " | ".join(f"{item.name}=" for item in fields(cast(Any, schema)))
+        raise ConfigError(f"{' '.join(words)}: {one_line(error)}; takes {takes}") from error
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
@@ -87,10 +108,14 @@ def one_line(error: BaseException) -> str:
     return redact(" ".join(text.split())) or type(error).__name__
 
 
-def _close_sweep(status: str) -> None:
-    sweep = _sweep()
-    if sweep and sweep.close(status) == "failed" and status == "ok":
-        raise SystemExit(1)
+def _close_sweep(status: str) -> int:
+    """Close the sweep, where there is one; return the exit code of what went wrong with that."""
+    try:
+        sweep = _sweep()
+        ended = sweep.close(status) if sweep else status
+    except Exception as error:
+        return report(error)
+    return 1 if (status, ended) == ("ok", "failed") else 0
 
 
 def _sweep() -> Any:

@@ -11,9 +11,10 @@ from functools import cached_property
 
 import numpy as np
 
-from resnet8ptq import table, tracking
+from resnet8ptq import history, table
+from resnet8ptq.history import Record
 from resnet8ptq.metrics import Paired, holm, mcnemar
-from resnet8ptq.tracking import Record, Store
+from resnet8ptq.mlflow_store import Store
 
 SIGNIFICANCE = 0.05  # of each family
 
@@ -92,12 +93,12 @@ def _load_cell(store: Store, record: Record, label: str) -> Cell:
     if "accuracy" not in record.metrics:
         return Cell(record, label)
     with (
-        tracking.artifact(store, record, "predictions.npz") as path,
+        history.artifact(store, record, "predictions.npz") as path,
         np.load(path, allow_pickle=False) as arrays,
     ):
         names = ("predictions", "baseline_predictions", "labels")
         paired = Paired(*(arrays[name] for name in names))
-    with tracking.artifact(store, record, "ranges.json") as path:
+    with history.artifact(store, record, "ranges.json") as path:
         ranges = json.loads(path.read_text())
     return Cell(record, label, paired, ranges=ranges)
 

@@ -127,6 +127,13 @@ class ReportConfig:
 
 
 @dataclass
+class SweepConfig:
+    """What a sweep does about runs that it finds."""
+
+    resume: bool = False
+
+
+@dataclass
 class AnalysisConfig:
     """What is run instead of one quantization: `sensitivity` quantizes layer by layer."""
 
@@ -192,6 +199,7 @@ class RunConfig:
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     objectives: list[str] | None = None
     # What a named sweep sets differently for each backend, read there by interpolation.

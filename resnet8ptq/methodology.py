@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from resnet8ptq.comparison import SIGNIFICANCE, Comparison
-from resnet8ptq.tracking import Record
+from resnet8ptq.history import Record
 
 
 def describe(comparison: Comparison) -> list[tuple[str, str]]:

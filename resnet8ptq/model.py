@@ -74,7 +74,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         ModelError: the file is missing, empty, no model, unsafe, or does not fit the data.
         ParityError: ONNX or torch disagree with the original on 1,000 training images.
     """
-    source = _locate(config, data.name)
+    source = locate(config, data.name)
     digest = files.sha256(source)
     checked = data.train.take(np.arange(len(data.train))[: convert.PARITY_IMAGES])
     key: cache.Key = {
@@ -138,7 +138,12 @@ def _say(text: str, *values: str) -> None:
     log.info(text.format(*values))
 
 
-def _locate(config: ModelConfig, data_name: str) -> Path:
+def locate(config: ModelConfig, data_name: str) -> Path:
+    """Return the network's file, downloaded where it must be.
+
+    Raises:
+        ModelError: it is missing, empty or no model.
+    """
     if config.path is not None:
         return _checked(Path(config.path).expanduser().absolute(), "model.path")
     if data_name == "shapes":

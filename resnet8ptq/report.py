@@ -13,33 +13,34 @@ import base64
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq import (
     cli,
     comparison,
     files,
+    history,
     methodology,
+    mlflow_store,
     pareto,
     plots,
     reference,
     spread,
     sweep_plots,
     table,
-    tracking,
+    upload,
 )
 from resnet8ptq.comparison import SIGNIFICANCE, Comparison
 from resnet8ptq.config import ReportConfig, TrackingConfig
-from resnet8ptq.errors import ConfigError, TrackingError
+from resnet8ptq.errors import TrackingError
+from resnet8ptq.history import Record
+from resnet8ptq.mlflow_store import Store
 from resnet8ptq.recommend import Recommendation, broken_limits, recommend
-from resnet8ptq.tracking import Record, Store
 
 Images = Mapping[str, bytes]  # file name -> PNG
 
@@ -69,7 +70,7 @@ def write(
     ):
         files.write_text(folder / name, text)
         paths.append(folder / name)
-    tracking.log_files(store, parent_id, paths)
+    upload.log_files(store, parent_id, paths)
     return paths
 
 
@@ -189,7 +190,7 @@ def _figures_of(store: Store, record: Record) -> dict[str, bytes]:
     """Return the figures that a run has drawn of its own classes."""
     images = {}
     for name in ("classes.png", "confusion.png"):
-        with tracking.artifact(store, record, name) as path:
+        with history.artifact(store, record, name) as path:
             images[name] = path.read_bytes()
     return images
 
@@ -214,22 +215,15 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Make a sweep's report again."""
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return
-    try:
-        given = OmegaConf.merge(OmegaConf.structured(Arguments), OmegaConf.from_dotlist(words))
-    except OmegaConfBaseException as error:
-        takes = " | ".join(f"{item.name}=" for item in fields(Arguments))
-        raise ConfigError(f"{' '.join(words)}: {cli.one_line(error)}; takes {takes}") from error
-    store = tracking.open_store(TrackingConfig(given.uri, given.root, given.experiment))
-    parent = tracking.load_run(store, given.run_id) if given.run_id else tracking.find_parent(store)
+    given = cli.parse_words(words, Arguments, __doc__)
+    store = mlflow_store.open_store(TrackingConfig(given.uri, given.root, given.experiment))
+    parent = history.load_run(store, given.run_id) if given.run_id else history.find_parent(store)
     if parent is None:
         raise TrackingError(f"experiment: {given.experiment!r} has no sweep to report on")
     folder = Path(given.folder or parent.tags.get("folder", "."))
     folder.mkdir(parents=True, exist_ok=True)
     limits = ReportConfig(given.max_drop, given.min_accuracy, given.reference)
-    records = tracking.load_compared(store, parent.run_id)
+    records = history.load_compared(store, parent.run_id)
     for path in write(store, parent.run_id, records, folder, limits):
         print(path)
 

@@ -53,11 +53,6 @@ class RunResult:
     measurement: Measurement | None = None
     resolved: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def accuracy_drop(self) -> float | None:
-        """Baseline's accuracy minus the model's, for sweepers that minimise."""
-        return None if self.measurement is None else -self.measurement.comparison.delta
-
     def summary(self) -> str:
         """Return the outcome in one line."""
         if self.measurement is None:

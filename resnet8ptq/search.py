@@ -14,7 +14,7 @@ from resnet8ptq.config import OBJECTIVES
 from resnet8ptq.errors import ConfigError
 
 if TYPE_CHECKING:  # run.py imports this module for --help too
-    from resnet8ptq.results import RunResult
+    from resnet8ptq.history import Record
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _OPTUNA = "hydra_plugins.hydra_optuna_sweeper"
 
 
 def to_return_value(
-    result: "RunResult", objectives: Sequence[str] | None
+    record: "Record", objectives: Sequence[str] | None
 ) -> float | list[float] | None:
     """Return what a sweeper is told of a run: the accuracy drop, or the figures it asked for.
 
@@ -33,8 +33,8 @@ def to_return_value(
         its samplers leave out of account.
     """
     if not objectives:
-        return result.accuracy_drop
-    metrics = result.to_metrics()
+        return record.accuracy_drop
+    metrics = record.metrics
     if metrics and (missing := [name for name in objectives if name not in metrics]):
         log.warning("objectives: %s not measured; the search passes over it", ", ".join(missing))
     if not set(objectives) <= set(metrics):

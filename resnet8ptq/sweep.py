@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli, files, jobs, search
+from resnet8ptq import cli, files, jobs, journal, search
 from resnet8ptq.config import ReportConfig, TrackingConfig
+from resnet8ptq.errors import PtqError, TrackingError
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
-    from resnet8ptq.tracking import Store
+    from filelock import FileLock
+
+    from resnet8ptq.mlflow_store import Store
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +36,24 @@ class Sweep:
     folder: Path
     limits: ReportConfig = field(default_factory=ReportConfig)
     jobs: int = 1  # at once
+    resume: bool = False
+    lock: "FileLock | None" = None  # held as long as the sweep runs
 
     def save(self) -> None:
         """Leave the store and the parent's id where the jobs find them."""
-        record = {**asdict(self.store), "parent_id": self.parent_id, "jobs": self.jobs}
+        kept = {"parent_id": self.parent_id, "jobs": self.jobs, "resume": self.resume}
         path = self.folder / SWEEP_FILE
-        files.write_text(path, json.dumps(record, indent=2))
+        files.write_text(path, json.dumps({**asdict(self.store), **kept}, indent=2))
         path.chmod(0o600)  # the URI of a database may hold its password
 
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
         """Read what `save` left."""
-        from resnet8ptq import tracking
+        from resnet8ptq.mlflow_store import Store
 
-        record = json.loads((folder / SWEEP_FILE).read_text())
-        store = tracking.Store(record["uri"], record["experiment_id"])
-        return cls(store, record["parent_id"], folder, jobs=record["jobs"])
+        kept = json.loads((folder / SWEEP_FILE).read_text())
+        store = Store(kept["uri"], kept["experiment_id"], kept["experiment_name"])
+        return cls(store, kept["parent_id"], folder, jobs=kept["jobs"], resume=kept["resume"])
 
     def close(self, status: str) -> str:
         """Print the comparison, write it to the folder and the parent run, close the parent.
@@ -57,22 +62,50 @@ class Sweep:
             status: `ok`, `failed` or `killed`, as the sweep ended.
 
         Returns:
-            The status that the parent got: `failed` where a run has.
-        """
-        from resnet8ptq import report, table, tracking
+            The status that its run got: `failed` where a job has.
 
-        if self.jobs > 1 and status != "ok":
-            # Their processes ended with the sweep, and could not close their runs themselves.
-            tracking.end_children(self.store, self.parent_id, status)
-        if records := tracking.load_compared(self.store, self.parent_id):
+        Raises:
+            TrackingError: the store is away; the runs are in the sweep's folder.
+        """
+        try:
+            return self._close(status)
+        except PtqError:
+            raise
+        except Exception as error:
+            from resnet8ptq import mlflow_store, sync, table
+
+            if not mlflow_store.is_away(error):
+                raise
+            table.print_table(sync.load_records(self.folder))
+            raise TrackingError(
+                f"the tracking store does not answer ({cli.one_line(error)[:200]}); the runs are "
+                f"kept in {self.folder}: `python -m resnet8ptq.sync folder={self.folder}` logs "
+                "them when it is back"
+            ) from error
+
+    def _close(self, status: str) -> str:
+        from resnet8ptq import history, report, sync, table, tracking, upload
+
+        children = f"tags.`{journal.PARENT_TAG}` = '{self.parent_id}'"
+        known = history.find_runs(self.store, children, deleted=True)
+        # Runs that the store did not take, and those whose processes ended with the sweep.
+        done = sync.sync(self.store, self.folder, known, wait_s=10 if self.jobs > 1 else 0)
+        if len(done.running) > 1:  # besides the sweep itself
+            log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
+        records = history.load_compared(self.store, self.parent_id)
+        if records:
             table.print_table(records)
             report.write(self.store, self.parent_id, records, self.folder, self.limits)
+        if self.resume:
+            here = [r for r in records if self.folder in Path(r.tags["folder"]).parents]
+            skipped = len(records) - len(here)
+            print(f"Skipped: {skipped} of {len(records)} runs had finished before")
         if (found := self.folder / search.RESULTS_FILE).exists():
-            tracking.log_files(self.store, self.parent_id, [found])
-        # A search goes on after a failure, and its sweeper ends in peace.
+            upload.log_files(self.store, self.parent_id, [found])
+        # A search goes on past a failure, and its sweeper ends in peace.
         if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
             status = "failed"
-        tracking.end_parent(self.store, self.parent_id, status)
+        tracking.end_parent(self.store, self.parent_id, status, self.folder)
         table.print_places(self.folder, self.store)
         return status
 
@@ -86,31 +119,45 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Open the store and the parent run, or end the program: no job could be recorded."""
         global current
-        from resnet8ptq import tracking
-
         folder = Path(config.hydra.sweep.dir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
-            # For mypy: the schema says so.
-            assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
-            if limits.reference is not None:
-                from resnet8ptq import reference
-
-                reference.load(limits.reference)  # a wrong name now rather than after the sweep
-            objectives = search.prepare(config)
-            at_once = jobs.count(config.hydra.launcher)
-            if at_once > 1:
-                jobs.prepare_workers()
-                if config.latency.enabled:
-                    log.warning("%d jobs at once: each is timed while others run", at_once)
-            store = tracking.open_store(settings)
-            name = f"sweep {folder.parent.name} {folder.name}"
-            overrides = " ".join(config.hydra.overrides.task)
-            tags = {"folder": str(folder), "overrides": overrides, **objectives}
-            parent_id = tracking.start_parent(store, name, tags)
-            current = Sweep(store, parent_id, folder, limits, at_once)
+            current = _start(config, folder)
             current.save()
         except cli.EXPECTED as error:
             # Hydra turns an exception of a callback into a warning, and would go on.
             raise SystemExit(cli.report(error)) from None
+
+
+def _start(config: DictConfig, folder: Path) -> Sweep:
+    """Open the store and the sweep's run: a new one, or that of the sweep to go on with."""
+    from resnet8ptq import history, mlflow_store, reference, resume, sync, tracking
+
+    settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
+    # For mypy: the schema says so.
+    assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
+    if limits.reference is not None:
+        reference.load(limits.reference)  # a wrong name now rather than after the sweep
+    objectives = search.prepare(config)
+    at_once = jobs.count(config.hydra.launcher)
+    if at_once > 1:
+        jobs.prepare_workers()
+        if config.latency.enabled:
+            log.warning("%d jobs at once: each is timed while others run", at_once)
+    store = mlflow_store.open_store(settings)
+    overrides = list(config.hydra.overrides.task)
+    key = resume.sweep_key(overrides)
+    earlier = resume.find_sweep(store, key) if config.sweep.resume else None
+    tags = {"overrides": " ".join(overrides), "sweep_key": key, **objectives}
+    held = journal.lock(folder)
+    if earlier is None:
+        if config.sweep.resume:
+            log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
+        name = f"sweep {folder.parent.name} {folder.name}"
+        parent_id = tracking.start_parent(store, name, folder, tags)
+    else:
+        print(f"Resume: going on with {earlier.tags['mlflow.runName']}")  # no log is set up yet
+        known = history.find_runs(store, "", deleted=True)
+        sync.sync(store, Path(earlier.tags["folder"]), known, wait_s=5)
+        parent_id = tracking.restart_parent(store, earlier, folder)
+    return Sweep(store, parent_id, folder, limits, at_once, config.sweep.resume, held)

@@ -8,8 +8,9 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from resnet8ptq import files
+from resnet8ptq.history import Record
 from resnet8ptq.metrics import holm
-from resnet8ptq.tracking import Record, Store
+from resnet8ptq.mlflow_store import Store
 
 COLUMNS = (
     *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),

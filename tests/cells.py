@@ -6,8 +6,8 @@ import numpy as np
 
 from resnet8ptq import table
 from resnet8ptq.comparison import Cell, Comparison, compare
+from resnet8ptq.history import Record
 from resnet8ptq.metrics import Paired, mcnemar
-from resnet8ptq.tracking import Record
 
 NAMES = ("cat", "dog")
 IMAGES = 1000

@@ -168,7 +168,7 @@ class Called:
 
     @property
     def client(self) -> "MlflowClient":
-        from resnet8ptq.tracking import mlflow
+        from resnet8ptq.mlflow_store import mlflow
 
         return mlflow.MlflowClient(tracking_uri=f"sqlite:///{self.folder / 'mlruns' / 'mlflow.db'}")
 

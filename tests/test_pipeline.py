@@ -10,17 +10,27 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import data, environment, evaluate, model, pipeline, tracking
+from resnet8ptq import (
+    data,
+    environment,
+    evaluate,
+    history,
+    mlflow_store,
+    model,
+    pipeline,
+    tracking,
+)
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.backends.onnx import OnnxQuantizer
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig, TrackingConfig
 from resnet8ptq.errors import ConfigError
+from resnet8ptq.history import Record
 from resnet8ptq.interfaces import Artifact
 from resnet8ptq.metrics import Scores
+from resnet8ptq.mlflow_store import Store
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import RunResult
-from resnet8ptq.tracking import Record, Store
 
 Ranges = Mapping[str, Range] | None
 FEW = ("calib.samples_per_class=20", "latency.enabled=false")
@@ -28,7 +38,7 @@ FEW = ("calib.samples_per_class=20", "latency.enabled=false")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return tracking.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +52,7 @@ def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, Record]
     config = make_config("data=shapes", *FEW, *overrides)
     with tracking.start_run(store, "name", {}, folder) as opened:
         result = pipeline.run_experiment(config, folder, opened)
-    return result, tracking.load_run(store, opened.run_id)
+    return result, history.load_run(store, opened.run_id)
 
 
 @pytest.mark.slow
@@ -128,7 +138,7 @@ def test_damaged_artifact_fails_the_run(
         tracking.start_run(store, "name", {}, tmp_path) as opened,
     ):
         pipeline.run_experiment(config, tmp_path, opened)
-    record = tracking.load_run(store, opened.run_id)
+    record = history.load_run(store, opened.run_id)
     assert record.tags["status"] == "failed"
     assert record.metrics == {}
     assert not (tmp_path / "result.json").exists()

@@ -1,33 +1,28 @@
 """Searches: what a sweeper is told, the front, and a small search of the embedded set."""
 
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cells import predictions, sweep
+from cells import predictions, record, sweep
 from conftest import NO_REAL_FILES, REPO, Called, call, make_config
 from hydra import compose, initialize_config_dir
+from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq import pareto, report, search, sweep_plots
 from resnet8ptq.config import OBJECTIVES, ReportConfig, register_schemas
 from resnet8ptq.errors import ConfigError
-from resnet8ptq.results import RunResult
 
-SPACE = ("experiment=search", "data=shapes", "calib=minmax", "per_backend.onnx.slim=true")
+SPACE = ("experiment=search", "data=shapes", "calib=percentile", "per_backend.onnx.slim=true")
 QUICK = ("latency.repeats=5", "latency.batch_repeats=1", "held_out_images=500")
-
-
-class Measured(RunResult):
-    """A result with figures, and without the models that they come from."""
-
-    def to_metrics(self) -> dict[str, float]:
-        return {"accuracy": 0.9, "size_bytes": 1e5}
 
 
 def compose_whole(*overrides: str) -> DictConfig:
@@ -58,12 +53,14 @@ def test_the_front_by_hand() -> None:
 
 
 def test_a_sweeper_is_told_what_it_asked_for() -> None:
-    result = Measured("ok")
-    assert search.to_return_value(result, ["accuracy", "size_bytes"]) == [0.9, 1e5]
-    assert search.to_return_value(result, ["size_bytes"]) == 1e5
-    assert search.to_return_value(result, ["accuracy", "latency_p50_ms"]) is None
-    assert search.to_return_value(RunResult("unsupported", "why"), ["accuracy"]) is None
-    assert search.to_return_value(RunResult("unsupported", "why"), None) is None
+    measured = record("a", predictions(lost=10))  # 890 of 1,000 right, the baseline 900
+    assert search.to_return_value(measured, ["accuracy", "size_bytes"]) == [0.89, 1e5]
+    assert search.to_return_value(measured, ["size_bytes"]) == 1e5
+    assert search.to_return_value(measured, ["accuracy", "latency_p50_ms"]) is None
+    assert search.to_return_value(measured, None) == pytest.approx(0.01)
+    unsupported = replace(measured, metrics={})
+    assert search.to_return_value(unsupported, ["accuracy"]) is None
+    assert search.to_return_value(unsupported, None) is None
 
 
 @pytest.mark.parametrize(
@@ -161,18 +158,47 @@ def test_without_the_extra_one_line_names_it(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Called:
-    """Torch alone does not do uint8, and `seed=-1` is refused: neither ends the search."""
+    """Eight configurations, proposed twelve times: two are done, two unsupported, four refused."""
     folder = tmp_path_factory.mktemp("search")
-    space = ("backend=torch", "dtype=choice(uint8,int8)", "per_channel=choice(false,true)")
-    trials = ("seed=choice(42,-1)", "hydra.sweeper.n_trials=6", "per_backend.onnx.format=qdq")
-    fixed = ("per_backend.onnx.float_output=false",)
-    return call(folder, *SPACE, *QUICK, *space, *trials, *fixed, **NO_REAL_FILES)
+    fixed = ("backend=torch", "per_channel=false", "per_backend.onnx.format=qdq")
+    space = ("dtype=choice(uint8,int8)", "calib.percentile=choice(99.9,120)", "seed=choice(1,2)")
+    trials = ("per_backend.onnx.float_output=false", "hydra.sweeper.n_trials=12")
+    return call(folder, *SPACE, *QUICK, *fixed, *space, *trials, **NO_REAL_FILES)
 
 
 def test_a_search_goes_on_past_what_is_unsupported_or_fails(searched: Called) -> None:
     states = [run.data.tags["status"] for run in searched.children]
-    assert set(states) == {"ok", "unsupported", "failed"}
-    assert searched.parent.data.tags["status"] == "failed"
-    assert searched.code == 1
+    assert set(states) == {"ok", "unsupported", "failed"}, searched.err
+    assert (searched.parent.data.tags["status"], searched.code) == ("failed", 1)
+    assert searched.parent.data.tags["objectives"] == "accuracy size_bytes latency_p50_ms"
     assert "Warning" not in searched.err
     assert "Failed experiment" not in searched.err
+
+
+def test_what_is_proposed_again_is_not_run_again(searched: Called) -> None:
+    finished = [r.data.tags["identity"] for r in searched.children if r.info.status == "FINISHED"]
+    assert len(set(finished)) == len(finished)
+    assert len(searched.children) < 12
+    assert "skipped, finished as run" in searched.err
+
+
+def test_the_front_in_the_report_is_that_of_its_runs(searched: Called) -> None:
+    runs = [run for run in searched.children if run.data.tags["status"] == "ok"]
+    names = ("accuracy", "size_bytes", "latency_p50_ms")
+    costs = np.array([[run.data.metrics[name] for name in names] for run in runs]) * (-1, 1, 1)
+    files = searched.artifacts(searched.parent)
+    section = files["report.md"].read_text().split("## Pareto front")[1].split("## All runs")[0]
+    commands = [line for line in section.splitlines() if line.startswith("    python run.py")]
+    assert len(commands) == pareto.mask(costs).sum()
+    solutions = OmegaConf.load(files["optimization_results.yaml"]).solutions
+    found = {tuple(solution["values"]) for solution in solutions}
+    assert found == {tuple(row) for row in (costs * (-1, 1, 1))[pareto.mask(costs)].tolist()}
+
+
+def test_a_command_of_the_report_is_one_run_on_the_test_images(searched: Called) -> None:
+    report_md = searched.artifacts(searched.parent)["report.md"].read_text()
+    command = next(line for line in report_md.splitlines() if line.startswith("    python run.py"))
+    words = shlex.split(command)[2:]
+    assert compose_whole(*words).hydra.mode == RunMode.RUN
+    config = make_config(*words[:-1])
+    assert (config.evaluate.split, config.backend.name) == ("test", "torch")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from resnet8ptq import table
-from resnet8ptq.tracking import Record
+from resnet8ptq.history import Record
 
 REASON = "kernels take qint8 weights"
 

@@ -18,21 +18,22 @@ from conftest import REPO, make_config
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from resnet8ptq import cli, sweep, tracking
+from resnet8ptq import history, journal, mlflow_store, sweep, tracking, upload
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import TrackingConfig, register_schemas
 from resnet8ptq.data import CalibrationSet, Dataset, Split, draw_calibration
 from resnet8ptq.errors import ConfigError, TrackingError
+from resnet8ptq.journal import Journal
+from resnet8ptq.mlflow_store import Store
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import RunResult
-from resnet8ptq.tracking import Store
 
 URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return tracking.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def own_store(store: Store, tmp_path: Path) -> Store:
     root = tmp_path / "mlruns"
     root.mkdir()
     shutil.copy(store.uri.removeprefix("sqlite:///"), root / "mlflow.db")
-    return tracking.open_store(TrackingConfig(root=str(root)))
+    return mlflow_store.open_store(TrackingConfig(root=str(root)))
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +85,9 @@ def fail_in_a_run(
 
 def test_store_and_experiment_are_made_once(tmp_path: Path) -> None:
     config = TrackingConfig(root=str(tmp_path / "new" / "mlruns"), experiment_name="mine")
-    first = tracking.open_store(config)
+    first = mlflow_store.open_store(config)
     assert first.uri == f"sqlite:///{tmp_path}/new/mlruns/mlflow.db"
-    assert tracking.open_store(config) == first
+    assert mlflow_store.open_store(config) == first
     names = [found.name for found in client(first).search_experiments()]
     assert sorted(names) == ["Default", "mine"]
     location = client(first).get_experiment(first.experiment_id).artifact_location
@@ -101,7 +102,7 @@ def test_store_that_cannot_be_made_leaves_no_half_of_it(
 
     monkeypatch.setattr(shutil, "copyfile", fail)
     with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used \(disk full\)"):
-        tracking.open_store(TrackingConfig(root=str(tmp_path)))
+        mlflow_store.open_store(TrackingConfig(root=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -109,7 +110,7 @@ def test_store_that_cannot_be_made_leaves_no_half_of_it(
 def test_four_processes_make_one_store(tmp_path: Path) -> None:
     config = TrackingConfig(root=str(tmp_path / "mlruns"))
     with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
-        stores = list(pool.map(tracking.open_store, [config] * 4))
+        stores = list(pool.map(mlflow_store.open_store, [config] * 4))
     assert len(set(stores)) == 1
     found = client(stores[0]).search_experiments(view_type=mlflow.entities.ViewType.ALL)
     assert sorted(experiment.name for experiment in found) == ["Default", "resnet8ptq"]
@@ -119,14 +120,16 @@ def log_images(store: Store, folder: Path, number: int, barrier: Any) -> None:
     images = np.zeros((10, 2, 2, 3), np.uint8)
     split = Split(images, np.arange(10), "made up")
     drawn = CalibrationSet(split, np.arange(10))
-    with tracking.start_run(store, f"run {number}", {}, folder) as run:
+    own = folder / str(number)
+    own.mkdir()
+    with tracking.start_run(store, f"run {number}", {}, own) as run:
         run._config_logged = True
         barrier.wait()
         run.log_datasets(Dataset("made up", ("a", "b"), split, split), drawn)
 
 
 def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(tmp_path: Path) -> None:
-    found = tracking.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+    found = mlflow_store.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(4)
     processes = [
@@ -153,7 +156,7 @@ def test_logging_a_data_set_is_tried_three_times(
         if len(calls) <= failures:
             raise RuntimeError("UNIQUE constraint failed")
 
-    monkeypatch.setattr(tracking.mlflow, "log_inputs", fail)
+    monkeypatch.setattr(mlflow.MlflowClient, "log_inputs", fail)
     split = Split(np.zeros((10, 2, 2, 3), np.uint8), np.arange(10), "made up")
     data = Dataset("made up", ("a", "b"), split, split)
     with (
@@ -168,13 +171,13 @@ def test_logging_a_data_set_is_tried_three_times(
 def test_deleted_experiment_is_refused(own_store: Store, tmp_path: Path) -> None:
     client(own_store).delete_experiment(own_store.experiment_id)
     with pytest.raises(TrackingError, match="'resnet8ptq' was deleted"):
-        tracking.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+        mlflow_store.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
 
 
 def test_file_in_the_way_of_the_root_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mlruns").write_text("")
     with pytest.raises(TrackingError, match=r"tracking.root: cannot write to .*mlruns"):
-        tracking.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+        mlflow_store.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
 
 
 WITH_PASSWORD = pytest.mark.parametrize("uri", [URI_WITH_PASSWORD, "nosuch://user:hunter2@host/db"])
@@ -184,7 +187,7 @@ WITH_PASSWORD = pytest.mark.parametrize("uri", [URI_WITH_PASSWORD, "nosuch://use
 def test_password_in_the_config_is_refused(uri: str, tmp_path: Path) -> None:
     """The config is written down in many places: Hydra's, MLflow's, our own."""
     with pytest.raises(ConfigError, match=r"^tracking.uri: holds a password") as caught:
-        tracking.open_store(TrackingConfig(uri=uri, root=str(tmp_path / "unused")))
+        mlflow_store.open_store(TrackingConfig(uri=uri, root=str(tmp_path / "unused")))
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -196,23 +199,23 @@ def test_unusable_uri_is_refused_without_its_password(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(TrackingError, match=r"^tracking.uri: ") as caught:
-        tracking.open_store(TrackingConfig(root=str(tmp_path)))
+        mlflow_store.open_store(TrackingConfig(root=str(tmp_path)))
     assert uri.rpartition("@")[2] in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_server_that_goes_away_is_reported_without_the_password(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with (
-        pytest.raises(Exception, match=r"127\.0\.0\.1:9") as caught,
-        tracking.start_run(Store(URI_WITH_PASSWORD, "0"), "name", {}, folder),
-    ):
+    with tracking.start_run(Store(URI_WITH_PASSWORD, "0", "name"), "name", {}, folder):
         pass
-    cli.report(caught.value)
-    assert "hunter2" not in capsys.readouterr().err
+    assert "THE TRACKING STORE DOES NOT TAKE THE RUN" in caplog.text
+    assert "127.0.0.1:9" in caplog.text
+    assert "hunter2" not in caplog.text
+    assert Journal.load(folder).status == "FINISHED"
+    assert "hunter2" not in (folder / journal.FILE).read_text()
 
 
 def test_config_uri_wins_over_environment_wins_over_root(
@@ -220,8 +223,8 @@ def test_config_uri_wins_over_environment_wins_over_root(
 ) -> None:
     root = str(tmp_path / "unused")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", own_store.uri)
-    assert tracking.open_store(TrackingConfig(root=root)).uri == own_store.uri
-    assert tracking.open_store(TrackingConfig(uri=store.uri, root=root)).uri == store.uri
+    assert mlflow_store.open_store(TrackingConfig(root=root)).uri == own_store.uri
+    assert mlflow_store.open_store(TrackingConfig(uri=store.uri, root=root)).uri == store.uri
     assert not Path(root).exists()
 
 
@@ -232,11 +235,11 @@ def test_empty_uri_is_no_uri(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.chdir(tmp_path)  # where MLflow would put a store of its own
     config = TrackingConfig(uri=uri, root=str(tmp_path / "mlruns"))
-    assert tracking.open_store(config).uri == own_store.uri
+    assert mlflow_store.open_store(config).uri == own_store.uri
 
 
 def test_ui_command_hides_the_password() -> None:
-    command = Store(URI_WITH_PASSWORD, "7").ui_command
+    command = Store(URI_WITH_PASSWORD, "7", "name").ui_command
     assert command.startswith("http://127.0.0.1:9/#/experiments/7")
 
 
@@ -267,7 +270,7 @@ def test_unsupported_run_says_why(store: Store, folder: Path) -> None:
     with tracking.start_run(store, "name", {}, folder) as run:
         run.log_config(make_config("backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "the reason"))
-    found = tracking.load_run(store, run.run_id)
+    found = history.load_run(store, run.run_id)
     assert (found.tags["status"], found.tags["reason"]) == ("unsupported", "the reason")
     assert found.params["dtype"] == "uint8"
     assert found.metrics == {}
@@ -288,12 +291,12 @@ def test_failed_run(store: Store, folder: Path) -> None:
 
 def test_failure_without_a_message_still_has_a_reason(store: Store, folder: Path) -> None:
     run_id = fail_in_a_run(store, folder, MemoryError())
-    assert tracking.load_run(store, run_id).tags["reason"] == "MemoryError"
+    assert history.load_run(store, run_id).tags["reason"] == "MemoryError"
 
 
 def test_endless_reason_is_cut(store: Store, folder: Path) -> None:
     run_id = fail_in_a_run(store, folder, RuntimeError("x" * 100_000))
-    assert 1000 < len(tracking.load_run(store, run_id).tags["reason"]) < 10_000
+    assert 1000 < len(history.load_run(store, run_id).tags["reason"]) < 10_000
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
@@ -311,7 +314,7 @@ def test_run_whose_failure_cannot_be_recorded_is_closed(store: Store, folder: Pa
         pytest.raises(Exception, match=r"the cause|No such file"),
         tracking.start_run(store, "name", {}, folder) as run,
     ):
-        folder.rmdir()
+        shutil.rmtree(folder)
         raise ValueError("the cause")
     assert mlflow.active_run() is None
     assert client(store).get_run(run.run_id).info.status == "FAILED"
@@ -323,7 +326,7 @@ def test_run_whose_files_cannot_be_uploaded_has_failed(store: Store, folder: Pat
         tracking.start_run(store, "name", {}, folder) as run,
     ):
         run.log_result(RunResult("ok"))
-        folder.rmdir()
+        shutil.rmtree(folder)
     assert mlflow.active_run() is None
     found = client(store).get_run(run.run_id)
     assert found.info.status == "FAILED"
@@ -357,18 +360,23 @@ def test_sweep_with_a_password_in_its_config_does_not_start(
 def test_password_of_the_environment_stays_in_the_sweeps_private_file(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached = Store(URI_WITH_PASSWORD, store.experiment_id)
+    reached = Store(URI_WITH_PASSWORD, store.experiment_id, store.experiment_name)
     start_parent = tracking.start_parent
     monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
-    monkeypatch.setattr(tracking, "open_store", lambda config: reached)  # no server to log in to
+    monkeypatch.setattr(
+        mlflow_store, "open_store", lambda config: reached
+    )  # no server to log in to
     monkeypatch.setattr(tracking, "start_parent", lambda _, *args: start_parent(store, *args))
     monkeypatch.setattr(sweep, "current", None)
     sweep.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
     assert sweep.current is not None
-    (private,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    holders = [
+        path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
+    ]
+    (private,) = holders
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     assert sweep.Sweep.load(tmp_path / "sweep").store == reached
-    parent = tracking.load_run(store, sweep.current.parent_id)
+    parent = history.load_run(store, sweep.current.parent_id)
     assert "hunter2" not in json.dumps([parent.params, parent.tags])
 
 
@@ -385,7 +393,7 @@ def test_password_of_the_environment_is_not_logged(
         run.log_config(make_config("data=shapes"))
         if fails:
             raise ValueError("broken")
-    found = tracking.load_run(store, run.run_id)
+    found = history.load_run(store, run.run_id)
     assert found.params["tracking.uri"] == "null"
     assert "hunter2" not in json.dumps([found.params, found.tags])
     files = artifacts(store, run.run_id)
@@ -442,36 +450,38 @@ def test_torch_file_is_no_onnx_model(store: Store, folder: Path) -> None:
 
 
 def test_children_come_back_in_order(store: Store, folder: Path) -> None:
-    parent_id = tracking.start_parent(store, "sweep", {"overrides": "dtype=int8,uint8"})
+    parent_id = tracking.start_parent(store, "sweep", folder, {"overrides": "dtype=int8,uint8"})
     for name in ("first", "second", "third"):
         with tracking.start_run(store, name, {}, folder, parent_id):
             pass
     with tracking.start_run(store, "another", {}, folder):
         pass
-    children = tracking.load_children(store, parent_id)
+    children = history.load_children(store, parent_id)
     assert [r.tags["mlflow.runName"] for r in children] == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize(
     ("status", "expected"), [("ok", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED")]
 )
-def test_parent_is_closed_as_what_it_became(store: Store, status: str, expected: str) -> None:
-    parent_id = tracking.start_parent(store, "sweep", {"overrides": "dtype=int8"})
+def test_parent_is_closed_as_what_it_became(
+    store: Store, folder: Path, status: str, expected: str
+) -> None:
+    parent_id = tracking.start_parent(store, "sweep", folder, {"overrides": "dtype=int8"})
     assert client(store).get_run(parent_id).info.status == "RUNNING"
-    tracking.end_parent(store, parent_id, status)
+    tracking.end_parent(store, parent_id, status, folder)
     found = client(store).get_run(parent_id)
     assert (found.info.status, found.data.tags["status"]) == (expected, status)
     assert found.data.tags["overrides"] == "dtype=int8"
 
 
 def test_files_are_added_to_a_run_and_replaced(store: Store, folder: Path) -> None:
-    parent_id = tracking.start_parent(store, "sweep", {})
+    parent_id = tracking.start_parent(store, "sweep", folder, {})
     first, second = folder / "report.md", folder / "runs.csv"
     first.write_text("stale")
     second.write_text("a,b")
-    tracking.log_files(store, parent_id, [first, second])
+    upload.log_files(store, parent_id, [first, second])
     first.write_text("fresh")
-    tracking.log_files(store, parent_id, [first])
+    upload.log_files(store, parent_id, [first])
     found = {name: path.read_text() for name, path in artifacts(store, parent_id).items()}
     assert found == {"report.md": "fresh", "runs.csv": "a,b"}
 
@@ -480,12 +490,12 @@ def test_artifact_is_lent_as_a_copy(store: Store, folder: Path) -> None:
     (folder / "ranges.json").write_text("{}")
     with tracking.start_run(store, "name", {}, folder) as run:
         pass
-    record = tracking.load_run(store, run.run_id)
-    with tracking.artifact(store, record, "ranges.json") as path:
+    record = history.load_run(store, run.run_id)
+    with history.artifact(store, record, "ranges.json") as path:
         assert path.read_text() == "{}"
         path.write_text("scribbled over")
     assert not path.exists()
-    with tracking.artifact(store, record, "ranges.json") as path:
+    with history.artifact(store, record, "ranges.json") as path:
         assert path.read_text() == "{}"
 
 
@@ -494,21 +504,23 @@ def test_missing_artifact_is_named(store: Store, folder: Path) -> None:
         pass
     with (
         pytest.raises(TrackingError, match=f"run {run.run_id}: no artifact ranges.json"),
-        tracking.artifact(store, tracking.load_run(store, run.run_id), "ranges.json"),
+        history.artifact(store, history.load_run(store, run.run_id), "ranges.json"),
     ):
         pass
 
 
 def test_newest_sweep_is_found_among_other_runs(store: Store, folder: Path) -> None:
     root = Path(store.uri.removeprefix("sqlite:///")).parent
-    fresh = tracking.open_store(TrackingConfig(root=str(root), experiment_name="without sweeps"))
+    fresh = mlflow_store.open_store(
+        TrackingConfig(root=str(root), experiment_name="without sweeps")
+    )
     with tracking.start_run(fresh, "no sweep", {}, folder):
         pass
-    assert tracking.find_parent(fresh) is None
+    assert history.find_parent(fresh) is None
     for name in ("old", "new"):
-        newest = tracking.start_parent(fresh, name, {})
+        newest = tracking.start_parent(fresh, name, folder, {})
         with tracking.start_run(fresh, "child", {}, folder, newest):
             pass
-    found = tracking.find_parent(fresh)
+    found = history.find_parent(fresh)
     assert found is not None
     assert found.run_id == newest

@@ -1,0 +1,130 @@
+"""The runs that a store has, read back."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlflow.artifacts
+from mlflow.entities import ViewType
+from mlflow.exceptions import MlflowException
+
+from resnet8ptq import journal
+from resnet8ptq.errors import TrackingError
+from resnet8ptq.mlflow_store import Store
+
+_ADOPTED = "job_"  # and its number: a tag of a sweep's run that names a run of another sweep
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run as MLflow has it; its artifacts lie at `artifact_uri`."""
+
+    run_id: str
+    params: dict[str, str]
+    metrics: dict[str, float]
+    tags: dict[str, str]
+    artifact_uri: str = ""
+    ended: bool = True
+
+    @property
+    def parent_id(self) -> str | None:
+        """The sweep's run that it stands under."""
+        return self.tags.get(journal.PARENT_TAG)
+
+    @property
+    def accuracy_drop(self) -> float | None:
+        """Baseline's accuracy minus the model's, for sweepers; None where nothing was measured."""
+        delta = self.metrics.get("delta")
+        return None if delta is None else -delta
+
+    @property
+    def is_analysis(self) -> bool:
+        """Whether it is no comparison with a baseline, but an analysis such as sensitivity."""
+        return self.params.get("analysis.name", "null") != "null"
+
+
+def load_run(store: Store, run_id: str) -> Record:
+    """Read one run back."""
+    return _record(store.client.get_run(run_id))
+
+
+def find_runs(
+    store: Store,
+    filters: str,
+    newest_first: bool = True,
+    most: int | None = None,
+    deleted: bool = False,
+) -> list[Record]:
+    """Return the experiment's runs that MLflow's filter lets through, at most `most` of them."""
+    view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
+    order = [f"attributes.start_time {'DESC' if newest_first else 'ASC'}"]
+    records: list[Record] = []
+    token = None
+    while True:
+        page = store.client.search_runs(
+            [store.experiment_id], filters, view, most or 1000, order, token
+        )
+        records += [_record(run) for run in page]
+        token = page.token
+        if not token or (most is not None and len(records) >= most):
+            return records
+
+
+def load_children(store: Store, parent_id: str) -> list[Record]:
+    """Read the runs of a sweep back, in the order of its jobs, however they were started.
+
+    A job that has been run again has one run here, the newest; one whose configuration had
+    finished in another sweep has that sweep's. A run is here once, whoever shares it.
+    """
+    records = find_runs(store, f"tags.`mlflow.parentRunId` = '{parent_id}'", newest_first=False)
+    jobs = {record.tags.get("job_number", record.run_id): record for record in records}
+    for key, run_id in load_run(store, parent_id).tags.items():
+        if key.startswith(_ADOPTED):
+            jobs.setdefault(key.removeprefix(_ADOPTED), load_run(store, run_id))
+    # Sorting keeps runs without a number in the order they were started.
+    order = sorted(jobs, key=lambda key: int(key) if key.isdigit() else 0)
+    return list({jobs[key].run_id: jobs[key] for key in order}.values())
+
+
+def adopt(store: Store, parent_id: str, number: int, record: Record) -> None:
+    """Name a finished run as that of a sweep's job `number`."""
+    store.client.set_tag(parent_id, f"{_ADOPTED}{number}", record.run_id)
+
+
+def load_compared(store: Store, parent_id: str) -> list[Record]:
+    """Read a sweep's runs back without analyses: those have no accuracy to compare."""
+    return [record for record in load_children(store, parent_id) if not record.is_analysis]
+
+
+def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> Record | None:
+    """Return the newest sweep of the experiment that the filter lets through, or None."""
+    found = find_runs(store, filters, most=1)
+    return found[0] if found else None
+
+
+@contextmanager
+def artifact(store: Store, record: Record, name: str) -> Iterator[Path]:
+    """Yield a copy of one of a run's files; it is gone after the block.
+
+    Raises:
+        TrackingError: the run has no such file, or its folder has moved.
+    """
+    uri = f"{record.artifact_uri}/{name}"  # by the run's id MLflow would read the run again
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = mlflow.artifacts.download_artifacts(
+                artifact_uri=uri, dst_path=folder, tracking_uri=store.uri
+            )
+        except (MlflowException, OSError) as error:
+            raise TrackingError(f"run {record.run_id}: no artifact {name} ({error})") from error
+        yield Path(path)
+
+
+def _record(run: Any) -> Record:
+    info, data = run.info, run.data
+    figures = dict(data.params), dict(data.metrics), dict(data.tags)
+    ended = info.status in journal.ENDED
+    return Record(info.run_id, *figures, artifact_uri=info.artifact_uri, ended=ended)

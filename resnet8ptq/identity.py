@@ -1,0 +1,35 @@
+"""What a run would find again: a hash of its settings, code, versions, network and images."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from resnet8ptq import cache, data, environment, files, model
+from resnet8ptq.config import RunConfig
+
+# Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
+# neither, since their contents are hashed.
+_IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
+
+
+def find(config: RunConfig) -> str:
+    """Return a hash, in hexadecimal, that two runs share only if they would find the same.
+
+    The same settings, code of this package, versions of the frameworks, network, training and
+    test images. The CPU is no part of it: the jobs of one sweep may run on several kinds.
+
+    Raises:
+        PtqError: the images or the network cannot be had.
+    """
+    settled = data.settle(config.data)
+    images = data.load(settled.name, settled.root)
+    settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
+    settings["data"] = [images.name, images.train.digest, images.test.digest]
+    network = model.locate(config.model, images.name)
+    settings["model"] = {**settings["model"], "path": files.sha256(network)}
+    if config.calib.table is not None:
+        settings["calib"] |= {"table": files.sha256(Path(config.calib.table))}
+    made_with = {"code": cache.code(), **environment.versions()}
+    text = json.dumps([settings, made_with], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

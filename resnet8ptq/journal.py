@@ -1,0 +1,131 @@
+"""What a run has found, kept in its own folder: the store may be away, and comes later.
+
+`record.json` is written when the run starts and when it ends; `.lock` is held in between, so that
+a run whose process was killed can be told from one that goes on.
+"""
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from resnet8ptq import files
+from resnet8ptq.errors import TrackingError
+
+FILE = "record.json"
+LOCK = ".lock"
+PARENT_TAG = "mlflow.parentRunId"
+Point = tuple[str, float, int, int]  # metric, value, time in ms, step
+ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
+
+
+@dataclass
+class Journal:
+    """One run, as MLflow has it or is to have it.
+
+    Attributes:
+        key: of this record alone; a tag of the run, by which the store is asked whether it has it.
+        run_id: in the store; None as long as the store could not be reached.
+        datasets: as MLflow's `Dataset` entities, with the context of each.
+        model: the ONNX file to log as a model, with `image_shape` and `classes`.
+        status: RUNNING, or one of `ENDED`.
+    """
+
+    name: str
+    experiment: str
+    parent_id: str | None = None
+    run_id: str | None = None
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    start_ms: int = field(default_factory=lambda: int(1000 * time.time()))
+    end_ms: int | None = None
+    status: str = "RUNNING"
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
+    datasets: list[dict[str, str]] = field(default_factory=list)
+    model: dict[str, Any] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.status in ENDED
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Each metric's last value."""
+        return {key: value for key, value, *_ in self.points}
+
+    def note(self, metrics: Mapping[str, float], step: int = 0) -> list[Point]:
+        """Add metrics at `step`, with the time; return what was added."""
+        now = int(1000 * time.time())
+        added = [(key, value, now, step) for key, value in metrics.items()]
+        self.points += added
+        return added
+
+    def end(self, status: str, tags: Mapping[str, str] | None = None) -> None:
+        """Close the record as one of `ENDED`, with `tags`."""
+        self.status, self.end_ms = status, int(1000 * time.time())
+        self.tags |= tags or {}
+
+    def set_parent(self, run_id: str) -> None:
+        """Stand under the sweep's run of that id."""
+        self.parent_id = run_id
+        self.tags |= {PARENT_TAG: run_id}
+
+    def save(self, folder: Path) -> None:
+        """Write it, and wait until the disk has it."""
+        with files.atomic(folder / FILE) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+
+    @classmethod
+    def load(cls, folder: Path) -> "Journal":
+        """Read what `save` left.
+
+        Raises:
+            TrackingError: the file is damaged.
+        """
+        path = folder / FILE
+        try:
+            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+            found.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in found.points]
+            maps = (found.tags, found.params, *found.datasets)
+            if not all(isinstance(item, str) for part in maps for item in part.values()):
+                raise TypeError("values must be text")
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise TrackingError(f"{path}: is damaged ({type(error).__name__})") from error
+        return found
+
+
+def lock(folder: Path, wait_s: float = 0) -> FileLock:
+    """Take the lock of a run's folder, for as long as the object lives or until `release`.
+
+    Raises:
+        TrackingError: another run works in the folder, after `wait_s` still.
+    """
+    found = FileLock(folder / LOCK)
+    try:
+        found.acquire(timeout=wait_s)
+    except Timeout:
+        raise TrackingError(f"{folder}: another run works here") from None
+    return found
+
+
+def is_alive(folder: Path, wait_s: float = 0) -> bool:
+    """Tell whether a run works in the folder: its process holds the lock, whatever ends it."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        lock(folder, wait_s).release()
+    except TrackingError:
+        return True
+    except OSError:  # nobody works in a folder that cannot be written
+        return False
+    return False

@@ -1,0 +1,193 @@
+"""The MLflow store: made once, known to answer, and one experiment in it."""
+
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from filelock import FileLock
+
+# Before the import: no telemetry, and neither run URLs nor bars between our tables.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+# A server that starts again is waited for; without one, seven tries would take four minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
+
+import mlflow
+from mlflow.exceptions import MlflowException
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from resnet8ptq import files, ui_view
+from resnet8ptq.config import TrackingConfig
+from resnet8ptq.errors import ConfigError, PtqError, TrackingError
+
+for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class Store:
+    """An MLflow store that is known to answer, and the experiment in it."""
+
+    uri: str
+    experiment_id: str
+    experiment_name: str
+
+    @property
+    def client(self) -> mlflow.MlflowClient:
+        """MLflow's client of this store."""
+        return mlflow.MlflowClient(tracking_uri=self.uri)
+
+    @property
+    def answers(self) -> bool:
+        """Whether a server is there; a database is taken to be."""
+        try:
+            _check_answers(self.uri)
+        except TrackingError:
+            return False
+        return True
+
+    @property
+    def ui_command(self) -> str:
+        """What to type, or where to look, to browse the runs."""
+        page = ui_view.path(self.experiment_id)
+        if self.uri.startswith("http"):
+            return f"{without_password(self.uri)}{page}"
+        return f"make ui, then http://127.0.0.1:5000{page}"
+
+
+def open_store(config: TrackingConfig) -> Store:
+    """Find or make the store and the experiment, under a lock; fail now rather than later.
+
+    A URI in the config wins, then `$MLFLOW_TRACKING_URI`, then `<root>/mlflow.db`.
+
+    Raises:
+        ConfigError: `tracking.uri` holds a password.
+        TrackingError: the folder cannot be written, or the server does not answer.
+    """
+    if urlsplit(config.uri or "").password is not None:
+        raise ConfigError(
+            "tracking.uri: holds a password, which would be written down with the config; takes "
+            "one without: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_URI"
+        )
+    uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    root = Path(config.root).absolute()
+    if uri:
+        _check_answers(uri)
+        return _open(uri, config.experiment_name, None)
+    uri = f"sqlite:///{root / 'mlflow.db'}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
+            # Parallel first use of a fresh SQLite store races its migrations.
+            return _open(uri, config.experiment_name, root)
+    except OSError as error:
+        raise TrackingError(f"tracking.root: cannot write to {root} ({error})") from error
+
+
+def _make_database(path: Path) -> None:
+    """Make MLflow's tables in a scratch file, and put it in place when it is whole.
+
+    MLflow migrates an empty database through all its versions. Each of dozens of steps waits
+    for the disk, seconds in all, which a file that is not in use yet need not.
+    """
+
+    def wait_for_no_disk(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder) / path.name
+        event.listen(Engine, "connect", wait_for_no_disk)
+        try:
+            mlflow.MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments()
+        finally:
+            event.remove(Engine, "connect", wait_for_no_disk)
+        with files.atomic(path) as temporary:
+            shutil.copyfile(scratch, temporary)
+
+
+def _open(uri: str, name: str, root: Path | None) -> Store:
+    try:
+        if root is not None and not (root / "mlflow.db").exists():
+            _make_database(root / "mlflow.db")
+        experiment_id = _find_experiment(uri, name, root and root / "artifacts")
+        _offer_view(uri, experiment_id)
+    except PtqError:
+        raise
+    except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
+        shown = without_password(uri)
+        reason = " ".join(str(error).split())[:300].replace(uri, shown)
+        raise TrackingError(f"tracking.uri: {shown} cannot be used ({reason})") from error
+    return Store(uri, experiment_id, name)
+
+
+def _check_answers(uri: str) -> None:
+    if not uri.startswith(("http://", "https://")):
+        return
+    shown = without_password(uri)
+    try:
+        requests.get(f"{uri.rstrip('/')}/health", timeout=10)
+    except requests.RequestException as error:
+        raise TrackingError(
+            f"tracking.uri: {shown} does not answer ({type(error).__name__}); start the server, "
+            "or unset MLFLOW_TRACKING_URI to log to mlruns/"
+        ) from error
+
+
+def without_password(uri: str) -> str:
+    """Return a URI without user name and password."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
+    """Return the experiment's id, creating it where it is not there yet."""
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        location = None if artifacts is None else (artifacts / name).as_uri()
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException:  # another process was faster
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        raise TrackingError(
+            f"tracking.experiment_name: {name!r} was deleted in {without_password(uri)}; restore "
+            "it there, or take another name"
+        )
+    return str(found.experiment_id)
+
+
+def _offer_view(uri: str, experiment_id: str) -> None:
+    """Give MLflow's UI the columns that matter, unless somebody has changed that view."""
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    tags = client.get_experiment(experiment_id).tags
+    wanted = {ui_view.TAG: ui_view.tag_value(), "mlflow.experimentKind": "custom_model_development"}
+    for key, value in wanted.items():
+        if key not in tags:
+            client.set_experiment_tag(experiment_id, key, value)
+
+
+def is_away(error: Exception) -> bool:
+    """Tell an error of a store that does not take a run now from one that it never will.
+
+    The first are connections, databases, disks and permissions; the second is what MLflow finds
+    wrong with a value.
+    """
+    if isinstance(error, MlflowException):
+        return bool(error.get_http_status_code() != 400)
+    if isinstance(error, OSError):  # requests' errors are OSErrors too
+        return not isinstance(error, FileNotFoundError)
+    return isinstance(error, SQLAlchemyError)

@@ -1,0 +1,89 @@
+"""`sweep.resume=true`: go on with a sweep, and run nothing that has finished.
+
+A run has finished if MLflow has it as FINISHED, which is the last thing that is said of a run. It
+is what a job would find again if both have the same `identity`.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resnet8ptq import cache, environment, history, journal
+from resnet8ptq.errors import TrackingError
+from resnet8ptq.history import Record
+from resnet8ptq.mlflow_store import Store
+
+if TYPE_CHECKING:
+    from resnet8ptq.sweep import Sweep
+
+log = logging.getLogger(__name__)
+
+_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # no part of what a sweep is
+
+
+def sweep_key(overrides: Sequence[str]) -> str:
+    """Return a hash of what a sweep asks for, and the code and versions it runs with."""
+    asked = [word for word in overrides if not word.lstrip("+~").startswith(_ELSEWHERE)]
+    text = json.dumps([asked, cache.code(), environment.versions()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_sweep(store: Store, key: str) -> Record | None:
+    """Return the newest sweep of that key; None where there is none.
+
+    Raises:
+        TrackingError: it is still running.
+    """
+    found = history.find_parent(store, f"tags.sweep_key = '{key}'")
+    if found is not None and journal.is_alive(Path(found.tags["folder"])):
+        raise TrackingError(
+            f"sweep.resume: the sweep of these overrides is still running in {found.tags['folder']}"
+        )
+    return found
+
+
+def find_finished(
+    sweep: "Sweep", number: int, identity: str | None, again: bool = False
+) -> Record | None:
+    """Return the finished run that a job would repeat; None where there is none.
+
+    With `sweep.resume`, of any sweep: one of another is named on this sweep's run as the job's own.
+    With `again`, of any job of this sweep; it stays that job's.
+    """
+    if identity is None or not (sweep.resume or again):
+        return None
+    finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
+    found = history.find_runs(sweep.store, finished)
+    ours = [record for record in found if record.parent_id == sweep.parent_id]
+    for record in ours:
+        if record.tags["job_number"] == str(number):
+            return record
+    if again and ours:
+        return ours[0]
+    if not sweep.resume:
+        return None
+    if found:
+        history.adopt(sweep.store, sweep.parent_id, number, found[0])
+    return found[0] if found else None
+
+
+def find_attempts(sweep: "Sweep", number: int) -> list[Record]:
+    """Return a job's earlier runs in this sweep that did not finish.
+
+    After `sweep.resume`, or where the launcher starts a job again whose process was killed.
+
+    Raises:
+        TrackingError: one of them is still running.
+    """
+    unfinished = (
+        f"tags.`{journal.PARENT_TAG}` = '{sweep.parent_id}' and tags.job_number = '{number}'"
+        " and attributes.status != 'FINISHED'"
+    )
+    found = history.find_runs(sweep.store, unfinished)
+    for record in found:
+        if not record.ended and journal.is_alive(Path(record.tags["folder"])):
+            raise TrackingError(f"job {number} is still running in {record.tags['folder']}")
+    return found

@@ -1,0 +1,134 @@
+"""Bring to MLflow the runs that it has not got: the store was away, or the run was killed.
+
+    python -m resnet8ptq.sync                   every run below runs/
+    python -m resnet8ptq.sync folder=PATH       every run below that folder
+
+A run that has ended and is not in the store, or not closed there, is logged from its folder; one
+whose process was killed is closed as killed; one that goes on is left alone. A second call changes
+nothing. An empty store takes all of them, with their sweeps. `uri=`, `root=` and `experiment=`
+name the store, as for `python -m resnet8ptq.report`.
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resnet8ptq import cli, history, journal, mlflow_store, upload
+from resnet8ptq.config import TrackingConfig
+from resnet8ptq.errors import ConfigError, TrackingError
+from resnet8ptq.history import Record
+from resnet8ptq.journal import Journal
+from resnet8ptq.mlflow_store import Store
+from resnet8ptq.terminal import track
+
+log = logging.getLogger(__name__)
+
+_KILLED = {"status": "killed", "reason": "its process ended and could not say why"}
+
+
+@dataclass
+class Synced:
+    """What a call found, by the runs' folders.
+
+    Attributes:
+        whole: runs that the store had already.
+        parents: ids of the sweeps whose runs were logged or closed.
+    """
+
+    logged: list[Path] = field(default_factory=list)
+    killed: list[Path] = field(default_factory=list)
+    running: list[Path] = field(default_factory=list)
+    whole: list[Path] = field(default_factory=list)
+    parents: set[str] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.logged)} runs logged, {len(self.killed)} closed as killed, "
+            f"{len(self.running)} still running, {len(self.whole)} were in the store"
+        )
+
+
+def sync(store: Store, root: Path, known: Sequence[Record], wait_s: float = 0) -> Synced:
+    """Log every run with its record below `root` that is not whole in the store.
+
+    Args:
+        known: what the store has of them.
+        wait_s: how long to wait for a process that is about to end.
+    """
+    found, by_key = Synced(), {record.tags.get("record"): record for record in known}
+    ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
+    for folder, kept in track(_load_all(root, store.experiment_name), "runs", "runs"):
+        there = by_key.get(kept.key)
+        if there is not None:
+            ids[kept.run_id] = there.run_id
+        if kept.ended and there is not None and there.ended:
+            found.whole.append(folder)
+            continue
+        if kept.ended:
+            found.logged.append(folder)
+        elif journal.is_alive(folder, wait_s):
+            found.running.append(folder)
+            continue
+        else:
+            kept.end("KILLED", _KILLED)
+            kept.save(folder)
+            found.killed.append(folder)
+        if kept.parent_id in ids:
+            kept.set_parent(ids[kept.parent_id])
+        ids[kept.run_id] = upload.push(store, kept, folder)
+        if kept.parent_id is not None:
+            found.parents.add(kept.parent_id)
+    return found
+
+
+def load_records(root: Path) -> list[Record]:
+    """Return the runs of a sweep from their folders, in the order of its jobs."""
+    found = [kept for _, kept in _load_all(root) if kept.parent_id is not None]
+    found.sort(key=lambda kept: int(kept.tags.get("job_number", 0)))
+    return [Record(k.run_id or k.key, k.params, k.metrics, k.tags) for k in found]
+
+
+def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:
+    """Return folders with their records, sweeps before the runs that stand under them."""
+    found = []
+    for path in sorted(root.rglob(journal.FILE)):
+        try:
+            kept = Journal.load(path.parent)
+        except TrackingError as error:
+            log.warning("%s; it is left alone", error)
+            continue
+        if experiment in (None, kept.experiment):
+            found.append((path.parent, kept))
+    return sorted(found, key=lambda pair: pair[1].parent_id is not None)
+
+
+@dataclass
+class Arguments:
+    """What `python -m resnet8ptq.sync` takes, as key=value."""
+
+    folder: str = "runs"
+    experiment: str = "resnet8ptq"
+    uri: str | None = None
+    root: str = "mlruns"
+
+
+def main(words: list[str]) -> None:
+    """Log what the store lacks, and say what was done."""
+    given = cli.parse_words(words, Arguments, __doc__)
+    folder = Path(given.folder)
+    if not folder.is_dir():
+        raise ConfigError(f"folder: got {folder}, takes the folder of runs or sweeps")
+    store = mlflow_store.open_store(TrackingConfig(given.uri, given.root, given.experiment))
+    found = sync(store, folder, history.find_runs(store, "", deleted=True))
+    for state in ("logged", "killed", "running"):
+        for path in getattr(found, state):
+            print(f"{state:8} {path}")
+    print(found)
+    for parent in sorted(found.parents):
+        print(f"Report:  python -m resnet8ptq.report run_id={parent}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(lambda: main(sys.argv[1:])))

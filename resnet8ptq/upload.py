@@ -1,0 +1,124 @@
+"""From a run's journal to the MLflow store: the calls, each of which may be made again."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
+from mlflow.models import Model, ModelSignature
+from mlflow.types import Schema, TensorSpec
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+from resnet8ptq import environment
+from resnet8ptq.journal import FILE, Journal, Point
+from resnet8ptq.mlflow_store import Store
+
+_AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
+
+
+def create(store: Store, journal: Journal) -> str:
+    """Make the run in the store; return its id."""
+    tags = {**journal.tags, "record": journal.key, "status": "running"}
+    run = store.client.create_run(store.experiment_id, journal.start_ms, tags, journal.name)
+    return str(run.info.run_id)
+
+
+def find(store: Store, journal: Journal) -> str | None:
+    """Return the id of the run that has this record; deleted ones too."""
+    found = store.client.search_runs(
+        [store.experiment_id], f"tags.record = '{journal.key}'", ViewType.ALL, max_results=1
+    )
+    return str(found[0].info.run_id) if found else None
+
+
+def log_batch(
+    store: Store,
+    run_id: str,
+    points: Sequence[Point] = (),
+    params: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    """Log metrics, params and tags, in as many calls as MLflow's limits ask for."""
+    metrics = [Metric(*point) for point in points]
+    named = [Param(key, value) for key, value in (params or {}).items()]
+    tagged = [RunTag(key, value) for key, value in (tags or {}).items()]
+    for start in range(0, max(len(metrics), len(named), len(tagged)), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        store.client.log_batch(run_id, metrics[part], named[part], tagged[part])
+
+
+def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, str]]) -> None:
+    """Log the data sets of a run, given as MLflow's fields with a `context`."""
+    inputs = []
+    for fields in datasets:
+        context = InputTag(MLFLOW_DATASET_CONTEXT, fields["context"])
+        kept = {key: value for key, value in fields.items() if key != "context"}
+        inputs.append(DatasetInput(Dataset(**kept), [context]))
+    for last in (False, False, True):
+        try:
+            store.client.log_inputs(run_id, inputs)
+            break
+        # MLflow looks for a data set and then adds it: of jobs that are the first to log it at
+        # the same time, one succeeds, and the others find it when they try again.
+        except Exception:  # SQLAlchemy's, or the server's
+            if last:
+                raise
+
+
+def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
+    """Log the run's ONNX file as an MLflow model with its signature, in one file; once."""
+    described = journal.model
+    if described is None or store.client.get_run(run_id).outputs.model_outputs:
+        return
+    import mlflow.onnx
+    import onnx
+
+    inputs = TensorSpec(np.dtype(np.float32), (-1, *described["image_shape"]), "input")
+    outputs = TensorSpec(np.dtype(np.float32), (-1, described["classes"]), "probabilities")
+    packages = ("onnx", "onnxruntime", "numpy")
+    versions = environment.versions()
+    # What follows has no argument for the store and the experiment.
+    mlflow.set_tracking_uri(store.uri)
+    mlflow.set_experiment(experiment_id=store.experiment_id)
+    Model.log(
+        None,
+        flavor=mlflow.onnx,
+        run_id=run_id,
+        name="model",
+        onnx_model=onnx.load(folder / described["file"]),
+        signature=ModelSignature(Schema([inputs]), Schema([outputs])),
+        save_as_external_data=False,
+        pip_requirements=[f"{name}=={versions[f'version.{name}']}" for name in packages],
+    )
+
+
+def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
+    """Add files to a run, replacing those of the same name."""
+    for path in paths:
+        store.client.log_artifact(run_id, str(path))
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return what is uploaded of a run's folder: neither hidden files nor the record itself."""
+    found = (path for path in sorted(folder.iterdir()) if path.is_file())
+    return [path for path in found if not path.name.startswith(".") and path.name != FILE]
+
+
+def finish(store: Store, run_id: str, journal: Journal) -> None:
+    """Close the run as its journal says: the last call, so that a closed run is whole."""
+    named = ("status", "reason")
+    status = {key: value for key, value in journal.tags.items() if key in named}
+    log_batch(store, run_id, tags=status)
+    store.client.set_terminated(run_id, journal.status, journal.end_ms)
+
+
+def push(store: Store, journal: Journal, folder: Path) -> str:
+    """Bring an ended run to the store, whatever of it is there; return the run's id."""
+    run_id = find(store, journal) or create(store, journal)
+    log_model(store, run_id, journal, folder)  # first: MLflow copies the run's metrics to it
+    log_datasets(store, run_id, journal.datasets)
+    tags = {key: value for key, value in journal.tags.items() if key != "status"}
+    log_batch(store, run_id, journal.points, journal.params, tags)
+    log_files(store, run_id, files_of(folder))
+    finish(store, run_id, journal)
+    return run_id
