@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from omegaconf import DictConfig, OmegaConf
 
+from benchmarks.search_grid import read_grid, runs_to_best, runs_to_front
 from resnet8ptq import pareto, report, search, sweep_plots
 from resnet8ptq.config import OBJECTIVES, ReportConfig, register_schemas
 from resnet8ptq.errors import ConfigError
@@ -202,3 +203,16 @@ def test_a_command_of_the_report_is_one_run_on_the_test_images(searched: Called)
     assert compose_whole(*words).hydra.mode == RunMode.RUN
     config = make_config(*words[:-1])
     assert (config.evaluate.split, config.backend.name) == ("test", "torch")
+
+
+def test_the_recorded_grid_is_that_of_the_search() -> None:
+    grid = read_grid()  # which checks it
+    costs = grid.costs(grid.found)
+    assert (costs.min(), costs.max()) == (0, 1)
+    best = next(iter(grid.best))
+    whole, one = grid.hypervolume(grid.found), grid.hypervolume([best])
+    assert 0 < one < whole < 1.1**3
+    order = [run for run in grid.found if run not in grid.best]
+    assert runs_to_best(grid, [*order, best]) == len(order) + 1
+    assert runs_to_best(grid, order) == np.inf
+    assert runs_to_front(grid, list(grid.found)) <= len(grid.found)
