@@ -50,6 +50,10 @@ def _sampled(grid: Grid, seed: int, make: Callable[..., Any], **options: Any) ->
 SAMPLERS: dict[str, tuple[Callable[[Grid, int], list[Run]], range]] = {
     "the grid in random order": (shuffle, SEEDS),
     "random": (functools.partial(_sampled, make=optuna.samplers.RandomSampler), SEEDS),
+    "genetic (NSGA-II, population 20)": (
+        functools.partial(_sampled, make=optuna.samplers.NSGAIISampler, population_size=20),
+        SEEDS,
+    ),
     "tpe": (functools.partial(_sampled, make=optuna.samplers.TPESampler), SEEDS[:10]),
     "tpe, multivariate": (
         functools.partial(
@@ -59,10 +63,6 @@ SAMPLERS: dict[str, tuple[Callable[[Grid, int], list[Run]], range]] = {
             warn_independent_sampling=False,
         ),
         SEEDS[:10],
-    ),
-    "genetic (NSGA-II, population 20)": (
-        functools.partial(_sampled, make=optuna.samplers.NSGAIISampler, population_size=20),
-        SEEDS,
     ),
 }
 
