@@ -5,6 +5,7 @@ SHA-256 of each file. It is built in a temporary folder and renamed, so that it 
 an entry whose files do not match is made again.
 """
 
+import errno
 import functools
 import hashlib
 import json
@@ -54,6 +55,10 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not path.exists():
             _build(path, text, make)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigError(f"cache_dir: cannot write to {home} ({error.strerror})") from error
     finally:
         lock.release()
     return path

@@ -19,6 +19,7 @@ from resnet8ptq import files
 from resnet8ptq.errors import TrackingError
 
 FILE = "record.json"
+SWEEP_FILE = "sweep.json"  # what a sweep tells its jobs
 LOCK = ".lock"
 PARENT_TAG = "mlflow.parentRunId"
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step

@@ -33,6 +33,8 @@ from resnet8ptq.errors import ConfigError, PtqError, TrackingError
 for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
+_DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
+
 
 @dataclass(frozen=True)
 class Store:
@@ -127,6 +129,11 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
         shown = without_password(uri)
         reason = " ".join(str(error).split())[:300].replace(uri, shown)
+        if root is not None and any(words in reason for words in _DAMAGED):
+            raise TrackingError(
+                f"tracking.root: {root / 'mlflow.db'} is damaged; move it away, and "
+                "`python -m resnet8ptq.sync` makes it again from the folders of the runs"
+            ) from error
         raise TrackingError(f"tracking.uri: {shown} cannot be used ({reason})") from error
     return Store(uri, experiment_id, name)
 

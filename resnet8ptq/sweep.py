@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
 
 log = logging.getLogger(__name__)
 
-SWEEP_FILE = "sweep.json"
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -42,7 +40,7 @@ class Sweep:
     def save(self) -> None:
         """Leave the store and the parent's id where the jobs find them."""
         kept = {"parent_id": self.parent_id, "jobs": self.jobs, "resume": self.resume}
-        path = self.folder / SWEEP_FILE
+        path = self.folder / journal.SWEEP_FILE
         files.write_text(path, json.dumps({**asdict(self.store), **kept}, indent=2))
         path.chmod(0o600)  # the URI of a database may hold its password
 
@@ -51,7 +49,7 @@ class Sweep:
         """Read what `save` left."""
         from resnet8ptq.mlflow_store import Store
 
-        kept = json.loads((folder / SWEEP_FILE).read_text())
+        kept = json.loads((folder / journal.SWEEP_FILE).read_text())
         store = Store(kept["uri"], kept["experiment_id"], kept["experiment_name"])
         return cls(store, kept["parent_id"], folder, jobs=kept["jobs"], resume=kept["resume"])
 
@@ -72,10 +70,11 @@ class Sweep:
         except PtqError:
             raise
         except Exception as error:
-            from resnet8ptq import mlflow_store, sync, table
+            from resnet8ptq import mlflow_store, sync, table, tracking
 
             if not mlflow_store.is_away(error):
                 raise
+            tracking.end_record(status, self.folder)
             table.print_table(sync.load_records(self.folder))
             raise TrackingError(
                 f"the tracking store does not answer ({cli.one_line(error)[:200]}); the runs are "

@@ -263,9 +263,14 @@ def replace_runs(store: Store, earlier: Sequence[Record], run: Run) -> None:
         store.client.delete_run(record.run_id)
 
 
-def end_parent(store: Store, parent_id: str, status: str, folder: Path) -> None:
-    """Close a sweep's run as `ok`, `failed` or `killed`, in its folder and in the store."""
+def end_record(status: str, folder: Path) -> Journal:
+    """Close a sweep's record as `ok`, `failed` or `killed`, in its folder; return it."""
     kept = Journal.load(folder)
     kept.end(_CLOSED_AS[status], {"status": status})
     kept.save(folder)
-    upload.finish(store, parent_id, kept)
+    return kept
+
+
+def end_parent(store: Store, parent_id: str, status: str, folder: Path) -> None:
+    """Close a sweep's run, in its folder and in the store."""
+    upload.finish(store, parent_id, end_record(status, folder))

@@ -10,7 +10,7 @@ from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from resnet8ptq import environment
-from resnet8ptq.journal import FILE, Journal, Point
+from resnet8ptq.journal import FILE, SWEEP_FILE, Journal, Point
 from resnet8ptq.mlflow_store import Store
 
 _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
@@ -99,9 +99,10 @@ def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return what is uploaded of a run's folder: neither hidden files nor the record itself."""
+    """Return what is uploaded of a folder: no hidden files, nor those that serve the program."""
+    private = (FILE, SWEEP_FILE)  # the second may hold a database's password
     found = (path for path in sorted(folder.iterdir()) if path.is_file())
-    return [path for path in found if not path.name.startswith(".") and path.name != FILE]
+    return [path for path in found if not path.name.startswith(".") and path.name not in private]
 
 
 def finish(store: Store, run_id: str, journal: Journal) -> None:

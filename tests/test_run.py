@@ -353,7 +353,7 @@ def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Pa
     for run in (found.parent, child):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
     hidden = {path.name for path in (tmp_path / "runs").rglob(".*")}
-    assert hidden <= {".hydra", ".gitignore"}
+    assert hidden <= {".hydra", ".gitignore", ".lock"}
 
     later = call(tmp_path, "-m", *QUICK, "dtype=fp32")
     assert later.code == 0, later.err

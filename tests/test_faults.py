@@ -1,0 +1,175 @@
+"""Disks that are full or read-only, and files that are damaged: one line each, and nothing lost.
+
+Killed processes are in test_resume.py and test_sync.py, damaged cache entries in test_cache.py,
+damaged batches in test_cifar10.py.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import NO_REAL_FILES, call
+from test_sync import log_everything, only_run, synchronize
+
+from resnet8ptq import cache, mlflow_store
+from resnet8ptq.config import TrackingConfig
+from resnet8ptq.errors import ConfigError, TrackingError
+from resnet8ptq.journal import Journal
+from resnet8ptq.mlflow_store import Store
+
+QUICK = ("data=shapes", "dtype=fp32", "latency.enabled=false")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mlruns")
+    mlflow_store.open_store(TrackingConfig(root=str(root)))
+    return root / "mlflow.db"
+
+
+class Disk:
+    """A small file system of a test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    def fill(self) -> None:
+        with self._filler.open("wb") as file:
+            while True:
+                try:
+                    os.write(file.fileno(), bytes(4096))
+                except OSError:
+                    break
+
+    def empty(self) -> None:
+        self._filler.unlink()
+
+    def make_read_only(self) -> None:
+        subprocess.run(["mount", "-o", "remount,ro", self.folder], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield Disk(folder)
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def store_on_disk(disk: Disk, database: Path) -> Store:
+    shutil.copy(database, disk.folder / "mlflow.db")
+    return mlflow_store.open_store(TrackingConfig(root=str(disk.folder)))
+
+
+def test_a_full_store_leaves_the_run_in_its_folder(
+    disk: Disk, store_on_disk: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    earlier = log_everything(store_on_disk, tmp_path / "earlier")
+    disk.fill()
+    log_everything(store_on_disk, tmp_path / "run")
+    assert f"THE TRACKING STORE DOES NOT TAKE THE RUN: kept in {tmp_path / 'run'}" in caplog.text
+    assert Journal.load(tmp_path / "run").metrics["loss"] == 1 / 3
+    assert only_run(store_on_disk).info.run_id == earlier
+
+    disk.empty()
+    assert synchronize(store_on_disk, tmp_path).logged == [tmp_path / "run"]
+    runs = store_on_disk.client.search_runs([store_on_disk.experiment_id])
+    assert [run.info.status for run in runs] == ["FINISHED"] * 2
+    assert [run.data.metrics["loss"] for run in runs] == [1 / 3] * 2
+    assert synchronize(store_on_disk, tmp_path).logged == []
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_a_store_that_cannot_be_written_is_refused_at_the_start(disk: Disk, fault: str) -> None:
+    if fault == "full":
+        disk.fill()
+    else:
+        disk.make_read_only()
+    with pytest.raises(TrackingError, match=r"^tracking\.") as caught:
+        mlflow_store.open_store(TrackingConfig(root=str(disk.folder)))
+    assert "\n" not in str(caught.value)
+    assert not (disk.folder / "mlflow.db").exists()
+
+
+def test_a_full_cache_is_named_and_keeps_nothing_half_made(disk: Disk) -> None:
+    def make(folder: Path) -> None:
+        (folder / "model.onnx").write_bytes(bytes(1_000_000))
+
+    disk.fill()
+    with pytest.raises(ConfigError, match=rf"^cache_dir: .*{disk.folder}.*No space left"):
+        cache.entry(disk.folder, "models", {"a": 1}, make)
+    assert [path.name for path in disk.folder.iterdir() if path.is_dir()] in ([], ["models"])
+    disk.empty()
+    made = cache.entry(disk.folder, "models", {"a": 1}, make)
+    assert (made / "model.onnx").stat().st_size == 1_000_000
+    assert [path for path in made.parent.iterdir() if path.is_dir()] == [made]
+
+
+@pytest.mark.slow
+def test_a_run_on_a_full_disk_fails_in_one_line_and_is_on_record(
+    disk: Disk, tmp_path: Path
+) -> None:
+    disk.fill()
+    (disk.folder / "filler").write_bytes(bytes(3_900_000))  # 300 kB are left; the network has 320
+    found = call(tmp_path, *QUICK, f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES)
+    assert found.code == 1
+    (error,) = found.errors
+    assert "No space left on device" in error
+    assert "Traceback" not in found.err
+    (run,) = found.runs
+    assert (run.info.status, run.data.tags["status"]) == ("FAILED", "failed")
+    assert "No space left on device" in run.data.tags["reason"]
+    assert run.data.metrics == {}
+    assert not list((disk.folder / "run").glob("model.*"))
+
+
+@pytest.mark.slow
+def test_a_run_in_a_read_only_folder_is_one_line(disk: Disk, tmp_path: Path) -> None:
+    disk.make_read_only()
+    found = call(tmp_path, *QUICK, f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES)
+    assert found.code == 1
+    (error,) = found.errors
+    assert f"Read-only file system: '{disk.folder}/run'" in error
+    assert "Traceback" not in found.err
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def overwrite(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[:4096] = bytes(4096)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, overwrite])
+def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(
+    database: Path, tmp_path: Path, damage: object
+) -> None:
+    assert callable(damage)
+    root = tmp_path / "mlruns"
+    root.mkdir()
+    shutil.copy(database, root / "mlflow.db")
+    config = TrackingConfig(root=str(root))
+    log_everything(mlflow_store.open_store(config), tmp_path / "runs" / "run")
+    damage(root / "mlflow.db")
+    with pytest.raises(TrackingError, match=r"is damaged; move it away, and `python") as caught:
+        mlflow_store.open_store(config)
+    assert "\n" not in str(caught.value)
+
+    # Elsewhere: this process still has the damaged file open.
+    fresh = mlflow_store.open_store(TrackingConfig(root=str(tmp_path / "fresh")))
+    assert synchronize(fresh, tmp_path / "runs").logged == [tmp_path / "runs" / "run"]
+    found = only_run(fresh)
+    assert (found.info.status, found.data.metrics["loss"]) == ("FINISHED", 1 / 3)
+    names = [item.path for item in fresh.client.list_artifacts(found.info.run_id)]
+    assert names == ["result.json"]

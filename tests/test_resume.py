@@ -1,0 +1,208 @@
+"""`sweep.resume=true`: nothing that has finished is run again, everything else is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import NO_REAL_FILES, REPO, Called, call, clean_environment, make_config
+
+from resnet8ptq import cache, history, identity, journal, mlflow_store, resume, tracking
+from resnet8ptq.config import TrackingConfig
+from resnet8ptq.errors import TrackingError
+from resnet8ptq.mlflow_store import Store
+from resnet8ptq.results import RunResult
+from resnet8ptq.sweep import Sweep
+
+SHAPES = ("data=shapes", "calib.samples_per_class=20")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+
+
+@pytest.fixture
+def own(store: Store, tmp_path: Path) -> Sweep:
+    return start_sweep(store, tmp_path / "sweep", "a key")
+
+
+def start_sweep(store: Store, folder: Path, key: str) -> Sweep:
+    folder.mkdir()
+    parent_id = tracking.start_parent(store, "sweep", folder, {"sweep_key": key})
+    return Sweep(store, parent_id, folder, resume=True)
+
+
+def run_job(sweep: Sweep, number: int, digest: str, error: BaseException | None = None) -> str:
+    """Run a job that does nothing, or raises; return the id of its run."""
+    tags = {"job_number": str(number), "identity": digest}
+    folder = sweep.folder / f"{number}_{len(list(sweep.folder.iterdir()))}"
+    folder.mkdir()
+    earlier = resume.find_attempts(sweep, number)
+    try:
+        with tracking.start_run(sweep.store, "job", {}, folder, sweep.parent_id, tags) as run:
+            tracking.replace_runs(sweep.store, earlier, run)
+            run.log_result(RunResult("ok"))
+            if error is not None:
+                raise error
+    except (ValueError, KeyboardInterrupt):
+        pass
+    return run.run_id
+
+
+def test_the_same_run_has_one_identity() -> None:
+    first = identity.find(make_config(*SHAPES))
+    assert first == identity.find(make_config(*SHAPES))
+    for kept_elsewhere in (
+        *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
+        *("report.max_drop=0.1", "sweep.resume=true"),
+    ):
+        assert identity.find(make_config(*SHAPES, kept_elsewhere)) == first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("dtype=uint8", "calib=entropy", "calib.percentile=99", "per_channel=true", "seed=1"),
+        *("backend=torch", "method=dynamic", "slim=true", "evaluate.split=held_out", "threads=1"),
+        *("nodes_to_exclude=[a]", "latency.enabled=false", "model.fold=false"),
+    ],
+)
+def test_another_setting_is_another_run(other: str) -> None:
+    assert identity.find(make_config(*SHAPES, other)) != identity.find(make_config(*SHAPES))
+
+
+def test_another_network_or_table_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
+    import resnet8ptq.shapes
+
+    weights = Path(resnet8ptq.shapes.__file__).with_name("resnet8.h5").read_bytes()
+    found = []
+    for folder, content in (("a", weights), ("b", weights), ("c", weights + b"\0")):
+        path = tmp_path / folder / "model.h5"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        found.append(identity.find(make_config(*SHAPES, f"model.path={path}")))
+    assert found[0] == found[1] != found[2]
+    tables = []
+    for content in ("{}", "[]"):
+        (tmp_path / "table.json").write_text(content)
+        tables.append(identity.find(make_config(*SHAPES, f"calib.table={tmp_path}/table.json")))
+    assert tables[0] != tables[1]
+
+
+def test_other_code_or_versions_are_another_run_and_another_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = identity.find(make_config(*SHAPES)), resume.sweep_key(["dtype=int8"])
+    monkeypatch.setattr(cache, "code", lambda *_: "other code")
+    after = identity.find(make_config(*SHAPES)), resume.sweep_key(["dtype=int8"])
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_a_sweep_is_known_by_what_it_asks_for() -> None:
+    asked = resume.sweep_key(["dtype=int8,uint8"])
+    assert resume.sweep_key(["dtype=int8,uint8", "sweep.resume=true", "cache_dir=/x"]) == asked
+    assert resume.sweep_key(["dtype=int8"]) != asked
+
+
+def test_only_a_finished_run_is_found(own: Sweep) -> None:
+    run_job(own, 0, "finished")
+    run_job(own, 1, "failed", ValueError("broken"))
+    run_job(own, 2, "killed", KeyboardInterrupt())
+    found = resume.find_finished(own, 0, "finished")
+    assert found is not None
+    assert found.tags["job_number"] == "0"
+    assert resume.find_finished(own, 1, "failed") is None
+    assert resume.find_finished(own, 2, "killed") is None
+    assert resume.find_finished(own, 3, None) is None
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
+def test_a_run_that_did_not_finish_is_replaced(own: Sweep, error: BaseException) -> None:
+    first = run_job(own, 0, "x", error)
+    second = run_job(own, 0, "x")
+    (child,) = history.load_children(own.store, own.parent_id)
+    assert child.run_id == second
+    deleted = own.store.client.get_run(first)
+    assert deleted.info.lifecycle_stage == "deleted"
+    assert deleted.data.tags["run_again_as"] == second
+
+
+def test_a_job_that_is_still_running_is_not_started_again(own: Sweep) -> None:
+    folder = own.folder / "0"
+    folder.mkdir()
+    tags = {"job_number": "0"}
+    with (
+        tracking.start_run(own.store, "job", {}, folder, own.parent_id, tags),
+        pytest.raises(TrackingError, match=f"job 0 is still running in {folder}"),
+    ):
+        resume.find_attempts(own, 0)
+
+
+def test_a_finished_run_of_another_sweep_counts_as_the_jobs_own(
+    own: Sweep, store: Store, tmp_path: Path
+) -> None:
+    run_id = run_job(own, 0, "adopted")
+    wider = start_sweep(store, tmp_path / "wider", "another key")
+    another = run_job(wider, 0, "another")
+    found = resume.find_finished(wider, 1, "adopted")
+    assert found is not None
+    children = history.load_children(store, wider.parent_id)
+    assert [child.run_id for child in children] == [another, run_id]
+    assert [r.run_id for r in history.load_children(store, own.parent_id)] == [run_id]
+
+
+def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
+    store: Store, tmp_path: Path
+) -> None:
+    assert resume.find_sweep(store, "nobody's") is None
+    older = start_sweep(store, tmp_path / "older", "mine")
+    newer = start_sweep(store, tmp_path / "newer", "mine")
+    assert older.parent_id != newer.parent_id
+    held = journal.lock(newer.folder)
+    with pytest.raises(TrackingError, match=r"sweep\.resume: .* still running in .*newer"):
+        resume.find_sweep(store, "mine")
+    held.release()
+    found = resume.find_sweep(store, "mine")
+    assert found is not None
+    assert found.run_id == newer.parent_id
+
+
+CELLS = ("-m", "backend=onnx,torch", "dtype=int8,uint8", "data=shapes")
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path: Path, sweep: Called) -> None:
+    """Killed with SIGKILL in its second job; resumed by a launcher that runs two jobs at once."""
+    killed = subprocess.run(
+        [sys.executable, str(REPO / "tests" / "strike.py"), "1", "0", *CELLS],
+        cwd=tmp_path,
+        env=clean_environment(**NO_REAL_FILES),
+        capture_output=True,
+        timeout=300,
+    )
+    assert killed.returncode == -9
+    before = Called(tmp_path, -9, "", "")
+    states = [(run.info.status, run.data.tags["status"]) for run in before.runs]
+    assert states == [("RUNNING", "running"), ("FINISHED", "ok"), ("RUNNING", "running")]
+
+    words = (*CELLS, "sweep.resume=true", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    after = call(tmp_path, *words, **NO_REAL_FILES)
+    assert after.code == 0, after.err
+    assert "Skipped: 1 of 4 runs" in after.out
+    assert after.parent.info.run_id == before.parent.info.run_id
+    assert after.parent.info.status == "FINISHED"
+    assert {run.data.tags["job_number"] for run in after.children} == set("0123")
+    assert [run.info.status for run in after.children] == ["FINISHED"] * 4
+    assert before.runs[1].info.run_id in {run.info.run_id for run in after.children}
+
+    timed = {"speedup"}
+    for row, expected in zip(after.table, sweep.table, strict=True):
+        assert {k: v for k, v in row.items() if k not in timed} == {
+            k: v for k, v in expected.items() if k not in timed
+        }
+
+    again = call(tmp_path, *CELLS, "sweep.resume=true", **NO_REAL_FILES)
+    assert "Skipped: 4 of 4 runs" in again.out
+    assert len(again.runs) == 5

@@ -1,0 +1,320 @@
+"""A store that is away: the run's folder keeps what it found, and `sync` logs it later, once."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+import requests
+from conftest import NO_REAL_FILES, REPO, Called, clean_environment, make_config
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from requests.adapters import HTTPAdapter, Retry
+
+from resnet8ptq import history, journal, mlflow_store, sync, tracking
+from resnet8ptq.config import TrackingConfig
+from resnet8ptq.data import CalibrationSet, Dataset, Split
+from resnet8ptq.errors import TrackingError
+from resnet8ptq.journal import Journal
+from resnet8ptq.mlflow_store import Store
+from resnet8ptq.results import RunResult
+
+AWAY = Store("http://127.0.0.1:9", "0", "resnet8ptq")  # nobody listens there
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+
+
+@pytest.fixture
+def store(made_once: Store, tmp_path: Path) -> Store:
+    """An empty store of the test's own: a copy, since making one takes a second."""
+    root = tmp_path / "mlruns"
+    root.mkdir()
+    shutil.copy(made_once.uri.removeprefix("sqlite:///"), root / "mlflow.db")
+    return mlflow_store.open_store(TrackingConfig(root=str(root)))
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+
+def log_everything(store: Store, folder: Path, parent_id: str | None = None) -> str:
+    folder.mkdir(parents=True)
+    split = Split(np.zeros((10, 2, 2, 3), np.uint8), np.arange(10), "made up")
+    with tracking.start_run(store, "a run", {}, folder, parent_id, {"job_number": "3"}) as run:
+        run.log_config(make_config("data=shapes"))
+        run.log_datasets(
+            Dataset("made up", ("a", "b"), split, split), CalibrationSet(split, np.arange(10))
+        )
+        for step in range(3):
+            run.log_step(step, {"loss": 1.0 / (step + 1)})
+        (folder / "result.json").write_text("{}")
+        run.log_result(RunResult("ok", resolved={"weight_dtype": "int8"}))
+    return run.run_id
+
+
+def only_run(store: Store) -> Any:
+    (found,) = store.client.search_runs([store.experiment_id])
+    return found
+
+
+def synchronize(store: Store, root: Path) -> sync.Synced:
+    return sync.sync(store, root, history.find_runs(store, "", deleted=True))
+
+
+def test_what_is_logged_later_is_what_would_have_been_logged(store: Store, tmp_path: Path) -> None:
+    """And once: a second call changes nothing."""
+    log_everything(store, tmp_path / "there" / "run")
+    direct = only_run(store)
+    store.client.delete_run(direct.info.run_id)
+
+    assert log_everything(AWAY, tmp_path / "away" / "run") == ""
+    assert synchronize(store, tmp_path / "away").logged == [tmp_path / "away" / "run"]
+    for _ in range(2):
+        later = only_run(store)
+        assert later.info.status == direct.info.status == "FINISHED"
+        assert later.data.params == direct.data.params
+        assert later.data.metrics == direct.data.metrics
+        own = {"folder", "record"}
+        assert {k: v for k, v in later.data.tags.items() if k not in own} == {
+            k: v for k, v in direct.data.tags.items() if k not in own
+        }
+        assert later.inputs.to_dictionary() == direct.inputs.to_dictionary()
+        curve = store.client.get_metric_history(later.info.run_id, "loss")
+        assert [(point.step, point.value) for point in curve] == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
+        names = [item.path for item in store.client.list_artifacts(later.info.run_id)]
+        assert names == ["result.json"]
+        assert later.info.end_time >= later.info.start_time
+        assert str(synchronize(store, tmp_path / "away")).startswith("0 runs logged")
+
+
+def test_a_store_that_goes_away_in_the_middle_gets_the_rest_when_it_is_back(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise MlflowException("API request failed: connection refused")
+
+    log_batch = mlflow.MlflowClient.log_batch
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", fail)
+    monkeypatch.setattr(
+        tracking.Run,
+        "upload_folder",  # at the end of the run
+        lambda _: monkeypatch.setattr(mlflow.MlflowClient, "log_batch", log_batch),
+    )
+    run_id = log_everything(store, tmp_path / "run")
+    assert "THE TRACKING STORE DOES NOT TAKE THE RUN" in caplog.text
+    found = only_run(store)
+    assert found.info.run_id == run_id
+    assert (found.info.status, found.data.tags["status"]) == ("FINISHED", "ok")
+    assert found.data.params["weight_dtype"] == "int8"
+    assert len(store.client.get_metric_history(run_id, "loss")) == 3
+    assert synchronize(store, tmp_path).logged == []
+
+
+def test_what_a_store_will_never_take_fails_the_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise MlflowException("too long", error_code=INVALID_PARAMETER_VALUE)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_inputs", refuse)
+    with pytest.raises(MlflowException, match="too long"):
+        log_everything(store, tmp_path / "run")
+    assert only_run(store).info.status == "FAILED"
+
+
+def leave_open(store: Store, folder: Path) -> None:
+    """Leave what a run leaves that is killed before it can close anything."""
+    folder.mkdir(parents=True)
+    kept = tracking._start_journal(store, "killed", None, {"folder": str(folder)})
+    run = tracking.Run(store, kept, folder)
+    run.open()
+    (folder / journal.LOCK).touch()
+
+
+def test_a_killed_run_is_closed_and_a_running_one_left_alone(store: Store, tmp_path: Path) -> None:
+    for name in ("killed", "running"):
+        leave_open(store, tmp_path / name)
+    with journal.lock(tmp_path / "running"):
+        found = synchronize(store, tmp_path)
+    assert found.killed == [tmp_path / "killed"]
+    assert found.running == [tmp_path / "running"]
+    by_folder = {r.data.tags["folder"]: r for r in store.client.search_runs([store.experiment_id])}
+    killed, running = by_folder[str(tmp_path / "killed")], by_folder[str(tmp_path / "running")]
+    assert (killed.info.status, killed.data.tags["status"]) == ("KILLED", "killed")
+    assert killed.data.tags["reason"] == "its process ended and could not say why"
+    assert (running.info.status, running.data.tags["status"]) == ("RUNNING", "running")
+
+
+def test_a_run_that_was_deleted_is_not_logged_again(store: Store, tmp_path: Path) -> None:
+    store.client.delete_run(log_everything(store, tmp_path / "run"))
+    assert synchronize(store, tmp_path).whole == [tmp_path / "run"]
+    assert store.client.search_runs([store.experiment_id]) == []
+
+
+def test_an_empty_store_takes_sweeps_with_their_runs(store: Store, tmp_path: Path) -> None:
+    """The database was lost: the folders still have everything."""
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    shutil.copy(store.uri.removeprefix("sqlite:///"), lost / "mlflow.db")
+    before = mlflow_store.open_store(TrackingConfig(root=str(lost)))
+    folder = tmp_path / "sweeps" / "one"
+    folder.mkdir(parents=True)
+    parent_id = tracking.start_parent(before, "a sweep", folder, {"overrides": "dtype=int8"})
+    log_everything(before, folder / "0", parent_id)
+    (folder / "report.md").write_text("# Report")
+    (folder / "sweep.json").write_text("secret")
+    tracking.end_parent(before, parent_id, "ok", folder)
+
+    found = synchronize(store, tmp_path / "sweeps")
+    assert found.logged == [folder, folder / "0"]
+    parent = history.find_parent(store)
+    assert parent is not None
+    (child,) = history.load_children(store, parent.run_id)
+    assert child.metrics["loss"] == 1 / 3
+    assert found.parents == {parent.run_id}
+    assert [i.path for i in store.client.list_artifacts(parent.run_id)] == ["report.md"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"name": 1}', "\0", '{"name": "a"}'])
+def test_a_damaged_record_is_named_and_left_alone(
+    store: Store, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / journal.FILE
+    path.write_text(content)
+    with pytest.raises(TrackingError, match=r"record\.json: is damaged") as caught:
+        Journal.load(path.parent)
+    assert "\n" not in str(caught.value)
+    log_everything(AWAY, tmp_path / "sound")
+    assert synchronize(store, tmp_path).logged == [tmp_path / "sound"]
+    assert f"{path}: is damaged" in caplog.text
+
+
+def test_two_runs_do_not_work_in_one_folder(store: Store, tmp_path: Path) -> None:
+    with (
+        journal.lock(tmp_path),
+        pytest.raises(TrackingError, match="another run works here"),
+        tracking.start_run(store, "second", {}, tmp_path),
+    ):
+        pass
+    assert store.client.search_runs([store.experiment_id]) == []
+
+
+def call_sync(folder: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "resnet8ptq.sync", *words]
+    env = clean_environment(PYTHONPATH=str(REPO), **env)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["nope=1"], "takes folder= | experiment= | uri= | root="), (["folder=x"], "folder: got x")],
+)
+def test_wrong_words_are_one_line(tmp_path: Path, words: list[str], says: str) -> None:
+    done = call_sync(tmp_path, *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+class Server:
+    """A real MLflow server on SQLite, which can be killed and started again at its port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.kill()
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--host",
+            "127.0.0.1",
+            "--workers",
+            "1",
+        ]
+        store = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
+        files = ["--artifacts-destination", f"{self.folder}/artifacts", "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            [*command, *store, *files],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        with requests.Session() as session:
+            session.mount(
+                "http://", HTTPAdapter(max_retries=Retry(60, backoff_factor=0.2, backoff_max=1))
+            )
+            session.get(f"{self.uri}/health", timeout=30)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    found = Server(tmp_path)
+    found.start()
+    yield found
+    found.kill()
+
+
+@pytest.mark.slow
+def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
+    """The server is killed in the second of two jobs; it comes back after the sweep."""
+    assert server.process is not None
+    words = ("-m", "dtype=int8,uint8", "data=shapes", "latency.enabled=false")
+    env = {"MLFLOW_TRACKING_URI": server.uri, **NO_REAL_FILES}
+    done = subprocess.run(
+        [sys.executable, str(REPO / "tests/strike.py"), "1", str(-server.process.pid), *words],
+        cwd=tmp_path,
+        env=clean_environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    found = Called(tmp_path, done.returncode, done.stdout, done.stderr)
+    assert found.code == 1, found.err
+    (error,) = found.errors
+    assert "`python -m resnet8ptq.sync folder=" in error
+    assert "Traceback" not in found.err
+    assert [row["status"] for row in found.table] == ["baseline", "ok", "ok"]
+
+    server.start()
+    synced = call_sync(tmp_path, **env)
+    assert synced.returncode == 0, synced.stderr
+    assert "2 runs logged, 0 closed as killed, 0 still running, 1 were" in synced.stdout
+    store = mlflow_store.open_store(TrackingConfig(uri=server.uri))
+    parent = history.find_parent(store)
+    assert parent is not None
+    children = history.load_children(store, parent.run_id)
+    assert [child.tags["status"] for child in children] == ["ok", "ok"]
+    assert [f"{child.metrics['accuracy']:.2%}" for child in children] == [
+        row["accuracy"] for row in found.table[1:]
+    ]
+    assert {child.ended for child in [parent, *children]} == {True}
+    assert call_sync(tmp_path, **env).stdout.startswith("0 runs logged")
