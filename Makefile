@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= sqlite:///$(CURDIR)/mlruns/mlflow.db
+HOST := 127.0.0.1
 PORT ?= 5000
 SETUP := pyproject.toml constraints.txt
 
-.PHONY: help setup sweep test check bench ui clean
+.PHONY: help setup sweep test check bench ui server clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -29,6 +30,9 @@ bench: .venv/.dev ## Measure time and memory beside the bare libraries: benchmar
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri $(STORE)
 
+server: .venv/.server ## Track for many: MLflow on PostgreSQL; HOST=, PORT=, DATABASE=, HOSTS=, AUTH=1
+	$(BIN)/python -m resnet8ptq.server host='$(HOST)' port='$(PORT)' $(if $(DATABASE),database='$(DATABASE)') $(if $(HOSTS),hosts='$(HOSTS)') $(if $(AUTH),auth=true)
+
 clean: ## Remove the virtual environment; runs and their store stay
 	rm -rf .venv
 
@@ -40,4 +44,8 @@ clean: ## Remove the virtual environment; runs and their store stay
 
 .venv/.dev: .venv/.run
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/.server: .venv/.run
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[server]'
 	@touch $@

@@ -24,6 +24,7 @@ from resnet8ptq.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+MAX_RECORD_BYTES = 2**24
 Key = Mapping[str, str | int | bool]
 
 
@@ -96,6 +97,10 @@ def _as_text(key: Key) -> str:
 
 
 def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
+    for left in path.parent.glob(
+        f".{path.name}-*"
+    ):  # by processes that were killed; we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
         temporary = Path(name) / "entry"
         temporary.mkdir()
@@ -108,11 +113,11 @@ def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
 
 def _is_whole(path: Path, key: str) -> bool:
     try:
-        record = json.loads((path / "entry.json").read_text())
+        record = json.loads(files.read_bytes(path / "entry.json", MAX_RECORD_BYTES))
         same_key = record["key"] == json.loads(key)
-        found = {
-            file.name: files.sha256(file) for file in path.iterdir() if file.name != "entry.json"
-        }
-        return same_key and found == record["sha256"]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        kept = [file for file in path.iterdir() if file.name != "entry.json"]
+        if not same_key or any(not file.is_file() or file.is_symlink() for file in kept):
+            return False
+        return {file.name: files.sha256(file) for file in kept} == record["sha256"]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return False

@@ -33,6 +33,7 @@ from resnet8ptq.errors import ConfigError
 
 TABLE_FILE = "calibration.json"
 PROVENANCE_FILE = "calibration.provenance.json"
+MAX_BYTES = 2**26
 FILES = (TABLE_FILE, "calibration.flatbuffers", "calibration.cache")
 
 Provenance = Mapping[str, str | Mapping[str, str | int | float]]
@@ -129,9 +130,9 @@ def _describe(key: str, value: object) -> str:
 
 def _read(path: Path, takes: str) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+        return files.read_bytes(path, MAX_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: no path at all
+        reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfigError(f"calib.table: cannot read {path} ({reason}); takes {takes}") from error
 
 
@@ -145,9 +146,16 @@ def _parse(path: Path) -> dict[str, Any]:
 
 def _decode(content: bytes, path: Path) -> object:
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested without end
         raise ConfigError(f"calib.table: {path} is damaged: not JSON ({error})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
 
 
 def _as_ranges(found: object, path: Path) -> dict[str, Range]:

@@ -1,5 +1,6 @@
 """The ranges of every setting: errors name the key, what it got and what it takes."""
 
+import math
 from dataclasses import fields, is_dataclass
 
 from resnet8ptq import search
@@ -22,15 +23,27 @@ from resnet8ptq.config import (
 )
 from resnet8ptq.errors import ConfigError
 
+MOST = 2**31 - 1  # of any count
+MOST_THREADS = 1024
+MOST_BINS = 2**20
+
 
 def check_keys(node: object, prefix: str = "") -> None:
-    """Refuse keys that were forced in by `+key=value`: nothing would read them."""
+    """Refuse keys that were forced in by `+key=value`, and text that no terminal should show."""
     known = [item.name for item in fields(node)]  # type: ignore[arg-type]
     for key, value in vars(node).items():
         if key not in known:
             raise ConfigError(f"{prefix}{key}: no such key; takes {' | '.join(known)}")
+        _check_text(f"{prefix}{key}", value)
         if is_dataclass(value):
             check_keys(value, f"{prefix}{key}.")
+
+
+def _check_text(key: str, value: object) -> None:
+    """Text goes into folders' names, logs, tables and pages; a path takes no NUL."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str):
+            _require(key, repr(text), text.isprintable(), "printable characters")
 
 
 def check(config: RunConfig) -> None:
@@ -52,6 +65,8 @@ def check(config: RunConfig) -> None:
         _fraction(f"report.{key}", getattr(config.report, key))
     if config.threads is not None:
         _at_least("threads", config.threads, 1)
+        _at_most("threads", config.threads, MOST_THREADS)
+    _at_most("latency.threads", config.latency.threads, MOST_THREADS)
     if not config.tracking.experiment_name.strip():
         raise ConfigError("tracking.experiment_name: got '', takes a name")
     _check_analysis(config, config.analysis)
@@ -82,6 +97,7 @@ def _check_calib(calib: CalibConfig) -> None:
         wide_enough,
         f"an even number > 2 * calib.num_quantized_bins = {2 * calib.num_quantized_bins}",
     )
+    _at_most("calib.num_bins", calib.num_bins, MOST_BINS)
     constant = calib.averaging_constant
     _require("calib.averaging_constant", constant, 0 < constant <= 1, "0 < constant <= 1")
 
@@ -105,7 +121,7 @@ def _check_quantization(config: RunConfig) -> None:
     _at_least("qat.batch_size", config.qat.batch_size, 1)
     for key in ("learning_rate", "temperature"):
         value = getattr(config.qat, key)
-        _require(f"qat.{key}", value, value > 0, "a number > 0")
+        _require(f"qat.{key}", value, 0 < value < math.inf, "a number > 0")
 
 
 def _check_analysis(config: RunConfig, analysis: AnalysisConfig) -> None:
@@ -142,6 +158,11 @@ def _one_of(key: str, got: str, choices: tuple[str, ...]) -> None:
 
 def _at_least(key: str, got: int, least: int) -> None:
     _require(key, got, got >= least, f"an integer >= {least}")
+    _at_most(key, got, MOST)
+
+
+def _at_most(key: str, got: int, most: int) -> None:
+    _require(key, got, got <= most, f"an integer <= {most}")
 
 
 def _check_method(config: RunConfig) -> None:

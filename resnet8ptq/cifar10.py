@@ -3,8 +3,11 @@
 Loading looks through them and reads labels alone; the images are read when they are asked for.
 """
 
+import errno
 import math
 import os
+import stat
+import tarfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -93,6 +96,14 @@ class StoredImages:
         return images
 
 
+class _Untar(pooch.Untar):  # type: ignore[misc]
+    """Refuses members outside of the folder, which pooch's own does from Python 3.12 on."""
+
+    def _extract_file(self, fname: str, extract_dir: str) -> None:
+        with tarfile.open(fname) as archive:
+            archive.extractall(extract_dir, filter="data")
+
+
 def fetch(folder: Path) -> Path:
     """Download and unpack CIFAR-10 below `folder`, or find it there; return the batches' folder.
 
@@ -103,7 +114,7 @@ def fetch(folder: Path) -> Path:
         known_hash=f"md5:{MD5}",
         path=folder,
         fname="cifar-10-python.tar.gz",
-        processor=pooch.Untar(extract_dir="cifar-10"),
+        processor=_Untar(extract_dir="cifar-10"),
         downloader=pooch.HTTPDownloader(progressbar=True, timeout=15),
     )
     return next(Path(member).parent for member in members if member.endswith("test_batch"))
@@ -138,7 +149,7 @@ def read_class_names(folder: Path) -> tuple[str, ...]:
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.replace("_", "").isalnum()
+    return isinstance(name, str) and len(name) <= 100 and name.replace("_", "").isalnum()
 
 
 def _read_batch(path: Path) -> tuple[_Batch, NDArray[np.int64]]:
@@ -167,13 +178,16 @@ def _read_batch(path: Path) -> tuple[_Batch, NDArray[np.int64]]:
 def _read_dict(path: Path) -> tuple[dict[str, Any], os.stat_result]:
     try:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would wait, a device has no end
+            raise OSError(errno.EINVAL, "it is no regular file")
         content = array_pickle.load(path)
     except FileNotFoundError:
         raise DataError(f"{path}: missing") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except Exception as error:  # whatever a damaged or hostile pickle makes of itself
-        raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({error})") from error
+        reason = str(error)[:300]  # it may quote the file
+        raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({reason})") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__}, not a batch")
     return content, status

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from resnet8ptq.errors import ConfigError, PtqError, redact
+from resnet8ptq.errors import ConfigError, PtqError, printable, redact
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def one_line(error: BaseException) -> str:
     for option, extra in _EXTRAS.items():
         if f"'hydra/{option}'" in text:
             text += f"; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
-    return redact(" ".join(text.split())) or type(error).__name__
+    return redact(printable(text)) or type(error).__name__
 
 
 def _close_sweep(status: str) -> int:

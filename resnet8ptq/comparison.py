@@ -5,18 +5,25 @@ FP32 baselines are one family, the same by class another, the runs against the b
 """
 
 import json
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
-from resnet8ptq import history, table
+from resnet8ptq import files, history, table
+from resnet8ptq.errors import TrackingError, one_line
 from resnet8ptq.history import Record
 from resnet8ptq.metrics import Paired, holm, mcnemar
 from resnet8ptq.mlflow_store import Store
 
 SIGNIFICANCE = 0.05  # of each family
+MAX_BYTES = 2**30  # of one artifact
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class Comparison:
         """Class names, from the order in which the runs logged them."""
         for cell in self.measured:
             if names := cell.record.tags.get("class_names"):
-                return tuple(json.loads(names))
+                return _parse_names(names)
         return ()
 
 
@@ -92,15 +99,56 @@ def load(store: Store, records: Sequence[Record]) -> Comparison:
 def _load_cell(store: Store, record: Record, label: str) -> Cell:
     if "accuracy" not in record.metrics:
         return Cell(record, label)
-    with (
-        history.artifact(store, record, "predictions.npz") as path,
-        np.load(path, allow_pickle=False) as arrays,
-    ):
-        names = ("predictions", "baseline_predictions", "labels")
-        paired = Paired(*(arrays[name] for name in names))
+    with history.artifact(store, record, "predictions.npz") as path:
+        paired = _read(record, path, _read_predictions)
     with history.artifact(store, record, "ranges.json") as path:
-        ranges = json.loads(path.read_text())
+        ranges = _read(record, path, _read_ranges)
     return Cell(record, label, paired, ranges=ranges)
+
+
+def _read(record: Record, path: Path, reader: Callable[[Path], T]) -> T:
+    """Read an artifact, which whoever writes to the store may have replaced.
+
+    Raises:
+        TrackingError: it is damaged, or something else.
+    """
+    try:
+        return reader(path)
+    except Exception as error:  # numpy's, zipfile's and json's own
+        raise TrackingError(
+            f"run {record.run_id}: {path.name} is damaged ({one_line(error)})"
+        ) from None
+
+
+def _read_predictions(path: Path) -> Paired:
+    with zipfile.ZipFile(path) as archive:
+        if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
+            raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
+    with np.load(path, allow_pickle=False) as arrays:
+        found = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
+    shape = found[2].shape
+    if any(array.ndim != 1 or array.shape != shape or array.dtype.kind != "i" for array in found):
+        raise ValueError("it is no integer for each image")
+    return Paired(*found)
+
+
+def _read_ranges(path: Path) -> dict[str, Any]:
+    ranges = json.loads(files.read_bytes(path, MAX_BYTES))
+    for kind in ("activations", "weights"):
+        for low, high in ranges[kind].values():
+            if not float(low) <= float(high):
+                raise ValueError("a range without an inside")
+    return dict(ranges)
+
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TrackingError(f"class_names: got {text[:100]!r}, takes a list of names")
+    return tuple(names)
 
 
 def compare(cells: Sequence[Cell]) -> Comparison:

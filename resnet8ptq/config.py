@@ -12,6 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.errors import ConfigError
+from resnet8ptq.files import safe_name
 
 DTYPES = ("fp32", "int8", "uint8", "u8s8")
 METHODS = ("static", "dynamic", "qat")
@@ -204,6 +205,10 @@ class RunConfig:
     objectives: list[str] | None = None
     # What a named sweep sets differently for each backend, read there by interpolation.
     per_backend: dict[str, Any] = field(default_factory=dict)
+
+
+# In `conf/config.yaml`: folders are made before the config is checked, also in another process.
+OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
 
 
 def register_schemas() -> None:

@@ -22,6 +22,7 @@ from resnet8ptq.preprocessing import Preprocessing, preprocess
 
 PARITY_IMAGES = 1000
 PARITY_TOLERANCE = 1e-4  # of a probability
+MAX_CONVERSION_S = 3600
 
 UNFOLDED, FOLDED, RECORD = "unfolded.onnx", "folded.onnx", "conversion.json"
 
@@ -53,6 +54,22 @@ def read_record(folder: Path) -> Conversion:
     """Return what `convert` wrote into `folder`."""
     record = json.loads((folder / RECORD).read_text())
     return Conversion(**{**record, "preprocessing": Preprocessing(**record["preprocessing"])})
+
+
+def limit_process() -> None:
+    """Let this process take no more memory than the machine has, nor hours of its cores.
+
+    A file may ask for more than it holds: a constant of 10**12 zeros, a loop without end.
+    """
+    import resource
+
+    bytes_there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    seconds = MAX_CONVERSION_S * (os.cpu_count() or 1)
+    for kind, most in ((resource.RLIMIT_DATA, bytes_there), (resource.RLIMIT_CPU, seconds)):
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(
+            kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+        )
 
 
 def convert(source: Path, folder: Path, images: NDArray[np.uint8], classes: int) -> None:
@@ -120,8 +137,11 @@ def load_keras(source: Path) -> Any:
     """Load a Keras file without running code that it may hold.
 
     Raises:
-        ModelError: Keras refuses it.
+        ModelError: it holds code, or Keras refuses it.
     """
+    from resnet8ptq import keras_file
+
+    keras_file.check(source)
     import keras
 
     try:

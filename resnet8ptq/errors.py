@@ -19,14 +19,22 @@ def redact(text: str) -> str:
     return re.sub(r"(?<=://)[^/\s@]+@", "", text)
 
 
+def printable(text: str) -> str:
+    """Return a text in one line, without what would steer a terminal: it may quote a file."""
+    folded = " ".join(text.split())
+    return "".join(char if char.isprintable() else "?" for char in folded)
+
+
 def one_line(error: Exception) -> str:
     """Return an error's text, folded into one line and cut; it may quote what a file says."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return "".join(char if char.isprintable() else "?" for char in text)[:300]
+    return printable(redact(f"{type(error).__name__}: {error}"))[:300]
 
 
 class PtqError(Exception):
     """Base of all errors below; `str()` of it is one line, fit for a terminal."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(PtqError):

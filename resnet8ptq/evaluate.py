@@ -166,5 +166,5 @@ def load_baseline(config: RunConfig, model: Fp32Model, data: Dataset, cache_root
     probabilities = np.load(folder / "probabilities.npy", allow_pickle=False)
     kept = folder / "logits.npy"
     logits = np.load(kept, allow_pickle=False) if kept.exists() else None
-    path = folder / (folder / "artifact").read_text()
+    path = folder / files.safe_name((folder / "artifact").read_text())
     return Baseline(Scores(probabilities, data.test.labels, logits), path)

@@ -1,9 +1,12 @@
 """Write a file so that a killed process leaves either all of it or none; hash what is on disk."""
 
 import csv
+import errno
 import hashlib
 import io
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,14 +14,14 @@ from pathlib import Path
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` if the block ends well."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o644)  # mkstemp makes 0600, which a shared store could not read
+        temporary.chmod(mode)  # mkstemp makes 0600, which a shared store could not read
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -30,11 +33,41 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a regular file: no pipe that waits, no device without an end.
+
+    Raises:
+        OSError: it is none, cannot be read, or is larger than `most` bytes.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+    return content
+
+
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows of values as CSV."""
+    """Return rows of values as CSV; no text in it is a formula to a spreadsheet."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(map(_quote_formula, row) for row in rows)
     return text.getvalue()
+
+
+def _quote_formula(value: object) -> object:
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    return value if _NUMBER.fullmatch(value) else f"'{value}"
+
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-?inf", re.IGNORECASE)
+
+
+def safe_name(text: str) -> str:
+    """Return a text as the name of one file or folder, whatever it holds: no path, no glob."""
+    return re.sub(r"[^\w.,=-]|^\.", "_", text)[:100] or "_"
 
 
 def sha256(path: Path) -> str:

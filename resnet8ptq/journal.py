@@ -6,6 +6,7 @@ a run whose process was killed can be told from one that goes on.
 
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from resnet8ptq.errors import TrackingError
 FILE = "record.json"
 SWEEP_FILE = "sweep.json"  # what a sweep tells its jobs
 LOCK = ".lock"
+MAX_BYTES = 2**26
 PARENT_TAG = "mlflow.parentRunId"
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step
 ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
@@ -95,14 +97,29 @@ class Journal:
         """
         path = folder / FILE
         try:
-            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+            found = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
             found.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in found.points]
-            maps = (found.tags, found.params, *found.datasets)
-            if not all(isinstance(item, str) for part in maps for item in part.values()):
-                raise TypeError("values must be text")
+            found.check()
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise TrackingError(f"{path}: is damaged ({type(error).__name__})") from error
         return found
+
+    def check(self) -> None:
+        """Raise ValueError or TypeError where a field is not what `save` wrote.
+
+        Ids and the key become parts of queries, the model's file part of a path.
+        """
+        maps = (self.tags, self.params, *self.datasets)
+        texts = [item for part in maps for item in part.values()]
+        if not all(isinstance(text, str) for text in [self.name, self.experiment, *texts]):
+            raise TypeError("text is of another type")
+        ids = [self.key, self.run_id or "0", self.parent_id or "0", str(self.start_ms)]
+        if not all(re.fullmatch(r"\w+", found) for found in ids):
+            raise ValueError("an id is none")
+        if self.status not in ("RUNNING", *ENDED):
+            raise ValueError("the status is none")
+        if self.model is not None and Path(self.model["file"]).name != self.model["file"]:
+            raise ValueError("the model is not in the folder")
 
 
 def lock(folder: Path, wait_s: float = 0) -> FileLock:

@@ -162,7 +162,7 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     client = mlflow.MlflowClient(tracking_uri=uri)
     found = client.get_experiment_by_name(name)
     if found is None:
-        location = None if artifacts is None else (artifacts / name).as_uri()
+        location = None if artifacts is None else (artifacts / files.safe_name(name)).as_uri()
         try:
             return str(client.create_experiment(name, artifact_location=location))
         except MlflowException:  # another process was faster

@@ -27,7 +27,7 @@ SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 log = logging.getLogger(__name__)
 
 _CONVERTERS = (
-    *("convert", "onnx_file", "onnx_source", "normalization", "preprocessing"),
+    *("convert", "keras_file", "onnx_file", "onnx_source", "normalization", "preprocessing"),
     *("torch_module", "nodes"),
 )
 _TAKES = "takes a Keras .h5 or .keras file, or an .onnx file"
@@ -91,13 +91,15 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         # A process of its own: TensorFlow's memory and settings go when it ends, and a file that
         # crashes the reader does not take the sweep along.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
+        with ProcessPoolExecutor(1, context, convert.limit_process) as pool:
             pool.submit(convert.convert, source, folder, images, classes).result()
 
     try:
         folder = cache.entry(cache_root, "models", key, make)
     except BrokenProcessPool as error:
-        raise ModelError(f"{source}: reading it crashed the converter") from error
+        raise ModelError(
+            f"{source}: reading it crashed the converter, or took more than this machine has"
+        ) from error
     model = Fp32Model(
         name=config.name,
         source=source,

@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ class Front:
     def commands(self) -> list[str]:
         """What to type for each member's figures on the test images."""
         overrides = [cell.record.tags.get("job_overrides") for cell in self.members]
-        return [_command(shlex.split(given)) for given in overrides if given]
+        return [_command(shlex.split(given)) for given in overrides if _is_line(given)]
 
 
 def find(found: Comparison) -> Front | None:
@@ -79,6 +80,14 @@ def _objectives(found: Comparison) -> tuple[str, ...]:
         if names := json.loads(record.params.get("objectives", "null")):
             return tuple(name for name in names if name in OBJECTIVES)
     return ()
+
+
+def _is_line(given: str | None) -> TypeGuard[str]:
+    """Tell whether a tag is what run.py has written: words for the shell, on one line."""
+    try:
+        return given is not None and given.isprintable() and bool(shlex.split(given))
+    except ValueError:  # an open quote
+        return False
 
 
 def _command(overrides: Sequence[str]) -> str:

@@ -14,7 +14,13 @@ from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen o
 from numpy.typing import NDArray
 
 from resnet8ptq import files
+from resnet8ptq.errors import printable
 from resnet8ptq.metrics import Paired, wilson
+
+
+def plain(text: str) -> str:
+    """Return a text from outside as a label: no formula between dollars, and not without end."""
+    return printable(text)[:80].replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -67,9 +73,11 @@ def classes(paired: Paired, class_names: Sequence[str], title: str) -> Figure:
             capsize=3,
             label=name,
         )
-    axes.set_xticks(range(len(class_names)), class_names, rotation=30, ha="right")
+    axes.set_xticks(
+        range(len(class_names)), [plain(n) for n in class_names], rotation=30, ha="right"
+    )
     axes.set_ylim(max(0.0, axes.dataLim.y0), 100)
-    axes.set(title=title, ylabel="accuracy, %  (bars: 95% interval)")
+    axes.set(title=plain(title), ylabel="accuracy, %  (bars: 95% interval)")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     figure.legend(loc="outside upper right", ncols=2)
@@ -90,7 +98,7 @@ def confusion(paired: Paired, class_names: Sequence[str], title: str) -> Figure:
     show_matrix(right, change, cmap="PuOr", norm=TwoSlopeNorm(0, -limit, limit))
     _label_cells(right, change, np.abs(change) > 0.6 * limit, class_names, "{:+d}")
     right.set(title="change from FP32")
-    figure.suptitle(title)
+    figure.suptitle(plain(title))
     return figure
 
 
@@ -110,8 +118,9 @@ def _label_cells(
             )
             written.set_in_layout(False)  # inside its cell: no need to measure it
     axes.set_aspect("equal")
-    axes.set_xticks(range(len(class_names)), class_names, rotation=45, ha="right")
-    axes.set_yticks(range(len(class_names)), class_names)
+    names = [plain(name) for name in class_names]
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="predicted class", ylabel="true class")
 
 
@@ -149,12 +158,12 @@ def sensitivity(
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     # The line would cross figures at the bars' ends: here they stand by the names.
-    named = [f"{layer}  {value:.1f}" for layer, value in zip(layers, sqnr_db, strict=True)]
+    named = [f"{plain(layer)}  {value:.1f}" for layer, value in zip(layers, sqnr_db, strict=True)]
     panels[0].set_yticks(places, named)
     panels[0].invert_yaxis()
     line = panels[0].axvline(whole_sqnr_db, color="tab:red", linestyle="--")
     figure.legend([line], [f"all layers: {whole_sqnr_db:.1f} dB"], loc="outside upper right")
-    figure.suptitle(title, x=0.01, ha="left")
+    figure.suptitle(plain(title), x=0.01, ha="left")
     return figure
 
 

@@ -37,10 +37,11 @@ from resnet8ptq import (
 )
 from resnet8ptq.comparison import SIGNIFICANCE, Comparison
 from resnet8ptq.config import ReportConfig, TrackingConfig
-from resnet8ptq.errors import TrackingError
+from resnet8ptq.errors import TrackingError, printable
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.recommend import Recommendation, broken_limits, recommend
+from resnet8ptq.sweep import Sweep
 
 Images = Mapping[str, bytes]  # file name -> PNG
 
@@ -125,7 +126,7 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     )
     environment = Environment(loader=PackageLoader("resnet8ptq"), autoescape=True)
     page = environment.get_template("report.html.j2")
-    return page.render(title=f"Quantization report: {title}", body=body)
+    return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
 
 def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:
@@ -181,7 +182,9 @@ def _draw(found: Comparison) -> dict[str, bytes]:
         "class_impact.png": sweep_plots.class_impact(found),
     }
     for backend in sorted({cell.backend for cell in found.measured}):
-        figures[f"ranges_{backend}.png"] = sweep_plots.activation_ranges(found, backend)
+        figures[f"ranges_{files.safe_name(backend)}.png"] = sweep_plots.activation_ranges(
+            found, backend
+        )
     figures["ranges_of_weights.png"] = sweep_plots.weight_ranges(found)
     return {name: plots.to_png(figure) for name, figure in figures.items() if figure is not None}
 
@@ -196,7 +199,7 @@ def _figures_of(store: Store, record: Record) -> dict[str, bytes]:
 
 
 def _escape(text: object) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", str(text).replace("\n", " "))
+    return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 
 @dataclass
@@ -220,12 +223,22 @@ def main(words: list[str]) -> None:
     parent = history.load_run(store, given.run_id) if given.run_id else history.find_parent(store)
     if parent is None:
         raise TrackingError(f"experiment: {given.experiment!r} has no sweep to report on")
-    folder = Path(given.folder or parent.tags.get("folder", "."))
+    folder = Path(given.folder or _folder_of(parent))
     folder.mkdir(parents=True, exist_ok=True)
     limits = ReportConfig(given.max_drop, given.min_accuracy, given.reference)
     records = history.load_compared(store, parent.run_id)
     for path in write(store, parent.run_id, records, folder, limits):
         print(path)
+
+
+def _folder_of(parent: Record) -> Path:
+    """Return the sweep's own folder where it is here; else this one: a store may name any."""
+    folder = Path(parent.tags.get("folder", "."))
+    try:
+        own = Sweep.load(folder).parent_id == parent.run_id
+    except TrackingError:
+        own = False
+    return folder if own else Path()
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from resnet8ptq import files, plots
 from resnet8ptq.config import RunConfig
+from resnet8ptq.terminal import show
 
 if TYPE_CHECKING:  # which calls this module
     from resnet8ptq.sensitivity import Layer, SensitivityResult
@@ -51,7 +53,7 @@ def print_table(result: "SensitivityResult", title: str, console: Console | None
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
         console.width = 130  # a pipe has no width; rich would fold the columns at 80
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(show(title)), title_justify="left")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
     for rank, layer in enumerate(result.layers, 1):
@@ -64,9 +66,9 @@ def print_table(result: "SensitivityResult", title: str, console: Console | None
         console.print(note, highlight=False, markup=False)
 
 
-def _cells(layer: "Layer") -> Sequence[str]:
+def _cells(layer: "Layer") -> Sequence[str | Text]:
     return (
-        layer.name,
+        Text(show(layer.name)),
         f"{layer.sqnr_db:.1f}",
         f"{layer.accuracy_lost:+.2%}",
         str(layer.correct),

@@ -6,6 +6,7 @@ since environment variables do not reach jobs on another machine, and a shared f
 
 import json
 import logging
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq import cli, files, jobs, journal, search
 from resnet8ptq.config import ReportConfig, TrackingConfig
-from resnet8ptq.errors import PtqError, TrackingError
+from resnet8ptq.errors import PtqError, TrackingError, one_line
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
     from resnet8ptq.mlflow_store import Store
 
 log = logging.getLogger(__name__)
+
+MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,29 @@ class Sweep:
 
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
-        """Read what `save` left."""
+        """Read what `save` left.
+
+        Raises:
+            TrackingError: the file is gone or damaged; the ids in it become parts of queries.
+        """
         from resnet8ptq.mlflow_store import Store
 
-        kept = json.loads((folder / journal.SWEEP_FILE).read_text())
-        store = Store(kept["uri"], kept["experiment_id"], kept["experiment_name"])
-        return cls(store, kept["parent_id"], folder, jobs=kept["jobs"], resume=kept["resume"])
+        path = folder / journal.SWEEP_FILE
+        try:
+            kept = json.loads(files.read_bytes(path, MAX_BYTES))
+            texts = [kept[key] for key in ("uri", "experiment_name", "experiment_id", "parent_id")]
+            if not all(isinstance(found, str) for found in texts):
+                raise ValueError("what it holds is of other types")
+            if type(kept["jobs"]) is not int or type(kept["resume"]) is not bool:
+                raise ValueError("what it holds is of other types")
+            uri, experiment_name, *ids = texts
+            if not all(re.fullmatch(r"\w+", found) for found in ids):
+                raise ValueError("its ids are none")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise TrackingError(f"{path}: not what the sweep wrote ({one_line(error)})") from None
+        experiment_id, parent_id = ids
+        store = Store(uri, experiment_id, experiment_name)
+        return cls(store, parent_id, folder, jobs=kept["jobs"], resume=kept["resume"])
 
     def close(self, status: str) -> str:
         """Print the comparison, write it to the folder and the parent run, close the parent.

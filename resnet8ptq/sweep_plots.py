@@ -44,8 +44,8 @@ def class_impact(comparison: Comparison) -> Figure | None:
         written.set_in_layout(False)  # inside its cell: no need to measure it
         if names[column] in cells[row].worse_classes:
             axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.set_yticks(range(len(cells)), [cell.label for cell in cells], fontsize=8)
+    axes.set_xticks(range(len(names)), [plots.plain(n) for n in names], rotation=45, ha="right")
+    axes.set_yticks(range(len(cells)), [plots.plain(cell.label) for cell in cells], fontsize=8)
     axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)")
     figure.colorbar(mesh, ax=axes, label="points", shrink=0.8)
     return figure
@@ -103,11 +103,11 @@ def _legend(cells: Sequence[Cell]) -> list[Line2D]:
     """One key for each mark that appears: three short lists instead of every combination."""
     calibrations = dict.fromkeys(_calibration(cell) for cell in cells)
     lines = [
-        Line2D([], [], ls="", marker=marker, color="0.3", label=kind)
+        Line2D([], [], ls="", marker=marker, color="0.3", label=plots.plain(kind))
         for marker, kind in zip(cycle(_MARKERS), _kinds(cells), strict=False)
     ]
     lines += [
-        Line2D([], [], lw=4, color=_CALIBRATIONS.get(name, "C7"), label=name)
+        Line2D([], [], lw=4, color=_CALIBRATIONS.get(name, "C7"), label=plots.plain(name))
         for name in calibrations
     ]
     for filled, name in ((False, "per tensor"), (True, "per channel")):
@@ -155,7 +155,7 @@ def _scatter(
 def _short(names: Sequence[str]) -> list[str]:
     """Leave out what Keras puts before every name, and tf2onnx behind it."""
     prefix = r"^(?:model|functional|sequential)(?:_\d+)?[/_]"
-    return [re.sub(prefix, "", name).removesuffix(":0") for name in names]
+    return [plots.plain(re.sub(prefix, "", name).removesuffix(":0")) for name in names]
 
 
 def activation_ranges(comparison: Comparison, backend: str) -> Figure | None:
@@ -180,13 +180,16 @@ def activation_ranges(comparison: Comparison, backend: str) -> Figure | None:
                     color=_CALIBRATIONS.get(method, "C7"),
                     lw=2.5,
                     solid_capstyle="butt",
-                    label=method if row == 0 else None,
+                    label=plots.plain(method) if row == 0 else None,
                 )
     axes.set_yticks(range(len(names)), _short(names))
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=1)
-    axes.set(xlabel="activation value", title=f"{backend}: activation ranges kept by each method")
+    axes.set(
+        xlabel="activation value",
+        title=f"{plots.plain(backend)}: activation ranges kept by each method",
+    )
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="lower right", fontsize=8)
     return figure
@@ -203,7 +206,7 @@ def weight_ranges(comparison: Comparison) -> Figure | None:
     for row, (low, high) in enumerate(ranges.values()):
         axes.barh(row, high - low, left=low, height=0.5, color="C0")
         axes.text(high, row, f" {low:.2f} to {high:.2f}", va="center", fontsize=8)
-    axes.set_yticks(range(len(ranges)), list(ranges))
+    axes.set_yticks(range(len(ranges)), [plots.plain(name) for name in ranges])
     axes.invert_yaxis()
     axes.use_sticky_edges = False  # or the longest bar ends in the frame
     axes.margins(x=0.15)

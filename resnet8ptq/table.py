@@ -6,11 +6,13 @@ from pathlib import Path
 from rich import box
 from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
 from resnet8ptq import files
 from resnet8ptq.history import Record
 from resnet8ptq.metrics import holm
 from resnet8ptq.mlflow_store import Store
+from resnet8ptq.terminal import show
 
 COLUMNS = (
     *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),
@@ -117,7 +119,7 @@ def print_table(records: Sequence[Record], console: Console | None = None) -> No
         console.width = 240  # a pipe has no width; rich would fold the columns at 80
     narrow = console.width < 120
     table = Table(
-        title=title(records),
+        title=Text(show(title(records))),
         title_justify="left",
         box=box.SIMPLE if narrow else box.HEAVY_HEAD,
         padding=(0, 0) if narrow else (0, 1),
@@ -127,12 +129,15 @@ def print_table(records: Sequence[Record], console: Console | None = None) -> No
         # In a narrow terminal words are folded, figures stay whole.
         figure = column in NUMERIC
         justify: JustifyMethod = "right" if figure else "left"
-        table.add_column(column, justify=justify, no_wrap=figure, overflow="fold", min_width=5)
+        table.add_column(
+            Text(show(column)), justify=justify, no_wrap=figure, overflow="fold", min_width=5
+        )
     for row in rows(records):
-        table.add_row(*row, style=None if row[-1] in ("ok", "baseline") else "yellow")
+        cells = [Text(show(value)) for value in row]  # as it is: a setting may be in brackets
+        table.add_row(*cells, style=None if row[-1] in ("ok", "baseline") else "yellow")
     console.print(table)
     for note in notes(records):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        console.print(show(note), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_places(folder: Path, store: Store) -> None:

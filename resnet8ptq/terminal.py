@@ -5,9 +5,10 @@ stdout is left to results (the tables), so that they can be piped.
 
 from collections.abc import Iterable, Iterator, Sized
 from functools import cache
+from logging import LogRecord
 from typing import TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -28,6 +29,15 @@ class LogHandler(RichHandler):
 
     def __init__(self, level: int | str = "NOTSET") -> None:
         super().__init__(level, stderr(), show_path=False, log_time_format="%H:%M:%S")
+
+    def render_message(self, record: LogRecord, message: str) -> ConsoleRenderable:
+        """Show what a message quotes from a file without the characters that steer a terminal."""
+        return super().render_message(record, show(message))
+
+
+def show(text: object) -> str:
+    """Return a text as a terminal may show it: control characters would steer it."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
 
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:

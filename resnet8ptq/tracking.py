@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from resnet8ptq import environment, journal, upload
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import CalibrationSet, Dataset, Split
-from resnet8ptq.errors import redact
+from resnet8ptq.errors import one_line, redact
 from resnet8ptq.history import Record
 from resnet8ptq.journal import Journal
 from resnet8ptq.mlflow_store import Store, is_away, without_password
@@ -259,8 +259,14 @@ def replace_runs(store: Store, earlier: Sequence[Record], run: Run) -> None:
     MLflow keeps deleted runs, and shows them on request; so does the folder of each.
     """
     for record in earlier:
-        upload.log_batch(store, record.run_id, tags={"run_again_as": run.run_id})
-        store.client.delete_run(record.run_id)
+        try:
+            upload.log_batch(store, record.run_id, tags={"run_again_as": run.run_id})
+            store.client.delete_run(record.run_id)
+        except Exception as error:
+            if not is_away(error):
+                raise
+            # Reports take a job's newest run. A server may let only its owner delete a run.
+            log.warning("run %s stays beside %s: %s", record.run_id, run.run_id, one_line(error))
 
 
 def end_record(status: str, folder: Path) -> Journal:

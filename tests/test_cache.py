@@ -170,6 +170,17 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path):
     assert visible(tmp_path) == []
 
 
+def test_what_a_killed_build_left_is_cleared_away(tmp_path, make):
+    place = cache.place(tmp_path, "kind", {"a": 1})
+    left, others = place.with_name(f".{place.name}-x"), place.with_name(".another-x")
+    for folder in (left, others):
+        folder.mkdir(parents=True)
+        (folder / "half").touch()
+    cache.entry(tmp_path, "kind", {"a": 1}, make)
+    assert not left.exists()
+    assert others.exists()
+
+
 def test_a_failed_build_lets_go_of_the_lock(tmp_path):
     """Also while somebody, as Hydra does, keeps the exception and with it the frames."""
     with pytest.raises(ValueError, match="half way") as kept:

@@ -333,12 +333,7 @@ def test_a_class_name_does_not_take_the_place_of_a_metric(name):
 def test_an_unsupported_run_has_no_metrics():
     result = RunResult("unsupported", "no such kernel")
     assert result.to_metrics() == {}
-    assert result.accuracy_drop is None
     assert result.summary() == "unsupported: no such kernel"
-
-
-def test_the_drop_is_what_was_lost():
-    assert make_result().accuracy_drop == pytest.approx(1 / 3)
 
 
 def test_the_summary_is_one_line_with_the_figures():

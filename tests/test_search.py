@@ -117,8 +117,10 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
     found.cells[1].record.tags["job_overrides"] = (
         "experiment=search evaluate.split=held_out 'op_types=[Conv, Gemm]' hydra.sweeper.n_trials=3"
     )
+    found.cells[0].record.tags["job_overrides"] = "an open ' quote"  # from who knows where
     front = pareto.find(found)
     assert front is not None
+    assert len(front.commands) == 1
     assert [cell.record.run_id for cell in front.members] == ["best", "small"]
     text = report.to_markdown(found, ReportConfig(), {})
     section = text.split("## Pareto front")[1].split("## All runs")[0]

@@ -1,5 +1,6 @@
 """A store that is away: the run's folder keeps what it found, and `sync` logs it later, once."""
 
+import json
 import os
 import shutil
 import signal
@@ -188,7 +189,20 @@ def test_an_empty_store_takes_sweeps_with_their_runs(store: Store, tmp_path: Pat
     assert [i.path for i in store.client.list_artifacts(parent.run_id)] == ["report.md"]
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"name": 1}', "\0", '{"name": "a"}'])
+SOUND = {"name": "a", "experiment": "b", "key": "0"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{}", "[]", "\0", "[" * 100_000, '{"name": "a"}'),
+        *(json.dumps({**SOUND, key: value}) for key in SOUND for value in (None, [], {}, 1.5)),
+        json.dumps({**SOUND, "key": "0' or tags.kind != '"}),
+        json.dumps({**SOUND, "model": {"file": "../../model.onnx"}}),
+        json.dumps({**SOUND, "tags": {"a": 1}}),
+        json.dumps({**SOUND, "points": [["loss", "x", 0, 0]]}),
+    ],
+)
 def test_a_damaged_record_is_named_and_left_alone(
     store: Store, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:

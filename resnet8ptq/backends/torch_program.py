@@ -3,8 +3,7 @@
 import io
 import json
 import re
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
 from resnet8ptq import files
+from resnet8ptq.backends import torch_archive
 from resnet8ptq.backends.torch_annotate import LAYERS, SOFTMAX
 from resnet8ptq.backends.torchscript import copy_reproducibly, infer, known_warnings
-from resnet8ptq.errors import QuantizationError
+from resnet8ptq.errors import QuantizationError, one_line
 
 MODEL_FILE = "model.pt2"
 
@@ -36,8 +36,29 @@ _ROUNDED = (
     _ops.dequantize_per_channel.default,
 )
 _SAMPLE = "archive/data/sample_inputs/model.pt"
-# A dimension: numbers and free dimensions, added and multiplied; no name that could be called.
-_EXPRESSION = re.compile(r"(Symbol\('[su]\d+'(, \w+=True)*\)|[su]?\d+|[-+*/() ])+")
+_TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.\w+")
+# Of symbolic sizes, and of operators with several outputs.
+_PYTHON = re.compile(
+    r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|ge|gt|le|lt|and_|or_)"
+    r"|torch\.sym_(float|int|ite|max|min|not|sum)"
+)
+_NAME = re.compile(r"[\w./: -]*")  # of a tensor: nothing that could end a name in code
+_TEXTS = {
+    # A dimension: numbers and free dimensions, added and multiplied; nothing else is called, and
+    # no power takes forever. Digits are matched once (`++`), so that neither does the match.
+    "expr_str": re.compile(
+        r"(?!.*(?:\d{13}|\*\*))"
+        r"(?:Symbol\('[su]\d++'(?:, \w++=True)*+\)|(?:Add|Mul|Integer|FloorDiv|Mod|Max|Min)\("
+        r"|[su]?\d++|[-+*/(), ])++"
+    ),
+    **dict.fromkeys(("fqn", "parameter_name", "buffer_name"), _NAME),
+    **dict.fromkeys(
+        ("in_spec", "out_spec"), re.compile(r'([\d\[\]{}:, ]|null|"(builtins\.\w+|\w+|\[\])")*')
+    ),
+    "path_name": re.compile(r"(weight|tensor)_\d+"),
+    "torch_version": re.compile(r"[\w.+-]+"),
+    "name": re.compile(r"\w*"),
+}
 
 
 @dataclass(frozen=True)
@@ -86,9 +107,28 @@ def load(path: Path) -> ExportedPredictor:
     Raises:
         QuantizationError: the file holds more than that; torch might run what it says.
     """
-    _check(path)
-    with known_warnings():
-        return ExportedPredictor(torch.export.load(path).module())
+    archive = torch_archive.pack(read(path))
+    try:
+        with known_warnings():
+            return ExportedPredictor(torch.export.load(archive).module())
+    except Exception as error:  # torch's own, dozens
+        raise QuantizationError(f"{path}: torch cannot load it ({one_line(error)})") from error
+
+
+def read(path: Path) -> dict[str, bytes]:
+    """Return the records of a program that is what `save` writes.
+
+    Raises:
+        QuantizationError: it is not; names what is strange in it.
+    """
+    records = torch_archive.read(path, _RECORDS)
+    try:
+        strange = next(_check(records), None)
+    except (ValueError, RecursionError) as error:  # no JSON, or nested without end
+        strange = one_line(error)
+    if strange is not None:
+        raise torch_archive.refusal(path, strange)
+    return records
 
 
 def count_quantized_layers(path: Path) -> int:
@@ -97,33 +137,43 @@ def count_quantized_layers(path: Path) -> int:
     return sum(all(i.target in _ROUNDED for i in layer.args[:2]) for layer in layers)
 
 
-def _check(path: Path) -> None:
-    """Refuse what `torch.export.load` would unpickle or evaluate.
+def _check(records: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield what `torch.export.load` would unpickle, evaluate or look up by name.
 
-    It takes pickled weights, sample inputs and older layouts without asking, and evaluates the
-    expressions of dynamic shapes and of guards.
+    It takes pickled weights, sample inputs and older layouts without asking, evaluates the
+    expressions of dynamic shapes and of guards, calls whatever function below `torch` a node names
+    (`torch.os.system`), and writes Python code with the names of tensors in it.
     """
-    with zipfile.ZipFile(path) as archive:
-        strange = [n for n in archive.namelist() if not _RECORDS.fullmatch(n)]
-        described = [n for n in archive.namelist() if n.endswith(".json")]
-        contents = {name: json.loads(archive.read(name)) for name in described}
-        if _SAMPLE in archive.namelist() and archive.read(_SAMPLE):
-            strange.append(_SAMPLE)
-    for name, content in contents.items():
-        for key, value in _items(content):
-            plain = key != "expr_str" or _EXPRESSION.fullmatch(str(value))
-            if (key in ("use_pickle", "guards_code") and value) or not plain:
-                strange.append(f"{name}: {key}")
-    if strange:
-        raise QuantizationError(f"{path}: not a program that was saved here ({strange[0]})")
+    if records.get(_SAMPLE):
+        yield _SAMPLE
+    for name, content in records.items():
+        if name.endswith(".json"):
+            for key, value in _items(json.loads(content)):
+                if not _is_plain(key, value):
+                    yield f"{name}: {key}"
+
+
+def _is_plain(key: str, value: Any) -> bool:
+    if key in ("use_pickle", "guards_code", "metadata"):
+        return not value
+    if not _NAME.fullmatch(key):
+        return False
+    if not isinstance(value, str):
+        return key not in ("target", "as_operator", "path_name", *_TEXTS)
+    if key in ("target", "as_operator"):
+        found = _TARGET.fullmatch(value)
+        allowed = found is not None and torch_archive.is_allowed(*found.groups())
+        return allowed or bool(_PYTHON.fullmatch(value))
+    return bool(_TEXTS.get(key, re.compile(r"[\w,.> -]*")).fullmatch(value))
 
 
 def _items(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every key and value of nested JSON."""
-    if isinstance(content, list):
-        for value in content:
-            yield from _items(value)
-    elif isinstance(content, dict):
-        for key, value in content.items():
-            yield key, value
-            yield from _items(value)
+    """Yield every key and value of nested JSON; of a list, each value under the list's key."""
+    waiting = [("", content)]
+    while waiting:
+        key, value = waiting.pop()
+        yield key, value
+        if isinstance(value, list):
+            waiting += [(key if isinstance(each, str) else "", each) for each in value]
+        elif isinstance(value, dict):
+            waiting += value.items()

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from resnet8ptq import files
+from resnet8ptq.backends import torch_archive, torchscript_check
+from resnet8ptq.errors import QuantizationError, one_line
 
 MODEL_FILE = "model.pt"
 
@@ -42,7 +44,7 @@ class TorchScriptPredictor:
     def _logits_module(self) -> Any | None:
         """A frozen copy (one flat graph, which can be cut) that returns the softmax's input."""
         with known_warnings():
-            frozen = torch.jit.load(self.path, map_location="cpu")
+            frozen = _load(self.path)
             if hasattr(frozen, "training"):  # saved frozen, it has lost the attribute
                 frozen = torch.jit.freeze(frozen.eval())
         graph = frozen.graph
@@ -64,9 +66,21 @@ def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def load(path: Path) -> TorchScriptPredictor:
-    """Load a TorchScript file; its weights are packed for the engine as they load."""
+    """Load a TorchScript file that `save` wrote; its weights are packed for the engine.
+
+    Raises:
+        QuantizationError: the file holds more than that; torch might run what it says.
+    """
     with known_warnings():
-        return TorchScriptPredictor(torch.jit.load(path, map_location="cpu"), path)
+        return TorchScriptPredictor(_load(path), path)
+
+
+def _load(path: Path) -> Any:
+    archive = torch_archive.pack(torchscript_check.read(path))
+    try:
+        return torch.jit.load(archive, map_location="cpu")
+    except Exception as error:  # torch's own, of several lines
+        raise QuantizationError(f"{path}: torch cannot load it ({one_line(error)})") from error
 
 
 def save(module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False) -> None:
@@ -139,7 +153,7 @@ _MANGLED = re.compile(rb"___torch_mangle_(\d+)")
 def count_quantized_layers(path: Path) -> int:
     """Count the quantized convolutions and matrix products in a TorchScript file."""
     with known_warnings():
-        graph = str(torch.jit.load(path, map_location="cpu").inlined_graph)
+        graph = str(_load(path).inlined_graph)
     return len(re.findall(r"= quantized::(?:conv\dd|linear|matmul)\w*\(", graph))
 
 

@@ -1,0 +1,196 @@
+"""Readers of files from outside, each with a valid file, and what they must make of any other.
+
+Any bytes give a valid object, or one of the package's errors in one printable line.
+"""
+
+import hashlib
+import io
+import json
+import pickle
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from resnet8ptq.errors import PtqError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A valid file, and the reader of such files."""
+
+    seed: bytes
+    read: Callable[[Path], object]
+    name: str = "file"
+
+    def check(self, content: bytes) -> bool:
+        """Read `content` as a file; tell whether it was taken. Any other error is a finding."""
+        path = _folder() / self.name
+        path.write_bytes(content)
+        try:
+            self.read(path)
+        except PtqError as error:
+            assert str(error).isprintable(), repr(str(error))
+            assert len(str(error)) < 2000, str(error)
+            return False
+        return True
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="fuzz-"))
+
+
+def batch() -> Target:
+    """A batch of CIFAR-10, and its images."""
+    from resnet8ptq import cifar10
+
+    images = np.arange(2 * 3072, dtype=np.int64).astype(np.uint8).reshape(2, 3072)
+    content = {"batch_label": "testing", "labels": [3, 8], "data": images, "filenames": ["a", "b"]}
+
+    def read(path: Path) -> None:
+        found, labels = cifar10.read_split(path.parent, "test")
+        assert found[:].shape == (len(labels), 32, 32, 3)
+
+    return Target(pickle.dumps(content, protocol=3), read, "test_batch")
+
+
+def meta() -> Target:
+    """The class names of CIFAR-10."""
+    from resnet8ptq import cifar10
+
+    content = {"label_names": list(cifar10.CLASS_NAMES), "num_vis": 3072}
+    read = cifar10.read_class_names
+    return Target(pickle.dumps(content, 2), lambda path: read(path.parent), "batches.meta")
+
+
+def onnx() -> Target:
+    """An ONNX file, as far as it is read before ONNX Runtime sees it."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    from resnet8ptq import onnx_file
+
+    weights = numpy_helper.from_array(np.ones((12, 10), np.float32), "w")
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "w"], ["logits"], name="dense"),
+        helper.make_node("Softmax", ["logits"], ["y"]),
+    ]
+    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2, 2, 3])
+    given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10])
+    graph = helper.make_graph(nodes, "g", [taken], [given], [weights])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return Target(proto.SerializeToString(), onnx_file.read, "model.onnx")
+
+
+def keras() -> Target:
+    """A Keras file, as far as it is read before Keras sees it."""
+    import h5py
+
+    from resnet8ptq import keras_file
+
+    layer = {"class_name": "Dense", "module": "keras.layers", "config": {"units": 10}}
+    weights, archive = io.BytesIO(), io.BytesIO()
+    with h5py.File(weights, "w") as file:
+        file["layers/dense/vars/0"] = np.ones((3, 2), np.float32)
+    with zipfile.ZipFile(archive, "w") as whole:
+        whole.writestr("config.json", json.dumps({"class_name": "Sequential", "config": [layer]}))
+        whole.writestr("model.weights.h5", weights.getvalue())
+    return Target(archive.getvalue(), keras_file.check, "model.keras")
+
+
+def table() -> Target:
+    """A calibration table whose hash is right, whatever is in it."""
+    from resnet8ptq import calibration_table
+
+    number = {"data": [1.5], "dtype": "float32", "CLS": "numpy.array"}
+    tensor = {"CLS": "TensorData", "lowest": number, "highest": number}
+
+    def read(path: Path) -> None:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        record = json.dumps({"sha256": {"calibration.json": digest}, "model": "m"})
+        path.with_name(calibration_table.PROVENANCE_FILE).write_text(record)
+        for low, high in calibration_table.load(path, {"model": "m"}).values():
+            assert -(2**128) < low <= high < 2**128
+
+    return Target(json.dumps({"data": {"input": tensor}}).encode(), read, "calibration.json")
+
+
+def entry() -> Target:
+    """The record of a cache entry."""
+    from resnet8ptq import cache as kept
+
+    text = json.dumps({"model": "m"})
+
+    def read(path: Path) -> None:
+        folder = path.parent / "entry"
+        folder.mkdir(exist_ok=True)
+        (folder / "entry.json").write_bytes(path.read_bytes())
+        assert type(kept._is_whole(folder, text)) is bool
+
+    return Target(json.dumps({"key": {"model": "m"}, "sha256": {}}).encode(), read)
+
+
+def sweep() -> Target:
+    """The file that tells jobs of their sweep."""
+    from resnet8ptq.journal import SWEEP_FILE
+    from resnet8ptq.sweep import Sweep
+
+    store = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
+    record = {**store, "parent_id": "0" * 32, "jobs": 1, "resume": False}
+    return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), SWEEP_FILE)
+
+
+def reference() -> Target:
+    """Other tools' figures."""
+    from resnet8ptq import reference as figures
+
+    lines = f"{','.join(figures.COLUMNS)}\nONNX Runtime,int8,8700,8699.5,9980,93000\n"
+    return Target(lines.encode(), lambda path: figures.load(str(path)), "figures.csv")
+
+
+def torchscript() -> Target:
+    """A TorchScript file, as far as it is read before torch sees it."""
+    from resnet8ptq.backends import torch_archive, torchscript_check
+
+    code = (
+        b"class _Network(Module):\n  __parameters__ = []\n  training : bool\n"
+        b"  def forward(self: __torch__.a._Network,\n    images: Tensor) -> Tensor:\n"
+        b"    x = torch.relu(CONSTANTS.c0)\n    return ops.quantized.add(x, images, 0.5, 1)\n"
+    )
+    tensor = (
+        b"\x80\x02(ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\n"
+        b"FloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x02tQK\x00(K\x02t(K\x01t"
+        b"\x89ccollections\nOrderedDict\n)RtRt."
+    )
+    records = {
+        "archive/code/__torch__/a.py": code,
+        "archive/constants.pkl": tensor,
+        "archive/constants/0": bytes(8),
+        "archive/data.pkl": b"\x80\x02c__torch__.a\n_Network\n)\x81}b.",
+    }
+    return Target(torch_archive.pack(records).getvalue(), torchscript_check.read, "model.pt")
+
+
+def program() -> Target:
+    """An exported program, as far as it is read before torch sees it."""
+    from resnet8ptq.backends import torch_archive, torch_program
+
+    node = {"target": "torch.ops.aten.relu.default", "inputs": [{"name": "self"}], "metadata": {}}
+    size = {"as_expr": {"expr_str": "Symbol('s6', positive=True, integer=True)", "hint": None}}
+    model = {"graph": {"nodes": [node]}, "sizes": [size], "in_spec": '[1, {"type": null}]'}
+    records = {"archive/models/model.json": json.dumps(model).encode(), "archive/byteorder": b"l"}
+    return Target(torch_archive.pack(records).getvalue(), torch_program.read, "model.pt2")
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    made.__name__: made
+    for made in (
+        *(batch, meta, onnx, keras, table, entry, sweep, reference),
+        *(torchscript, program),
+    )
+}

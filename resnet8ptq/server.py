@@ -1,0 +1,252 @@
+"""A tracking server for many: `mlflow server` on PostgreSQL, artifacts served through it.
+
+    python -m resnet8ptq.server                     PostgreSQL in mlruns/server/, for as long as it
+                                                    runs (Debian: apt-get install postgresql)
+    python -m resnet8ptq.server database=postgresql://user@host/name        one that is there
+
+`host=127.0.0.1` and `port=5000` say where it listens, `hosts=name,name:port` under which other
+names clients reach it, `auth=true` asks them for a password, `workers=4` is the number of
+processes, `folder=mlruns/server` holds the artifacts. A database's password belongs in ~/.pgpass or
+PGPASSWORD; MLFLOW_BACKEND_STORE_URI serves as `database` too. Ctrl-C ends it. See docs/server.md.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+from filelock import FileLock, Timeout
+from sqlalchemy import create_engine
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from resnet8ptq import access, cli, postgres
+from resnet8ptq.errors import ConfigError, TrackingError, redact
+
+START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
+STOP_S = 15
+
+# Each worker answers up to 40 requests at once, each with a connection for milliseconds; what finds
+# none free waits up to 30 s. MLflow keeps a pool for the runs and, with auth, one for the users:
+# 4 workers * 2 pools * (5 + 5) = 80 connections, below PostgreSQL's default of 100.
+POOL = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "5", "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "5"}
+CONNECTIONS_PER_WORKER = 20
+CONNECTIONS_BESIDE = 20  # for psql, pg_dump, and those that PostgreSQL keeps for itself
+
+
+@dataclass
+class Arguments:
+    """What `python -m resnet8ptq.server` takes, as key=value."""
+
+    database: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 5000
+    hosts: str | None = None
+    auth: bool = False
+    workers: int = 4
+    folder: str = "mlruns/server"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A tracking server that answers, and the database behind it."""
+
+    address: str
+    database: URL
+    process: "subprocess.Popen[bytes]"
+
+
+@contextmanager
+def run(given: Arguments) -> Iterator[Server]:
+    """Run the database, where it is our own, and the server during the block.
+
+    Raises:
+        ConfigError: a setting is wrong, or the port is taken.
+        TrackingError: the folder is in use, or the database or the server cannot be started.
+    """
+    _check(given)
+    folder = Path(given.folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(folder / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise TrackingError(f"folder: another server runs in {folder}; takes another") from None
+    with lock, _database(given, folder) as url, _mlflow(given, folder, url) as process:
+        yield Server(_address(given), url, process)
+
+
+@contextmanager
+def _database(given: Arguments, folder: Path) -> Iterator[URL]:
+    """Yield the URL of a database that is known to answer."""
+    named = given.database or os.environ.get("MLFLOW_BACKEND_STORE_URI")
+    if named:
+        url = _parse(named)
+        _check_answers(url)
+        yield url
+        return
+    connections = CONNECTIONS_PER_WORKER * given.workers + CONNECTIONS_BESIDE
+    with postgres.run(folder / "postgres", connections) as uri:
+        url = _parse(uri)
+        _check_answers(url)
+        yield url
+
+
+def _parse(uri: str) -> URL:
+    try:
+        url = make_url(uri)
+    except ArgumentError:
+        url = None
+    if url is None or url.drivername not in ("postgresql", "postgresql+psycopg2"):
+        raise ConfigError(f"database: got {redact(uri)}, takes postgresql://user@host/name")
+    # By itself `postgresql` means psycopg 3 to later versions of SQLAlchemy.
+    return url.set(drivername="postgresql+psycopg2")
+
+
+def _check_answers(url: URL) -> None:
+    shown = url.set(drivername="postgresql").difference_update_query(["password"])
+    shown = shown._replace(password=None)
+    try:
+        engine = create_engine(url, connect_args={"connect_timeout": 10})
+        with engine.connect():
+            pass
+        engine.dispose()
+    except ModuleNotFoundError as error:
+        takes = "pip install -c constraints.txt -e '.[server]'"
+        raise TrackingError(f"{error.name} is not installed: {takes}") from error
+    except SQLAlchemyError as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+        raise TrackingError(f"database: {shown} cannot be used ({redact(reason)})") from error
+
+
+@contextmanager
+def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `mlflow server` during the block, which begins when it answers."""
+    command = [sys.executable, "-m", "mlflow", "server", "--host", given.host]
+    command += ["--port", str(given.port), "--workers", str(given.workers), "--serve-artifacts"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    # Warnings alone: a line for each request would fill the disk.
+    command += ["--uvicorn-opts", f"--log-level warning --timeout-graceful-shutdown {STOP_S - 5}"]
+    variables = environment(given, url)
+    if given.auth:
+        command += ["--app-name", "basic-auth"]
+        variables |= access.user_variables(folder, variables["MLFLOW_BACKEND_STORE_URI"])
+    log = folder / "server.log"
+    with log.open("ab") as output:
+        server = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C is for us: the database must not end before the server
+        )
+    try:
+        _wait(given, server, log)
+        yield server
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def environment(given: Arguments, url: URL) -> dict[str, str]:
+    """Return the environment of `mlflow server`."""
+    ours = {
+        # Here, where `ps` does not show it.
+        "MLFLOW_BACKEND_STORE_URI": url.render_as_string(hide_password=False),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # Processes that grade language models.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        **access.name_variables(given.host, given.port, given.hosts),
+    }
+    return {**POOL, **os.environ, **ours}
+
+
+def _wait(given: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    url = f"http://{access.bracket(everywhere.get(given.host, given.host))}:{given.port}/health"
+    end = time.monotonic() + START_S
+    while server.poll() is None and time.monotonic() < end:
+        try:
+            if requests.get(url, timeout=5).ok:
+                return
+        except requests.RequestException:
+            time.sleep(0.2)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    raise TrackingError(f"the server did not start ({redact(lines[-1])[:300]}): {log}")
+
+
+def _check(given: Arguments) -> None:
+    if not 1 <= given.port <= 65535:
+        raise ConfigError(f"port: got {given.port}, takes 1 to 65535")
+    if given.workers < 1:
+        raise ConfigError(f"workers: got {given.workers}, takes an integer >= 1")
+    if given.database:
+        url = _parse(given.database)
+        if url.password is not None or "password" in url.query:
+            raise ConfigError(
+                "database: holds a password, which `ps` shows to everybody; takes one without: put "
+                "it into ~/.pgpass or PGPASSWORD, or the whole into MLFLOW_BACKEND_STORE_URI"
+            )
+    family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        try:
+            probe.bind((given.host, given.port))
+        except socket.gaierror as error:
+            raise ConfigError(f"host: got {given.host!r}, takes an address of this machine") from (
+                error
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"port: {given.port} on {given.host} cannot be had ({error.strerror}); takes a "
+                "free one"
+            ) from error
+
+
+def _address(given: Arguments) -> str:
+    host = socket.gethostname() if given.host in ("0.0.0.0", "::") else given.host
+    return f"http://{access.bracket(host)}:{given.port}"
+
+
+def main(words: list[str]) -> None:
+    """Serve until Ctrl-C, SIGTERM, or the end of the terminal."""
+    given = cli.parse_words(words, Arguments, __doc__)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+    serve(given)
+
+
+def serve(given: Arguments) -> None:
+    """Run a server until it is interrupted, and tell how to use it.
+
+    Raises:
+        TrackingError: it has ended by itself.
+    """
+    folder = Path(given.folder).absolute()
+    with run(given) as server:
+        access.warn(given.host, server.address, given.auth)
+        print(f"export MLFLOW_TRACKING_URI={server.address}")
+        if given.auth:
+            named = "MLFLOW_AUTH_ADMIN_PASSWORD" in os.environ
+            where = "MLFLOW_AUTH_ADMIN_PASSWORD" if named else folder / "admin_password"
+            print(f"export MLFLOW_TRACKING_USERNAME=admin  # the password: {where}")
+        print(
+            f"files: {folder / 'artifacts'}; log: {folder / 'server.log'}; Ctrl-C ends", flush=True
+        )
+        code = server.process.wait()
+        raise TrackingError(f"the server has ended with code {code}: {folder / 'server.log'}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(lambda: main(sys.argv[1:])))

@@ -1,0 +1,151 @@
+"""One nasty text through everything that is shown: page, Markdown, tables, CSV, figures."""
+
+import csv
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from cells import predictions, sweep, unmeasured
+from rich.console import Console
+
+from resnet8ptq import files, plots, report, sensitivity_table, sweep_plots, table
+from resnet8ptq.comparison import Comparison, compare
+from resnet8ptq.config import ReportConfig
+from resnet8ptq.sensitivity import Layer, SensitivityResult
+
+NASTY = (
+    '</td><script>alert("1")</script> | $\\frac{x$ $y$ [red]b[/red] [a](javascript:x) '
+    "![i](http://x/y.png) <img src=x onerror=y> &lt;s&gt; `c` **d** \r\n\r\n# head\n| e | f |\n"
+    "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe \u2028 \x00 ../../x *?"
+)
+SIGNS = ("\x1b", "\x07", "\x00", "\u202e", "\r")
+
+
+@pytest.fixture
+def found() -> Comparison:
+    """A sweep in whose records every text that may come from outside is the nasty one."""
+    settings = {"model.name": NASTY, "calib": NASTY, "seed": NASTY}
+    whole = sweep(
+        ("a", predictions(lost=30, label=1), {**settings, "nodes_to_exclude": f"[{NASTY}]"}),
+        ("b", predictions(won=2), {**settings, "backend": NASTY, "nodes_to_exclude": "[]"}),
+    )
+    cells = [*whole.cells, unmeasured("c", "unsupported", NASTY), unmeasured("d", "failed", NASTY)]
+    for cell in cells:
+        cell.record.params.update({"model": NASTY, "data": NASTY})
+    return compare([replace(cell, label=NASTY) for cell in cells])
+
+
+class Tags(HTMLParser):
+    """Collects what a browser would see as elements and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        assert tag != "a"
+        assert tag != "img" or str(dict(attrs)["src"]).startswith("data:")
+
+
+def test_the_page_has_no_elements_but_its_own(found: Comparison) -> None:
+    markdown = report.to_markdown(found, ReportConfig(), {"trade_offs.png": b"x"})
+    page = report.to_html(markdown, table.title(found.records), {"trade_offs.png": b"x"})
+    seen = Tags(page)
+    assert not seen.tags & {"script", "iframe", "object", "form", "base", "link", "a"}
+    assert not {name for name in seen.attributes if name.startswith("on")}
+    assert len(re.findall("<h1>", page)) == 1  # no heading of the text's own
+    for sign in SIGNS:
+        assert sign not in page
+        assert sign not in markdown
+
+
+def test_rows_of_the_markdown_table_keep_their_cells(found: Comparison) -> None:
+    text = report.to_markdown(found, ReportConfig(), {})
+    rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("|")]
+    rows = rows[: 2 + len(table.rows(found.records))]
+    counts = {len(re.findall(r"(?<!\\)\|", row)) for row in rows if not row.startswith("|---")}
+    assert len(counts) == 1
+    assert len(rows) == 2 + len(table.rows(found.records))
+
+
+def shown(records: Comparison) -> str:
+    out = io.StringIO()
+    table.print_table(records.records, Console(file=out, width=2000, color_system=None))
+    return out.getvalue()
+
+
+def test_the_terminal_gets_the_text_as_it_is_and_nothing_to_act_on(found: Comparison) -> None:
+    text = shown(found)
+    for sign in SIGNS:
+        assert sign not in text
+    assert "[red]b[/red]" in text  # no markup
+
+
+def test_a_layer_s_name_steers_no_terminal() -> None:
+    layer = Layer(NASTY, NASTY, 1.0, 0.1, 1, 1, 1)
+    result = SensitivityResult("ok", mode="one_at_a_time", layers=(layer,), whole=layer)
+    out = io.StringIO()
+    sensitivity_table.print_table(result, NASTY, Console(file=out, width=2000, color_system=None))
+    for sign in SIGNS:
+        assert sign not in out.getvalue()
+    assert "[red]b[/red]" in out.getvalue()
+    assert sensitivity_table.to_csv(result)
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # no room for such names
+@pytest.mark.parametrize("name", ["$\\frac{$", "\\$x", "x" * 10_000])
+def test_figures_take_any_name(found: Comparison, name: str) -> None:
+    paired = found.cells[0].paired
+    assert paired is not None
+    names = [f"{name}{n}" for n in range(10)]
+    for figure in (plots.classes(paired, names, name), plots.confusion(paired, names, name)):
+        assert plots.to_png(figure).startswith(b"\x89PNG")
+        texts = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        assert max(map(len, texts)) <= 170
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")
+def test_figures_of_a_sweep_take_any_text(found: Comparison) -> None:
+    text = NASTY.replace("\u202e", "")  # for which the font has no glyph, and warns
+    ranges = {"activations": {text: [0.0, 1.0]}, "weights": {text: [-1.0, 1.0]}}
+    cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
+    for draw in (sweep_plots.trade_offs, sweep_plots.class_impact, sweep_plots.weight_ranges):
+        figure = draw(Comparison(cells))
+        assert figure is None or plots.to_png(figure).startswith(b"\x89PNG")
+    figure = sweep_plots.activation_ranges(Comparison(cells), "onnx")
+    assert figure is not None
+    assert plots.to_png(figure).startswith(b"\x89PNG")
+    layers = plots.sensitivity(
+        *([text, "b"], [1.0, 2.0], [0.1, 0.2], [3.0, 4.0]),
+        whole_sqnr_db=1.0,
+        output="logits",
+        title=text,
+    )
+    assert plots.to_png(layers).startswith(b"\x89PNG")
+
+
+def test_files_of_the_report_stay_in_its_folder(found: Comparison) -> None:
+    ranges = {"activations": {"x": [0.0, 1.0]}, "weights": {}}
+    cells = tuple(replace(cell, ranges=ranges) for cell in found.cells)
+    for cell in cells:
+        cell.record.params["backend"] = "../../x"
+        cell.record.params["calib"] = "minmax"
+    drawn = report._draw(Comparison(tuple(replace(cell, label="x") for cell in cells)))
+    assert any(name.startswith("ranges_") for name in drawn)
+    assert not any("/" in name for name in drawn)
+
+
+def test_a_spreadsheet_finds_no_formula(found: Comparison) -> None:
+    values = ["=cmd()", "+1+cmd()", "-x", "@SUM(1)", "\tx", "-1.5", "+2e-3", "x=1", "", "-inf"]
+    text = files.to_csv([[*values, -1.5, None, np.float64(-2)]])
+    [row] = csv.reader(io.StringIO(text))
+    assert [bool(cell.startswith("'")) for cell in row[:10]] == [True] * 5 + [False] * 5
+    assert row[10:] == ["-1.5", "", "-2.0"]
+    assert list(csv.reader(io.StringIO(table.to_csv(found.records))))

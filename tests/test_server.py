@@ -1,0 +1,249 @@
+"""The tracking server: what it refuses at once, and eight processes on a real one."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import requests
+from conftest import REPO, clean_environment
+
+from benchmarks import tracking_load
+from resnet8ptq import access, cli, history, mlflow_store, server, tracking
+from resnet8ptq.config import TrackingConfig
+from resnet8ptq.errors import ConfigError, PtqError
+from resnet8ptq.history import Record
+from resnet8ptq.mlflow_store import Store
+from resnet8ptq.server import Arguments
+
+PROCESSES, RUNS = 8, 25  # runs of each
+
+needs_postgres = pytest.mark.skipif(
+    not Path("/usr/lib/postgresql").is_dir() and shutil.which("pg_ctl") is None,
+    reason="needs PostgreSQL (apt-get install postgresql)",
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server, its folder, and its process."""
+
+    uri: str
+    folder: Path
+    process: "subprocess.Popen[str]"
+
+    def get(self, path: str, **headers: str) -> requests.Response:
+        return requests.get(f"{self.uri}/api/2.0/mlflow/{path}", headers=headers, timeout=30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serve(*words: str, **env: str) -> Iterator[Served]:
+    """Start a server as `make server` does; end it as Ctrl-C does."""
+    # Not pytest's folder: when root calls, PostgreSQL runs as a user who may not enter it.
+    with tempfile.TemporaryDirectory(prefix="server-") as name:
+        Path(name).chmod(0o755)
+        words = (f"folder={name}", f"port={free_port()}", "workers=2", *words)
+        command = [sys.executable, "-m", "resnet8ptq.server", *words]
+        process = subprocess.Popen(
+            command, cwd=REPO, env=clean_environment(**env), stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith("export MLFLOW_TRACKING_URI=http://127.0.0.1:")
+            yield Served(first.strip().partition("=")[2], Path(name), process)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+
+@needs_postgres
+@pytest.mark.slow
+def test_eight_processes_lose_nothing(tmp_path: Path) -> None:
+    with serve(PGOPTIONS="-c log_statement=ddl") as served:
+        made = (served.folder / "postgres" / "log").read_text()
+        check_refusals(served)
+        with tracking_load.start_processes(PROCESSES) as pool:
+            config = TrackingConfig(uri=served.uri)
+            stores = set(pool.map(tracking_load.open_at_once, [config] * PROCESSES))
+            (store,) = stores  # one experiment, whoever was first
+            (tmp_path / "parent").mkdir()
+            parent_id = tracking.start_parent(store, "load", tmp_path / "parent", {})
+            tasks = [
+                (store, parent_id, tmp_path, range(first, first + RUNS))
+                for first in range(0, PROCESSES * RUNS, RUNS)
+            ]
+            list(pool.map(tracking_load.log_at_once, tasks))
+        names = [found.name for found in store.client.search_experiments()]
+        assert sorted(names) == ["Default", "resnet8ptq"]
+        records = history.load_children(store, parent_id)
+        check_runs(records, tmp_path)
+        check_artifacts(records, served.folder / "artifacts", tmp_path)
+        check_datasets(store, parent_id)
+        statements = (served.folder / "postgres" / "log").read_text()
+    assert served.process.returncode == 130
+    assert not (served.folder / "postgres" / "postmaster.pid").exists()
+    assert made.count("CREATE TABLE experiments ") == 1
+    assert "CREATE TABLE" not in statements[len(made) :]  # whole before it answered
+
+
+def check_refusals(served: Served) -> None:
+    """A page that calls the server by a name of its own gets nothing; nor does a second server."""
+    assert served.get("experiments/get?experiment_id=0").ok
+    assert served.get("experiments/get?experiment_id=0", Host="evil.example").status_code == 403
+    with pytest.raises(PtqError, match=f"^folder: another server runs in {served.folder}"):
+        server.serve(Arguments(folder=str(served.folder), port=free_port()))
+    port = served.uri.rpartition(":")[2]
+    with pytest.raises(ConfigError, match=f"^port: {port} on 127.0.0.1 cannot be had"):
+        server.serve(Arguments(folder=str(served.folder), port=int(port)))
+
+
+def check_runs(records: list[Record], folder: Path) -> None:
+    """All that was logged is what one run logs to an SQLite file."""
+    alone = mlflow_store.open_store(TrackingConfig(root=str(folder / "mlruns")))
+    run_id = tracking_load.log_run(alone, None, folder / "alone", 0)
+    expected = history.load_run(alone, run_id)
+    assert len(expected.params) > 60
+    assert len(expected.metrics) > 55
+    numbers = [int(record.tags["job_number"]) for record in records]
+    assert numbers == list(range(PROCESSES * RUNS))
+    for number, record in zip(numbers, records, strict=True):
+        assert record.params == expected.params
+        assert record.metrics == {**expected.metrics, "number": number}
+        own = {"job_number", "folder", "record", "mlflow.parentRunId", "mlflow.runName"}
+        assert record.tags.keys() == expected.tags.keys() | {"mlflow.parentRunId"}
+        same = record.tags.keys() - own
+        assert {key: record.tags[key] for key in same} == {key: expected.tags[key] for key in same}
+        assert record.tags["status"] == "ok"
+
+
+def check_artifacts(records: list[Record], root: Path, folder: Path) -> None:
+    for record in records:
+        (found,) = root.glob(f"*/{record.run_id}/artifacts")
+        sent = folder / record.tags["job_number"]
+        assert {path.name for path in found.iterdir()} == set(tracking_load.FILES)
+        for name in tracking_load.FILES:
+            assert (found / name).read_bytes() == (sent / name).read_bytes()
+
+
+def check_datasets(store: Store, parent_id: str) -> None:
+    wanted = f"tags.`mlflow.parentRunId` = '{parent_id}'"
+    runs = store.client.search_runs([store.experiment_id], wanted, max_results=1000)
+    assert [run.info.status for run in runs] == ["FINISHED"] * PROCESSES * RUNS
+    assert {len(run.inputs.dataset_inputs) for run in runs} == {2}
+
+
+@needs_postgres
+@pytest.mark.slow
+def test_server_with_users_takes_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flask_wtf", reason="needs the extra server")
+    with serve("auth=true") as served:
+        assert served.get("experiments/search?max_results=9").status_code == 401
+        config = TrackingConfig(uri=served.uri)
+        with pytest.raises(PtqError, match=r"^tracking\.uri: .* cannot be used .*401"):
+            mlflow_store.open_store(config)
+        password = (served.folder / "admin_password").read_text()
+        for name in ("admin_password", "secret_key", "auth.ini"):
+            assert (served.folder / name).stat().st_mode & 0o077 == 0
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+        store = mlflow_store.open_store(config)
+        run_id = tracking_load.log_run(store, None, tmp_path, 1)
+        record = history.load_run(store, run_id)
+        assert record.tags["status"] == "ok"
+        with history.artifact(store, record, "ranges.json") as path:
+            assert path.read_bytes() == (tmp_path / "1" / "ranges.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["port=0"], "port: got 0, takes 1 to 65535"),
+        (["workers=0"], "workers: got 0, takes an integer >= 1"),
+        (["host=no.such.invalid"], "host: got 'no.such.invalid', takes an address of this machine"),
+        (["database=mysql://host/name"], "database: got mysql://host/name, takes postgresql://"),
+        (["database=nonsense"], "database: got nonsense, takes postgresql://"),
+        (["database=postgresql://me:hunter2@host/name"], "database: holds a password"),
+        (["database=postgresql://host/name?password=hunter2"], "database: holds a password"),
+        (["datbase=x"], "takes database= | host= | port="),
+    ],
+)
+def test_wrong_setting_is_named_in_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(lambda: server.main([f"folder={tmp_path}/new", *words])) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert "hunter2" not in err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_database_that_does_not_answer_is_named_without_its_password(
+    variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psycopg2", reason="needs the extra server")
+    uri = f"postgresql://me@127.0.0.1:{free_port()}/runs"
+    if variable:
+        monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", uri.replace("@", ":hunter2@"))
+    given = Arguments(None if variable else uri, folder=str(tmp_path), port=free_port())
+    with pytest.raises(
+        PtqError, match=r"^database: postgresql://me@127\.0\.0\.1:\d+/runs cannot be used .*refused"
+    ) as caught:
+        server.serve(given)
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_server_without_postgres_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.postgres, "DEBIAN", tmp_path / "none")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PtqError, match=r"^database: no PostgreSQL .*apt-get install postgresql"):
+        server.serve(Arguments(folder=str(tmp_path), port=free_port()))
+
+
+@pytest.mark.parametrize(
+    ("host", "auth", "words"),
+    [
+        ("127.0.0.1", False, []),
+        ("0.0.0.0", False, ["WARNING", "can read, change and delete every run"]),
+        ("0.0.0.0", True, ["WARNING", "unencrypted"]),
+    ],
+)
+def test_server_open_to_others_warns(
+    host: str, auth: bool, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    access.warn(host, "http://name:5000", auth)
+    err = capsys.readouterr().err
+    assert all(word in err for word in words)
+    assert bool(err) == bool(words)
+
+
+def test_password_is_in_the_servers_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Arguments(host="10.1.2.3", hosts="lab.example, other:8080")
+    found = server.environment(given, server.make_url("postgresql+psycopg2://me:hunter2@h/d"))
+    assert found["MLFLOW_BACKEND_STORE_URI"] == "postgresql+psycopg2://me:hunter2@h/d"
+    allowed = found["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    assert {"10.1.2.3:5000", "lab.example", "other:8080"} <= set(allowed)
+    assert "*" not in "".join(allowed)
+    assert "https://lab.example" in found["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
+    assert os.environ.get("MLFLOW_BACKEND_STORE_URI") is None
