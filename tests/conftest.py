@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from resnet8ptq.interfaces import Artifact
 if TYPE_CHECKING:  # most tests do without MLflow
     from mlflow import MlflowClient
     from mlflow.entities import Run
+
+    from resnet8ptq.mlflow_store import Store
 
 REPO = Path(__file__).parents[1]
 COMMAND = (sys.executable, str(REPO / "run.py"))
@@ -240,6 +243,29 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
             done = call(folder, *args, **NO_REAL_FILES)
             record.write_text(json.dumps([done.code, done.out, done.err]))
     return Called(folder, *json.loads(record.read_text()))
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The SQLite file of an empty store, to be copied: making one takes a second."""
+    from resnet8ptq import mlflow_store
+    from resnet8ptq.config import TrackingConfig
+
+    root = tmp_path_factory.mktemp("mlruns")
+    mlflow_store.open_store(TrackingConfig(root=str(root)))
+    return root / "mlflow.db"
+
+
+@pytest.fixture
+def own_store(database: Path, tmp_path: Path) -> "Store":
+    """An empty store of the test's own, in `mlruns` below its folder."""
+    from resnet8ptq import mlflow_store
+    from resnet8ptq.config import TrackingConfig
+
+    root = tmp_path / "mlruns"
+    root.mkdir()
+    shutil.copy(database, root)
+    return mlflow_store.open_store(TrackingConfig(root=str(root)))
 
 
 @pytest.fixture

@@ -23,13 +23,6 @@ from resnet8ptq.mlflow_store import Store
 QUICK = ("data=shapes", "dtype=fp32", "latency.enabled=false")
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("mlruns")
-    mlflow_store.open_store(TrackingConfig(root=str(root)))
-    return root / "mlflow.db"
-
-
 class Disk:
     """A small file system of a test's own."""
 

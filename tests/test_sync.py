@@ -32,18 +32,9 @@ from resnet8ptq.results import RunResult
 AWAY = Store("http://127.0.0.1:9", "0", "resnet8ptq")  # nobody listens there
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
-
-
 @pytest.fixture
-def store(made_once: Store, tmp_path: Path) -> Store:
-    """An empty store of the test's own: a copy, since making one takes a second."""
-    root = tmp_path / "mlruns"
-    root.mkdir()
-    shutil.copy(made_once.uri.removeprefix("sqlite:///"), root / "mlflow.db")
-    return mlflow_store.open_store(TrackingConfig(root=str(root)))
+def store(own_store: Store) -> Store:
+    return own_store
 
 
 @pytest.fixture(autouse=True)

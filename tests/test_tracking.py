@@ -36,15 +36,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
 
 
-@pytest.fixture
-def own_store(store: Store, tmp_path: Path) -> Store:
-    """A store of the test's own: a copy, since making one takes a second."""
-    root = tmp_path / "mlruns"
-    root.mkdir()
-    shutil.copy(store.uri.removeprefix("sqlite:///"), root / "mlflow.db")
-    return mlflow_store.open_store(TrackingConfig(root=str(root)))
-
-
 @pytest.fixture(autouse=True)
 def no_run_left_open() -> Iterator[None]:
     yield
