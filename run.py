@@ -1,6 +1,7 @@
 """Quantize, evaluate and track one configuration, or with -m a sweep of them; see --help."""
 
 import logging
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli
+from resnet8ptq import cli, search
 from resnet8ptq.config import parse_config, register_schemas
 from resnet8ptq.errors import ConfigError, PtqError
 
@@ -26,14 +27,16 @@ register_schemas()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def run(cfg: DictConfig) -> float | None:
-    """Run one job; return the accuracy drop, for sweepers."""
+def run(cfg: DictConfig) -> float | list[float] | None:
+    """Run one job; return what sweepers want to know of it."""
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     if job.mode == RunMode.MULTIRUN:
-        return run_in_sweep(cfg, folder, Path(job.sweep.dir)).accuracy_drop
-    with cli.exit_on_error():
-        return run_alone(cfg, folder).accuracy_drop
+        found = run_in_sweep(cfg, folder, Path(job.sweep.dir))
+    else:
+        with cli.exit_on_error():
+            found = run_alone(cfg, folder)
+    return search.to_return_value(found, cfg.objectives)
 
 
 def run_alone(cfg: DictConfig, folder: Path) -> "Record":
@@ -58,12 +61,14 @@ def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "Record":
 
     sweep, number = Sweep.load(sweep_folder), HydraConfig.get().job.num
     tags = {"job_number": str(number), "jobs_at_once": str(sweep.jobs)}
+    tags["job_overrides"] = shlex.join(HydraConfig.get().overrides.task)
     if sweep.jobs > 1:
         jobs.enter_worker()
     try:
         with suppress(PtqError):  # it fails again below, where it is recorded
             tags["identity"] = identity.find(parse_config(cfg))
-        if sweep.resume and (found := resume.find_finished(sweep, number, tags.get("identity"))):
+        again = bool(cfg.objectives)  # a search proposes some configurations more than once
+        if found := resume.find_finished(sweep, number, tags.get("identity"), again):
             log.info("%s: skipped, finished as run %s", folder.name, found.run_id)
             return found
         if sweep.jobs > 1:

@@ -70,6 +70,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
 _COMPOSING = (HydraException, OmegaConfBaseException)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
+_EXTRAS = {"launcher/joblib": "joblib", "sweeper/optuna": "search"}  # option of Hydra's: extra
 
 
 @contextmanager
@@ -101,19 +102,20 @@ def one_line(error: BaseException) -> str:
         text += f": {error.__cause__}"
     # What follows speaks of Hydra's and OmegaConf's insides.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
-    if "'hydra/launcher/joblib'" in text:
-        text += "; joblib: pip install -c constraints.txt -e '.[joblib]'"
+    for option, extra in _EXTRAS.items():
+        if f"'hydra/{option}'" in text:
+            text += f"; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     return redact(printable(text)) or type(error).__name__
 
 
 def _close_sweep(status: str) -> int:
     """Close the sweep, where there is one; return the exit code of what went wrong with that."""
     try:
-        if sweep := _sweep():
-            sweep.close(status)
+        sweep = _sweep()
+        ended = sweep.close(status) if sweep else status
     except Exception as error:
         return report(error)
-    return 0
+    return 1 if (status, ended) == ("ok", "failed") else 0
 
 
 def _sweep() -> Any:

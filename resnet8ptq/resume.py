@@ -45,18 +45,26 @@ def find_sweep(store: Store, key: str) -> Record | None:
     return found
 
 
-def find_finished(sweep: "Sweep", number: int, identity: str | None) -> Record | None:
+def find_finished(
+    sweep: "Sweep", number: int, identity: str | None, again: bool = False
+) -> Record | None:
     """Return the finished run that a job would repeat; None where there is none.
 
-    One of another sweep is named on this sweep's run as the job's own.
+    With `sweep.resume`, of any sweep: one of another is named on this sweep's run as the job's own.
+    With `again`, of any job of this sweep; it stays that job's.
     """
-    if identity is None:
+    if identity is None or not (sweep.resume or again):
         return None
     finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
     found = history.find_runs(sweep.store, finished)
-    for record in found:
-        if record.parent_id == sweep.parent_id and record.tags["job_number"] == str(number):
+    ours = [record for record in found if record.parent_id == sweep.parent_id]
+    for record in ours:
+        if record.tags["job_number"] == str(number):
             return record
+    if again and ours:
+        return ours[0]
+    if not sweep.resume:
+        return None
     if found:
         history.adopt(sweep.store, sweep.parent_id, number, found[0])
     return found[0] if found else None
