@@ -4,7 +4,6 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,13 +40,13 @@ def run(cfg: DictConfig) -> float | list[float] | None:
 
 def run_alone(cfg: DictConfig, folder: Path) -> "Record":
     """Run, and show the result beside its baseline."""
-    from resnet8ptq import identity, mlflow_store, table
+    from resnet8ptq import mlflow_store, table
 
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
     store = mlflow_store.open_store(config.tracking)
-    found = record(cfg, folder, store, tags={"identity": identity.find(config)})
+    found = record(cfg, folder, store, tags=identify(cfg))
     if config.analysis.name is None:  # an analysis has printed its own table
         table.print_table([found])
     table.print_places(folder, store)
@@ -56,17 +55,15 @@ def run_alone(cfg: DictConfig, folder: Path) -> "Record":
 
 def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "Record":
     """Run as a child of the sweep's parent run; a wrong setting is on record like any failure."""
-    from resnet8ptq import identity, jobs, resume
+    from resnet8ptq import jobs, resume
     from resnet8ptq.sweep import Sweep
 
     sweep, number = Sweep.load(sweep_folder), HydraConfig.get().job.num
     tags = {"job_number": str(number), "jobs_at_once": str(sweep.jobs)}
-    tags["job_overrides"] = shlex.join(HydraConfig.get().overrides.task)
+    tags |= {"job_overrides": shlex.join(HydraConfig.get().overrides.task), **identify(cfg)}
     if sweep.jobs > 1:
         jobs.enter_worker()
     try:
-        with suppress(PtqError):  # it fails again below, where it is recorded
-            tags["identity"] = identity.find(parse_config(cfg))
         again = bool(cfg.objectives)  # a search proposes some configurations more than once
         if found := resume.find_finished(sweep, number, tags.get("identity"), again):
             log.info("%s: skipped, finished as run %s", folder.name, found.run_id)
@@ -80,6 +77,19 @@ def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "Record":
         if sweep.jobs > 1:
             raise jobs.to_picklable(error) from None
         raise
+
+
+def identify(cfg: DictConfig) -> dict[str, str]:
+    """Return the tag by which the run is known again; none where its settings or files are wrong.
+
+    The run says what is wrong with them, on record.
+    """
+    from resnet8ptq import identity
+
+    try:
+        return {"identity": identity.find(parse_config(cfg))}
+    except (PtqError, OSError):
+        return {}
 
 
 def record(
