@@ -1,9 +1,9 @@
 """Quantize, evaluate and track one configuration, or with -m a sweep of them; see --help."""
 
 import logging
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli
+from resnet8ptq import cli, search
 from resnet8ptq.config import parse_config, register_schemas
 from resnet8ptq.errors import ConfigError, PtqError
 
@@ -26,25 +26,27 @@ register_schemas()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def run(cfg: DictConfig) -> float | None:
-    """Run one job; return the accuracy drop, for sweepers."""
+def run(cfg: DictConfig) -> float | list[float] | None:
+    """Run one job; return what sweepers want to know of it."""
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     if job.mode == RunMode.MULTIRUN:
-        return run_in_sweep(cfg, folder, Path(job.sweep.dir)).accuracy_drop
-    with cli.exit_on_error():
-        return run_alone(cfg, folder).accuracy_drop
+        found = run_in_sweep(cfg, folder, Path(job.sweep.dir))
+    else:
+        with cli.exit_on_error():
+            found = run_alone(cfg, folder)
+    return search.to_return_value(found, cfg.objectives)
 
 
 def run_alone(cfg: DictConfig, folder: Path) -> "Record":
     """Run, and show the result beside its baseline."""
-    from resnet8ptq import identity, mlflow_store, table
+    from resnet8ptq import mlflow_store, table
 
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
     store = mlflow_store.open_store(config.tracking)
-    found = record(cfg, folder, store, tags={"identity": identity.find(config)})
+    found = record(cfg, folder, store, tags=identify(cfg))
     if config.analysis.name is None:  # an analysis has printed its own table
         table.print_table([found])
     table.print_places(folder, store)
@@ -53,18 +55,18 @@ def run_alone(cfg: DictConfig, folder: Path) -> "Record":
 
 def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "Record":
     """Run as a child of the sweep's parent run; a wrong setting is on record like any failure."""
-    from resnet8ptq import identity, jobs, resume
+    from resnet8ptq import jobs, resume
     from resnet8ptq.sweep import Sweep
 
     sweep, number = Sweep.load(sweep_folder), HydraConfig.get().job.num
-    at_once = sweep.worker.at_once if sweep.worker else 1
-    tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     if sweep.worker:
         sweep.worker.enter()
+    at_once = sweep.worker.at_once if sweep.worker else 1
+    tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
+    tags |= {"job_overrides": shlex.join(HydraConfig.get().overrides.task), **identify(cfg)}
     try:
-        with suppress(PtqError):  # it fails again below, where it is recorded
-            tags["identity"] = identity.find(parse_config(cfg))
-        if sweep.resume and (found := resume.find_finished(sweep, number, tags.get("identity"))):
+        again = bool(cfg.objectives)  # a search proposes some configurations more than once
+        if found := resume.find_finished(sweep, number, tags.get("identity"), again):
             log.info("%s: skipped, finished as run %s", folder.name, found.run_id)
             return found
         if sweep.worker and cfg.threads is None:
@@ -76,6 +78,19 @@ def run_in_sweep(cfg: DictConfig, folder: Path, sweep_folder: Path) -> "Record":
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise
+
+
+def identify(cfg: DictConfig) -> dict[str, str]:
+    """Return the tag by which the run is known again; none where its settings or files are wrong.
+
+    The run says what is wrong with them, on record.
+    """
+    from resnet8ptq import identity
+
+    try:
+        return {"identity": identity.find(parse_config(cfg))}
+    except (PtqError, OSError):
+        return {}
 
 
 def record(

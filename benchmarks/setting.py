@@ -83,9 +83,9 @@ class Setting:
         return [sys.executable, *flags, "-m", f"benchmarks.{name}", *map(str, args)]
 
     def call(
-        self, folder: Path, cache: Path, *args: str, flags: tuple[str, ...] = ()
+        self, folder: Path, cache: Path | None, *args: str, flags: tuple[str, ...] = ()
     ) -> process.Finished:
-        """Call run.py in `folder`."""
+        """Call run.py in `folder`, with the user's own cache where `cache` is None."""
         command = [sys.executable, *flags, str(REPO / "run.py"), *args]
         return process.run(command, folder, self.environment(cache))
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import fields, is_dataclass
 
+from resnet8ptq import search
 from resnet8ptq.config import (
     ANALYSES,
     CALIBRATIONS,
@@ -69,6 +70,7 @@ def check(config: RunConfig) -> None:
     if not config.tracking.experiment_name.strip():
         raise ConfigError("tracking.experiment_name: got '', takes a name")
     _check_analysis(config, config.analysis)
+    _check_objectives(config)
 
 
 def _check_backend(backend: BackendConfig) -> None:
@@ -135,6 +137,14 @@ def _check_analysis(config: RunConfig, analysis: AnalysisConfig) -> None:
     chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
     _require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
     _require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
+
+
+def _check_objectives(config: RunConfig) -> None:
+    names = config.objectives or []
+    search.check_names(names)
+    timed = [name for name in names if name.startswith(("latency", "speedup"))]
+    if timed and not config.latency.enabled:
+        raise ConfigError(f"latency.enabled: got false, takes true with objectives={timed[0]}")
 
 
 def _require(key: str, got: object, ok: bool, takes: str) -> None:

@@ -68,10 +68,15 @@ def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
-# Launchers that plugins bring along, and the extras with those plugins.
-_EXTRAS = {"joblib": "joblib", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 _COMPOSING = (HydraException, OmegaConfBaseException)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
+_EXTRAS = {  # option that a plugin brings along: extra
+    "launcher/joblib": "joblib",
+    "launcher/ray": "ray",
+    "launcher/submitit_local": "slurm",
+    "launcher/submitit_slurm": "slurm",
+    "sweeper/optuna": "search",
+}
 
 
 @contextmanager
@@ -103,8 +108,8 @@ def one_line(error: BaseException) -> str:
         text += f": {error.__cause__}"
     # What follows speaks of Hydra's and OmegaConf's insides.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
-    for plugin, extra in _EXTRAS.items():
-        if f"'hydra/launcher/{plugin}'" in text:
+    for option, extra in _EXTRAS.items():
+        if f"'hydra/{option}'" in text:
             text = f"{text.strip(' .')}; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     return redact(printable(text)) or type(error).__name__
 
@@ -112,11 +117,11 @@ def one_line(error: BaseException) -> str:
 def _close_sweep(status: str) -> int:
     """Close the sweep, where there is one; return the exit code of what went wrong with that."""
     try:
-        if sweep := _sweep():
-            sweep.close(status)
+        sweep = _sweep()
+        ended = sweep.close(status) if sweep else status
     except Exception as error:
         return report(error)
-    return 0
+    return 1 if (status, ended) == ("ok", "failed") else 0
 
 
 def _sweep() -> Any:

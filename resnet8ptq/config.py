@@ -24,6 +24,13 @@ SPLITS = ("test", "held_out")
 ANALYSES = ("sensitivity",)
 MODES = ("one_at_a_time", "all_but_one")
 ENGINES = ("auto", "fbgemm", "x86", "onednn", "qnnpack")
+# What a search can aim at, by the metric's name, and where to.
+OBJECTIVES = {
+    **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
+    **dict.fromkeys(("kl_divergence", "size_bytes", "peak_memory_bytes"), "minimize"),
+    **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
+    **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
+}
 
 
 @dataclass
@@ -195,6 +202,7 @@ class RunConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
+    objectives: list[str] | None = None
     # What a named sweep sets differently for each backend, read there by interpolation.
     per_backend: dict[str, Any] = field(default_factory=dict)
 

@@ -77,7 +77,7 @@ def load_children(store: Store, parent_id: str) -> list[Record]:
     """Read the runs of a sweep back, in the order of its jobs, however they were started.
 
     A job that has been run again has one run here, the newest; one whose configuration had
-    finished in another sweep has that sweep's.
+    finished in another sweep has that sweep's. A run is here once, whoever shares it.
     """
     records = find_runs(store, f"tags.`mlflow.parentRunId` = '{parent_id}'", newest_first=False)
     jobs = {record.tags.get("job_number", record.run_id): record for record in records}
@@ -85,7 +85,8 @@ def load_children(store: Store, parent_id: str) -> list[Record]:
         if key.startswith(_ADOPTED):
             jobs.setdefault(key.removeprefix(_ADOPTED), load_run(store, run_id))
     # Sorting keeps runs without a number in the order they were started.
-    return [jobs[key] for key in sorted(jobs, key=lambda key: int(key) if key.isdigit() else 0)]
+    order = sorted(jobs, key=lambda key: int(key) if key.isdigit() else 0)
+    return list({jobs[key].run_id: jobs[key] for key in order}.values())
 
 
 def adopt(store: Store, parent_id: str, number: int, record: Record) -> None:

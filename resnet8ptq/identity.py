@@ -10,7 +10,7 @@ from resnet8ptq.config import RunConfig
 
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
 # neither, since their contents are hashed.
-_IGNORED = ("tracking", "report", "sweep", "cache_dir", "per_backend")
+_IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
 
 
 def find(config: RunConfig) -> str:

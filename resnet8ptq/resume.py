@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from resnet8ptq import cache, environment, history, journal
 from resnet8ptq.errors import TrackingError
 from resnet8ptq.history import Record
-from resnet8ptq.mlflow_store import Store
+from resnet8ptq.mlflow_store import Store, is_away
 
 if TYPE_CHECKING:
     from resnet8ptq.sweep import Sweep
@@ -45,21 +45,29 @@ def find_sweep(store: Store, key: str) -> Record | None:
     return found
 
 
-def find_finished(sweep: "Sweep", number: int, identity: str | None) -> Record | None:
+def find_finished(
+    sweep: "Sweep", number: int, identity: str | None, again: bool = False
+) -> Record | None:
     """Return the finished run that a job would repeat; None where there is none.
 
-    One of another sweep is named on this sweep's run as the job's own.
+    Its own, where a launcher starts a job again that had finished. With `sweep.resume`, of any
+    sweep: one of another is named on this sweep's run as the job's own. With `again`, of any job of
+    this sweep; it stays that job's.
     """
     if identity is None:
         return None
     finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
-    found = history.find_runs(sweep.store, finished)
-    for record in found:
-        if record.parent_id == sweep.parent_id and record.tags["job_number"] == str(number):
+    found = _find(sweep.store, finished)
+    ours = [record for record in found if record.parent_id == sweep.parent_id]
+    for record in ours:
+        if record.tags["job_number"] == str(number):
             return record
-    if found:
-        history.adopt(sweep.store, sweep.parent_id, number, found[0])
-    return found[0] if found else None
+    if again and ours:
+        return ours[0]
+    if not (sweep.resume and found):
+        return None
+    history.adopt(sweep.store, sweep.parent_id, number, found[0])
+    return found[0]
 
 
 def find_attempts(sweep: "Sweep", number: int) -> list[Record]:
@@ -74,8 +82,23 @@ def find_attempts(sweep: "Sweep", number: int) -> list[Record]:
         f"tags.`{journal.PARENT_TAG}` = '{sweep.parent_id}' and tags.job_number = '{number}'"
         " and attributes.status != 'FINISHED'"
     )
-    found = history.find_runs(sweep.store, unfinished)
+    found = _find(sweep.store, unfinished)
     for record in found:
         if not record.ended and journal.is_alive(Path(record.tags["folder"])):
             raise TrackingError(f"job {number} is still running in {record.tags['folder']}")
     return found
+
+
+def _find(store: Store, filters: str) -> list[Record]:
+    """Return the runs that the filter lets through; none, with a warning, where the store is away.
+
+    The job then runs, and its folder keeps what it finds.
+    """
+    if store.answers:
+        try:
+            return history.find_runs(store, filters)
+        except Exception as error:
+            if not is_away(error):
+                raise
+    log.warning("the tracking store does not answer: what has finished is not known")
+    return []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli, files, jobs, journal
+from resnet8ptq import cli, files, jobs, journal, search
 from resnet8ptq.config import ReportConfig, TrackingConfig
 from resnet8ptq.errors import ConfigError, PtqError, TrackingError, one_line
 
@@ -83,17 +83,20 @@ class Sweep:
         store = Store(uri, experiment_id, experiment_name)
         return cls(store, parent_id, folder, worker=worker, resume=kept["resume"])
 
-    def close(self, status: str) -> None:
+    def close(self, status: str) -> str:
         """Print the comparison, write it to the folder and the parent run, close the parent.
 
         Args:
             status: `ok`, `failed` or `killed`, as the sweep ended.
 
+        Returns:
+            The status that its run got: `failed` where a job has.
+
         Raises:
             TrackingError: the store is away; the runs are in the sweep's folder.
         """
         try:
-            self._close(status)
+            return self._close(status)
         except PtqError:
             raise
         except Exception as error:
@@ -109,8 +112,8 @@ class Sweep:
                 "them when it is back"
             ) from error
 
-    def _close(self, status: str) -> None:
-        from resnet8ptq import history, report, sync, table, tracking
+    def _close(self, status: str) -> str:
+        from resnet8ptq import history, report, sync, table, tracking, upload
 
         children = f"tags.`{journal.PARENT_TAG}` = '{self.parent_id}'"
         known = history.find_runs(self.store, children, deleted=True)
@@ -126,8 +129,14 @@ class Sweep:
             here = [r for r in records if self.folder in Path(r.tags["folder"]).parents]
             skipped = len(records) - len(here)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
+        if (found := self.folder / search.RESULTS_FILE).exists():
+            upload.log_files(self.store, self.parent_id, [found])
+        # A search goes on past a failure, and its sweeper ends in peace.
+        if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
+            status = "failed"
         tracking.end_parent(self.store, self.parent_id, status, self.folder)
         table.print_places(self.folder, self.store)
+        return status
 
 
 current: Sweep | None = None  # of this process; run.py closes it, also after a failure
@@ -158,6 +167,7 @@ def _start(config: DictConfig, folder: Path) -> Sweep:
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
     if limits.reference is not None:
         reference.load(limits.reference)  # a wrong name now rather than after the sweep
+    objectives = search.prepare(config)
     worker = jobs.plan(config.hydra.launcher)
     if worker:
         jobs.prepare_workers()
@@ -167,7 +177,7 @@ def _start(config: DictConfig, folder: Path) -> Sweep:
     overrides = list(config.hydra.overrides.task)
     key = resume.sweep_key(overrides)
     earlier = resume.find_sweep(store, key) if config.sweep.resume else None
-    tags = {"overrides": " ".join(overrides), "sweep_key": key}
+    tags = {"overrides": " ".join(overrides), "sweep_key": key, **objectives}
     held = journal.lock(folder)
     if earlier is None:
         if config.sweep.resume:

@@ -1,7 +1,7 @@
 """Figures of a whole sweep, for its report. Each returns a figure, or None without data for it."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from resnet8ptq import plots, table
+from resnet8ptq import pareto, plots, table
 from resnet8ptq.comparison import Cell, Comparison
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_RING: dict[str, Any] = {"marker": "o", "ms": 13, "mec": "black", "mfc": "none"}
 _CALIBRATIONS = {
     **{"minmax": "C0", "entropy": "C1", "percentile": "C2", "histogram": "C4"},
     **{"mse": "C3", "moving_average": "C5", "dynamic": "C6"},
@@ -62,11 +63,16 @@ def trade_offs(comparison: Comparison) -> Figure | None:
     if timed:  # what is simulated is not
         label = "latency of one image, p50, ms"
         panels.append((label, lambda cell: cell.metric("latency_p50_ms"), timed))
+    searched = pareto.find(comparison)
+    members = {cell.record.run_id for cell in searched.members} if searched else set()
     figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, figure_of, shown) in zip(grid, panels, strict=True):
-        _scatter(axes, shown, figure_of, label, _kinds(cells))
-    figure.legend(handles=_legend(cells), loc="outside lower center", ncols=4, fontsize=8)
+        _scatter(axes, shown, figure_of, label, _kinds(cells), members)
+    handles = _legend(cells)
+    if members:
+        handles.append(Line2D([], [], ls="", label="on the front of the search", **_RING))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
@@ -119,6 +125,7 @@ def _scatter(
     figure_of: Callable[[Cell], float],
     label: str,
     kinds: Sequence[str],
+    members: Collection[str],
 ) -> None:
     for cell in cells:
         x, accuracy = figure_of(cell), 100 * cell.metric("accuracy")
@@ -126,8 +133,11 @@ def _scatter(
         style = _style(cell, kinds)
         axes.plot([x, x], np.ravel(interval), color=style["color"], alpha=0.25, lw=1)
         axes.plot(x, accuracy, linestyle="", **style)
-    front = pareto([(figure_of(cell), cell.metric("accuracy")) for cell in cells])
-    axes.plot(*zip(*[(x, 100 * y) for x, y in front], strict=True), "k--", lw=1, zorder=0)
+        if cell.record.run_id in members:
+            axes.plot(x, accuracy, linestyle="", **_RING)
+    points = np.array([(figure_of(cell), 100 * cell.metric("accuracy")) for cell in cells])
+    front = points[pareto.mask(points * (1, -1))]
+    axes.plot(*front[front[:, 0].argsort()].T, "k--", lw=1, zorder=0)
     axes.set(xlabel=label, ylabel="accuracy, %  (bars: 95% interval)")
     for level in {cell.metric("baseline_accuracy") for cell in cells}:
         axes.axhline(100 * level, color="0.6", lw=1, zorder=0)
@@ -140,15 +150,6 @@ def _scatter(
             va="center",
             transform=axes.get_yaxis_transform(),
         )
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points (cost, gain) that no other beats in both, by rising cost."""
-    front: list[tuple[float, float]] = []
-    for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not front or gain > front[-1][1]:
-            front.append((cost, gain))
-    return front
 
 
 def _short(names: Sequence[str]) -> list[str]:

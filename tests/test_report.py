@@ -12,7 +12,6 @@ from resnet8ptq.config import ReportConfig
 from resnet8ptq.sweep_plots import (
     activation_ranges,
     class_impact,
-    pareto,
     trade_offs,
     weight_ranges,
 )
@@ -101,11 +100,6 @@ def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label() -> None:
         "onnx int8 minmax per tensor seed=1",
         "onnx int8 minmax per tensor seed=2",
     ]
-
-
-def test_pareto_by_hand() -> None:
-    points = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
-    assert pareto(points) == [(1.0, 0.5), (2.0, 0.7), (4.0, 0.9)]
 
 
 def test_figures_are_drawn_where_there_is_data(found: Comparison) -> None:

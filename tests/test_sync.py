@@ -290,9 +290,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.slow
 def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
-    """The server is killed in the second of two jobs; it comes back after the sweep."""
+    """The server is killed in the second of three jobs; it comes back after the sweep."""
     assert server.process is not None
-    words = ("-m", "dtype=int8,uint8", "data=shapes", "latency.enabled=false")
+    words = ("-m", "dtype=int8,uint8,u8s8", "data=shapes", "latency.enabled=false")
     env = {"MLFLOW_TRACKING_URI": server.uri, **NO_REAL_FILES}
     done = subprocess.run(
         [sys.executable, str(REPO / "tests/strike.py"), "1", str(-server.process.pid), *words],
@@ -307,17 +307,17 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
     (error,) = found.errors
     assert "`python -m resnet8ptq.sync folder=" in error
     assert "Traceback" not in found.err
-    assert [row["status"] for row in found.table] == ["baseline", "ok", "ok"]
+    assert [row["status"] for row in found.table] == ["baseline", "ok", "ok", "ok"]
 
     server.start()
     synced = call_sync(tmp_path, **env)
     assert synced.returncode == 0, synced.stderr
-    assert "2 runs logged, 0 closed as killed, 0 still running, 1 were" in synced.stdout
+    assert "3 runs logged, 0 closed as killed, 0 still running, 1 were" in synced.stdout
     store = mlflow_store.open_store(TrackingConfig(uri=server.uri))
     parent = history.find_parent(store)
     assert parent is not None
     children = history.load_children(store, parent.run_id)
-    assert [child.tags["status"] for child in children] == ["ok", "ok"]
+    assert [child.tags["status"] for child in children] == ["ok", "ok", "ok"]
     assert [f"{child.metrics['accuracy']:.2%}" for child in children] == [
         row["accuracy"] for row in found.table[1:]
     ]

@@ -1,0 +1,107 @@
+"""The Pareto front of a search: the runs that no other beats in everything it looked for."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.comparison import Cell, Comparison
+from resnet8ptq.config import OBJECTIVES
+
+
+def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Tell of each point [n, objectives] whether it is on the front [n]; lower costs are better.
+
+    A point is dominated by one that is nowhere worse and somewhere better; equal points are not.
+    """
+    no_worse = (costs[:, None] <= costs[None]).all(axis=2)  # [n, n]: the row's than the column's
+    better = (costs[:, None] < costs[None]).any(axis=2)
+    return np.asarray(~(no_worse & better).any(axis=0))
+
+
+@dataclass(frozen=True)
+class Front:
+    """The members, the most accurate first, and what they were looked for by."""
+
+    objectives: tuple[str, ...]
+    members: tuple[Cell, ...]
+    candidates: int  # runs with all of these figures
+
+    @property
+    def headings(self) -> list[str]:
+        """The columns of `rows`."""
+        return ["configuration", *map(_heading, self.objectives)]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """One row of cells for each member."""
+        return [
+            [cell.label, *(_text(name, cell.metric(name)) for name in self.objectives)]
+            for cell in self.members
+        ]
+
+    @property
+    def on_training_images(self) -> bool:
+        """Whether accuracies are those of held-out training images."""
+        splits = {cell.record.params.get("evaluate.split") for cell in self.members}
+        return "held_out" in splits
+
+    @property
+    def commands(self) -> list[str]:
+        """What to type for each member's figures on the test images."""
+        overrides = [cell.record.tags.get("job_overrides") for cell in self.members]
+        return [_command(shlex.split(given)) for given in overrides if _is_line(given)]
+
+
+def find(found: Comparison) -> Front | None:
+    """Return the front of a search; None where there was none, or nothing was measured."""
+    objectives = _objectives(found)
+    cells = [
+        cell for cell in found.measured if all(name in cell.record.metrics for name in objectives)
+    ]
+    if not objectives or not cells:
+        return None
+    signs = np.array([1 if OBJECTIVES[name] == "minimize" else -1 for name in objectives])
+    costs = signs * np.array([[cell.metric(name) for name in objectives] for cell in cells])
+    on_front = [
+        (tuple(row), cell) for row, cell, on in zip(costs, cells, mask(costs), strict=True) if on
+    ]
+    on_front.sort(key=lambda pair: pair[0])
+    return Front(objectives, tuple(cell for _, cell in on_front), len(cells))
+
+
+def _objectives(found: Comparison) -> tuple[str, ...]:
+    """Return what the runs were told to look for; of a search all were told the same."""
+    for record in found.records:
+        if names := json.loads(record.params.get("objectives", "null")):
+            return tuple(name for name in names if name in OBJECTIVES)
+    return ()
+
+
+def _is_line(given: str | None) -> TypeGuard[str]:
+    """Tell whether a tag is what run.py has written: words for the shell, on one line."""
+    try:
+        return given is not None and given.isprintable() and bool(shlex.split(given))
+    except ValueError:  # an open quote
+        return False
+
+
+def _command(overrides: Sequence[str]) -> str:
+    kept = [word for word in overrides if not word.startswith(("evaluate.split=", "hydra."))]
+    return shlex.join(["python", "run.py", *kept, "evaluate.split=test", "hydra.mode=RUN"])
+
+
+def _heading(name: str) -> str:
+    if name == "size_bytes":
+        return "size kB"
+    return name.removesuffix("_ms").replace("_", " ") + (" ms" if name.endswith("_ms") else "")
+
+
+def _text(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return f"{value / 1000:.1f}"
+    return f"{value:.2%}" if name.endswith(("accuracy", "agreement")) else f"{value:.3g}"

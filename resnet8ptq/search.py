@@ -1,0 +1,96 @@
+"""Searches: what a run hands back to Hydra's sweeper, and what has to fit before the first trial.
+
+`objectives` names the figures that a search weighs against each other. Without any, sweepers get
+the accuracy drop.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from resnet8ptq.config import OBJECTIVES
+from resnet8ptq.errors import ConfigError
+
+if TYPE_CHECKING:  # run.py imports this module for --help too
+    from resnet8ptq.history import Record
+
+log = logging.getLogger(__name__)
+
+RESULTS_FILE = "optimization_results.yaml"  # which Optuna's sweeper leaves in the sweep's folder
+_OPTUNA = "hydra_plugins.hydra_optuna_sweeper"
+
+
+def to_return_value(
+    record: "Record", objectives: Sequence[str] | None
+) -> float | list[float] | None:
+    """Return what a sweeper is told of a run: the accuracy drop, or the figures it asked for.
+
+    Returns:
+        One figure, or a list of several; None where they were not measured: an unsupported
+        combination, or no latency. Optuna's sweeper then takes the trial for a failed one, which
+        its samplers leave out of account.
+    """
+    if not objectives:
+        return record.accuracy_drop
+    metrics = record.metrics
+    if metrics and (missing := [name for name in objectives if name not in metrics]):
+        log.warning("objectives: %s not measured; the search passes over it", ", ".join(missing))
+    if not set(objectives) <= set(metrics):
+        return None
+    values = [metrics[name] for name in objectives]
+    return values if len(values) > 1 else values[0]
+
+
+def prepare(config: DictConfig) -> dict[str, str]:
+    """Check that the sweeper goes where `objectives` want, and quiet Optuna.
+
+    Args:
+        config: as Hydra composed it, with its own settings.
+
+    Returns:
+        Tags for the parent run.
+
+    Raises:
+        ConfigError: an objective is unknown, or `hydra.sweeper.direction` does not fit.
+    """
+    objectives = list(config.objectives or [])
+    check_names(objectives)
+    if config.hydra.sweeper.get("_target_", "").startswith(_OPTUNA):
+        _check_directions(objectives, config.hydra.sweeper.direction)
+        _quiet_optuna()
+    return {"objectives": " ".join(objectives)} if objectives else {}
+
+
+def check_names(objectives: Sequence[str]) -> None:
+    """Raise `ConfigError` for a name that no metric has, or that comes twice."""
+    for name in objectives:
+        if name not in OBJECTIVES:
+            raise ConfigError(f"objectives: got {name!r}, takes {' | '.join(OBJECTIVES)}")
+    if len(set(objectives)) < len(objectives):
+        raise ConfigError(f"objectives: got {' '.join(objectives)}, takes each once")
+
+
+def _check_directions(objectives: Sequence[str], given: Any) -> None:
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    directions = [str(getattr(direction, "name", direction)) for direction in several]
+    expected = [OBJECTIVES[name] for name in objectives] or ["minimize"]
+    if directions != expected:
+        raise ConfigError(
+            f"hydra.sweeper.direction: got [{', '.join(directions)}], takes "
+            f"[{', '.join(expected)}] for {' '.join(objectives) or 'the accuracy drop'}"
+        )
+
+
+def _quiet_optuna() -> None:
+    """Leave it to run.py to say what becomes of a run."""
+    import warnings
+
+    with warnings.catch_warnings():
+        # Optuna 2.10's SQL storage, which is not used here, with the SQLAlchemy that MLflow wants.
+        warnings.filterwarnings("ignore", message=".*declarative_base")
+        import optuna
+    optuna.logging.set_verbosity(logging.WARNING)
+    # It calls an unsupported combination a failure to return a list of numbers.
+    logging.getLogger(_OPTUNA).setLevel(logging.ERROR)
