@@ -180,11 +180,14 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
 def _offer_view(uri: str, experiment_id: str) -> None:
     """Give MLflow's UI the columns that matter, unless somebody has changed that view."""
     client = mlflow.MlflowClient(tracking_uri=uri)
-    tags = client.get_experiment(experiment_id).tags
     wanted = {ui_view.TAG: ui_view.tag_value(), "mlflow.experimentKind": "custom_model_development"}
     for key, value in wanted.items():
-        if key not in tags:
-            client.set_experiment_tag(experiment_id, key, value)
+        try:
+            if key not in client.get_experiment(experiment_id).tags:
+                client.set_experiment_tag(experiment_id, key, value)
+        except MlflowException:  # another process was faster, or something is really wrong
+            if key not in client.get_experiment(experiment_id).tags:
+                raise
 
 
 def is_away(error: Exception) -> bool:

@@ -214,7 +214,8 @@ class Called:
 
 def clean_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with `changes`, and with no store but one named there."""
-    inherited = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    dropped = ("MLFLOW_TRACKING_URI", "HYDRA_FULL_ERROR")  # set in this process by MLflow and cli
+    inherited = {key: value for key, value in os.environ.items() if key not in dropped}
     return {**inherited, **changes}
 
 

@@ -1,5 +1,6 @@
 """SQNR and KL divergence by hand, and the logits they stand on."""
 
+import io
 import math
 from pathlib import Path
 
@@ -151,7 +152,9 @@ def test_an_onnx_model_without_a_softmax_has_no_logits(
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_torch_model_without_a_softmax_has_no_logits(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10), torch.nn.Sigmoid())
-    torch.jit.save(torch.jit.trace(module.eval(), torch.zeros(1, 2, 2, 3)), tmp_path / "model.pt")
+    saved = io.BytesIO()  # as torchscript.save does: a file's name would be in the archive
+    torch.jit.save(torch.jit.trace(module.eval(), torch.zeros(1, 2, 2, 3)), saved)
+    (tmp_path / "model.pt").write_bytes(saved.getvalue())
     config = make_config("data=shapes", "backend=torch", "dtype=fp32")
     predictor = BACKENDS["torch"](config).load(tmp_path / "model.pt")
     assert predictor.logits(np.zeros((1, 2, 2, 3), np.float32)) is None
