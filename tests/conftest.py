@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -37,6 +38,12 @@ NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
 TESTED = 500  # images
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with many slow tests first, so that no process is left alone with one at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
