@@ -169,7 +169,7 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
     assert found.run_id == newer.parent_id
 
 
-CELLS = ("-m", "backend=onnx,torch", "dtype=int8,uint8", "data=shapes")
+CELLS = ("-m", "backend=onnx,torch", "dtype=int8,uint8", "data=shapes", "latency.enabled=false")
 
 
 @pytest.mark.slow

@@ -322,4 +322,4 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
         row["accuracy"] for row in found.table[1:]
     ]
     assert {child.ended for child in [parent, *children]} == {True}
-    assert call_sync(tmp_path, **env).stdout.startswith("0 runs logged")
+    assert synchronize(store, tmp_path / "runs").logged == []
