@@ -45,9 +45,9 @@ class Sweep:
         """Leave the store, the parent's id and what workers need where the jobs find them."""
         worker = self.worker and asdict(self.worker)
         kept = {"parent_id": self.parent_id, "resume": self.resume, "worker": worker}
-        path = self.folder / journal.SWEEP_FILE
-        files.write_text(path, json.dumps({**asdict(self.store), **kept}, indent=2))
-        path.chmod(0o600)  # the URI of a database may hold its password, as may a variable
+        # Nobody else's: the URI of a database may hold its password, as may a variable.
+        with files.atomic(self.folder / journal.SWEEP_FILE, mode=0o600) as temporary:
+            temporary.write_text(json.dumps({**asdict(self.store), **kept}, indent=2))
 
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
