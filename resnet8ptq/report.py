@@ -37,7 +37,7 @@ from resnet8ptq import (
 )
 from resnet8ptq.comparison import SIGNIFICANCE, Comparison
 from resnet8ptq.config import ReportConfig, TrackingConfig
-from resnet8ptq.errors import TrackingError, printable
+from resnet8ptq.errors import PtqError, TrackingError, printable
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.recommend import Recommendation, broken_limits, recommend
@@ -236,7 +236,7 @@ def _folder_of(parent: Record) -> Path:
     folder = Path(parent.tags.get("folder", "."))
     try:
         own = Sweep.load(folder).parent_id == parent.run_id
-    except TrackingError:
+    except PtqError:  # gone, or not what a sweep wrote
         own = False
     return folder if own else Path()
 

@@ -2,13 +2,18 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cells import predictions, sweep, unmeasured
+from conftest import make_config
 
-from resnet8ptq import report, spread, table
+from resnet8ptq import report, spread, table, tracking
 from resnet8ptq.comparison import Comparison, compare
 from resnet8ptq.config import ReportConfig
+from resnet8ptq.mlflow_store import Store
+from resnet8ptq.results import RunResult
+from resnet8ptq.sweep import Sweep
 from resnet8ptq.sweep_plots import (
     activation_ranges,
     class_impact,
@@ -116,3 +121,22 @@ def test_figures_are_drawn_where_there_is_data(found: Comparison) -> None:
     empty = replace(found, cells=())
     assert class_impact(empty) is None
     assert trade_offs(empty) is None
+
+
+def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(
+    own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "sweep", tmp_path / "here"
+    for path in (folder / "0", here):
+        path.mkdir(parents=True)
+    parent_id = tracking.start_parent(own_store, "sweep", folder, {})
+    with tracking.start_run(own_store, "cell", {}, folder / "0", parent_id) as run:
+        run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
+        run.log_result(RunResult("unsupported", "no such kernel"))
+    monkeypatch.chdir(here)
+    report.main([f"root={tmp_path / 'mlruns'}"])  # without its sweep.json it is not that folder
+    assert "no such kernel" in (here / "report.md").read_text()
+    assert not (folder / "report.md").exists()
+    Sweep(own_store, parent_id, folder).save()
+    report.main([f"root={tmp_path / 'mlruns'}"])
+    assert (folder / "report.md").read_text() == (here / "report.md").read_text()
