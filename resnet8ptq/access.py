@@ -67,7 +67,7 @@ def user_variables(folder: Path, database: str) -> dict[str, str]:
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
     ]
     path = folder / "auth.ini"
-    _write_private(path, "\n".join(settings))
+    files.write_text(path, "\n".join(settings), mode=0o600)
     drawn = {
         "MLFLOW_AUTH_ADMIN_PASSWORD": "admin_password",  # taken at the first start alone
         "MLFLOW_FLASK_SERVER_SECRET_KEY": "secret_key",
@@ -81,13 +81,8 @@ def _secret(path: Path, variable: str) -> str:
     if given := os.environ.get(variable):
         return given
     if not path.exists():
-        _write_private(path, secrets.token_urlsafe(24))
+        files.write_text(path, secrets.token_urlsafe(24), mode=0o600)
     return path.read_text()
-
-
-def _write_private(path: Path, text: str) -> None:
-    with files.atomic(path, mode=0o600) as temporary:
-        temporary.write_text(text)
 
 
 def warn(host: str, address: str, auth: bool) -> None:

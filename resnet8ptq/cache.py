@@ -97,9 +97,8 @@ def _as_text(key: Key) -> str:
 
 
 def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
-    for left in path.parent.glob(
-        f".{path.name}-*"
-    ):  # by processes that were killed; we hold the lock
+    # What processes have left that were killed at it: we hold the lock.
+    for left in path.parent.glob(f".{path.name}-*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
         temporary = Path(name) / "entry"

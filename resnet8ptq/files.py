@@ -27,9 +27,9 @@ def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Write `text` to `path` in UTF-8, all or nothing."""
-    with atomic(path) as temporary:
+    with atomic(path, mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

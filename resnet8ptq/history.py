@@ -73,13 +73,18 @@ def find_runs(
             return records
 
 
+def under(parent_id: str) -> str:
+    """Return the filter that lets a sweep's own runs through."""
+    return f"tags.`{journal.PARENT_TAG}` = '{parent_id}'"
+
+
 def load_children(store: Store, parent_id: str) -> list[Record]:
     """Read the runs of a sweep back, in the order of its jobs, however they were started.
 
     A job that has been run again has one run here, the newest; one whose configuration had
     finished in another sweep has that sweep's. A run is here once, whoever shares it.
     """
-    records = find_runs(store, f"tags.`mlflow.parentRunId` = '{parent_id}'", newest_first=False)
+    records = find_runs(store, under(parent_id), newest_first=False)
     jobs = {record.tags.get("job_number", record.run_id): record for record in records}
     for key, run_id in load_run(store, parent_id).tags.items():
         if key.startswith(_ADOPTED):

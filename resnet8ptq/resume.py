@@ -79,7 +79,7 @@ def find_attempts(sweep: "Sweep", number: int) -> list[Record]:
         TrackingError: one of them is still running.
     """
     unfinished = (
-        f"tags.`{journal.PARENT_TAG}` = '{sweep.parent_id}' and tags.job_number = '{number}'"
+        f"{history.under(sweep.parent_id)} and tags.job_number = '{number}'"
         " and attributes.status != 'FINISHED'"
     )
     found = _find(sweep.store, unfinished)

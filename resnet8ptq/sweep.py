@@ -46,8 +46,8 @@ class Sweep:
         worker = self.worker and asdict(self.worker)
         kept = {"parent_id": self.parent_id, "resume": self.resume, "worker": worker}
         # Nobody else's: the URI of a database may hold its password, as may a variable.
-        with files.atomic(self.folder / journal.SWEEP_FILE, mode=0o600) as temporary:
-            temporary.write_text(json.dumps({**asdict(self.store), **kept}, indent=2))
+        text = json.dumps({**asdict(self.store), **kept}, indent=2)
+        files.write_text(self.folder / journal.SWEEP_FILE, text, mode=0o600)
 
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
@@ -115,8 +115,7 @@ class Sweep:
     def _close(self, status: str) -> str:
         from resnet8ptq import history, report, sync, table, tracking, upload
 
-        children = f"tags.`{journal.PARENT_TAG}` = '{self.parent_id}'"
-        known = history.find_runs(self.store, children, deleted=True)
+        known = history.find_runs(self.store, history.under(self.parent_id), deleted=True)
         # Runs that the store did not take, and those whose processes ended with the sweep.
         done = sync.sync(self.store, self.folder, known, wait_s=10 if self.worker else 0)
         if len(done.running) > 1:  # besides the sweep itself
@@ -186,7 +185,7 @@ def _start(config: DictConfig, folder: Path) -> Sweep:
         parent_id = tracking.start_parent(store, name, folder, tags)
     else:
         print(f"Resume: going on with {earlier.tags['mlflow.runName']}")  # no log is set up yet
-        known = history.find_runs(store, "", deleted=True)
-        sync.sync(store, Path(earlier.tags["folder"]), known, wait_s=5)
+        known = history.find_runs(store, history.under(earlier.run_id), deleted=True)
+        sync.sync(store, Path(earlier.tags["folder"]), [earlier, *known], wait_s=5)
         parent_id = tracking.restart_parent(store, earlier, folder)
     return Sweep(store, parent_id, folder, limits, worker, config.sweep.resume, held)

@@ -116,10 +116,8 @@ class Run:
             if not is_away(error):
                 raise
             self._away = True
-            reason = redact(" ".join(str(error).split()))[:300]
-            log.warning(
-                "THE TRACKING STORE DOES NOT TAKE THE RUN: kept in %s (%s)", self.folder, reason
-            )
+            shout = "THE TRACKING STORE DOES NOT TAKE THE RUN: kept in %s (%s)"
+            log.warning(shout, self.folder, one_line(error))
 
     def open(self) -> None:
         """Note the run in its folder, and make it in the store."""
@@ -132,8 +130,8 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """Log what went wrong: the config as far as it was known, one line, the traceback."""
-        one_line = redact(" ".join(str(error).split())) or type(error).__name__
-        self.journal.tags |= {"status": "failed", "reason": one_line[:4000]}
+        reason = redact(" ".join(str(error).split())) or type(error).__name__
+        self.journal.tags |= {"status": "failed", "reason": reason[:4000]}
         self._flush_config()
         text = redact("".join(traceback.format_exception(error)))
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")

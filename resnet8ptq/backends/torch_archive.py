@@ -101,8 +101,7 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
 
 def refusal(path: Path, found: str) -> QuantizationError:
     """Return the error that names what no artifact of ours has."""
-    shown = "".join(char if char.isprintable() else "?" for char in found)[:200]
-    return QuantizationError(f"{path}: not a program that was saved here ({shown})")
+    return QuantizationError(f"{path}: not a program that was saved here ({found[:200]})")
 
 
 def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int) -> Iterator[str]:
