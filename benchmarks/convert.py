@@ -4,7 +4,7 @@ from hydra import compose, initialize_config_dir
 
 from benchmarks.setting import REPO
 from resnet8ptq import cache, data, model
-from resnet8ptq.config import parse_config, register_schemas
+from resnet8ptq.loading import parse_config, register_schemas
 
 
 def main() -> None:

@@ -138,11 +138,11 @@ def entry() -> Target:
 def sweep() -> Target:
     """The file that tells jobs of their sweep."""
     from resnet8ptq.journal import SWEEP_FILE
-    from resnet8ptq.sweep import Sweep
+    from resnet8ptq.sweep_file import Sweep
 
     store = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
     worker = {"at_once": 2, "threads": 1, "folder": "x", "variables": {}}
-    record = {**store, "parent_id": "0" * 32, "resume": False, "worker": worker}
+    record = {"store": store, "parent_id": "0" * 32, "resume": False, "worker": worker}
     return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), SWEEP_FILE)
 
 

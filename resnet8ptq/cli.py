@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -28,8 +28,18 @@ from resnet8ptq.errors import ConfigError, PtqError, printable, redact
 T = TypeVar("T")
 
 
-def main(run: Callable[[], object]) -> int:
-    """Run Hydra's main function; close the sweep, report the error, return the exit code."""
+class Closable(Protocol):
+    """What is to be closed when the program ends, whatever ended it."""
+
+    def close(self, status: str) -> str:
+        """Take `ok`, `failed` or `killed`; return what became of it."""
+        ...
+
+
+def main(
+    run: Callable[[], object], find_sweep: Callable[[], Closable | None] = lambda: None
+) -> int:
+    """Call `run`, close the sweep that it has started, report errors; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of printing them
     # Imports make 400,000 objects that stay. Collecting garbage among them every 700 new ones, as
     # Python does by default, takes a tenth of a sweep's time.
@@ -44,9 +54,21 @@ def main(run: Callable[[], object]) -> int:
         code = 130
     except Exception as error:
         status, code = "failed", report(error)
+        if isinstance(error, ConfigError) and find_sweep():
+            code = 1  # one cell's failure: the others have run
     finally:
-        code = _close_sweep(status) or code
+        code = _close(find_sweep(), status) or code
     return code
+
+
+def _close(sweep: Closable | None, status: str) -> int:
+    """Close the sweep, where there is one; return the exit code of what went wrong with that."""
+    try:
+        ended = sweep.close(status) if sweep else status
+    except Exception as error:
+        report(error)
+        return 1
+    return 1 if (status, ended) == ("ok", "failed") else 0
 
 
 def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
@@ -96,9 +118,7 @@ def report(error: Exception) -> int:
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"error: {one_line(error)}", file=sys.stderr)
-    # A wrong setting of one cell is that cell's failure: the others have run.
-    settings = _COMPOSING if _sweep() else (*_COMPOSING, ConfigError)
-    return 2 if isinstance(error, settings) else 1
+    return 2 if isinstance(error, (*_COMPOSING, ConfigError)) else 1
 
 
 def one_line(error: BaseException) -> str:
@@ -112,19 +132,3 @@ def one_line(error: BaseException) -> str:
         if f"'hydra/{option}'" in text:
             text = f"{text.strip(' .')}; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     return redact(printable(text)) or type(error).__name__
-
-
-def _close_sweep(status: str) -> int:
-    """Close the sweep, where there is one; return the exit code of what went wrong with that."""
-    try:
-        sweep = _sweep()
-        ended = sweep.close(status) if sweep else status
-    except Exception as error:
-        return report(error)
-    return 1 if (status, ended) == ("ok", "failed") else 0
-
-
-def _sweep() -> Any:
-    # Only where a job or the sweep's callback has imported it: --help does without MLflow.
-    module = sys.modules.get("resnet8ptq.sweep")
-    return module and module.current

@@ -1,25 +1,17 @@
-"""What a run can be told: dataclass schemas, and the one place that makes a typed `RunConfig`.
+"""What a run can be told: dataclass schemas; `conf/` holds the values.
 
-Hydra checks names and types while it composes (`conf/` holds the values); `checks` the ranges.
-Both errors name the key, what it got and what it takes.
+Hydra checks names and types against them while it composes.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from resnet8ptq.errors import ConfigError
-from resnet8ptq.files import safe_name
+from omegaconf import MISSING
 
 DTYPES = ("fp32", "int8", "uint8", "u8s8")
 METHODS = ("static", "dynamic", "qat")
 FORMATS = ("qdq", "qoperator")
 FLOWS = ("fx", "pt2e")
-CALIBRATIONS = ("minmax", "moving_average", "entropy", "percentile", "mse", "histogram")
-DATASETS = ("cifar10", "shapes")
 SPLITS = ("test", "held_out")
 ANALYSES = ("sensitivity",)
 MODES = ("one_at_a_time", "all_but_one")
@@ -205,37 +197,3 @@ class RunConfig:
     objectives: list[str] | None = None
     # What a named sweep sets differently for each backend, read there by interpolation.
     per_backend: dict[str, Any] = field(default_factory=dict)
-
-
-# In `conf/config.yaml`: folders are made before the config is checked, also in another process.
-OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
-
-
-def register_schemas() -> None:
-    """Tell Hydra the schemas, before it composes.
-
-    `RunConfig` types every group; only a backend with options of its own needs a schema besides,
-    kept below `hydra/`, where it is not offered as an option of the group.
-    """
-    store = ConfigStore.instance()
-    store.store(name="schema", node=RunConfig)
-    store.store(group="hydra/schema", name="torch", node=TorchConfig)
-
-
-def parse_config(cfg: DictConfig) -> RunConfig:
-    """Turn what Hydra composed into a checked `RunConfig`.
-
-    Raises:
-        ConfigError: a value is missing, does not resolve, or is out of range.
-    """
-    from resnet8ptq import checks  # which knows the schemas above
-
-    try:
-        config = OmegaConf.to_object(cfg)
-    except OmegaConfBaseException as error:
-        raise ConfigError(" ".join(str(error).split())) from error
-    if not isinstance(config, RunConfig):  # composed without the schema
-        raise ConfigError("conf/config.yaml: its defaults must begin with `schema`")
-    checks.check_keys(config)
-    checks.check(config)
-    return config

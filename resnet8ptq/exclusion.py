@@ -22,7 +22,8 @@ from resnet8ptq.data import CalibrationSet, Dataset, Split
 from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes, weight_layers
-from resnet8ptq.sensitivity import Figures, Layer
+from resnet8ptq.ranking import Layer
+from resnet8ptq.sensitivity import Figures
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from resnet8ptq.config import RunConfig
 from resnet8ptq.environment import PeakMemory
 from resnet8ptq.errors import UnsupportedError
 from resnet8ptq.metrics import Comparison
+from resnet8ptq.recorder import Recorder
 from resnet8ptq.results import Measurement, RunResult
-from resnet8ptq.tracking import Run
 
 log = logging.getLogger(__name__)
 
 
-def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
+def run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
     """Quantize, reload, evaluate, compare with the FP32 baseline, and record.
 
     Args:
@@ -50,7 +50,7 @@ def run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
         return result
 
 
-def _run_experiment(config: RunConfig, folder: Path, run: Run) -> RunResult:
+def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
     quantizer = BACKENDS[config.backend.name](config)
     resolved = quantizer.resolve()  # an unsupported combination is known before any work
     memory = PeakMemory()

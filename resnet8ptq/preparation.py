@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resnet8ptq import calibration_table, corrections, exclusion
+from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import CalibrationSet, Dataset
+from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.model import Fp32Model
-from resnet8ptq.tracking import Run
+from resnet8ptq.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def prepare(
     calibration: CalibrationSet,
     folder: Path,
     scratch: Path,
-    run: Run,
+    run: Recorder,
 ) -> Preparation:
     """Fine-tune, correct, read a calibration table, choose layers: whatever is switched on.
 
@@ -59,9 +61,7 @@ def prepare(
         provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
         return Preparation(config, network, provenance)
     if config.method == "qat":
-        from resnet8ptq import qat  # imports torch
-
-        network, ranges = qat.fine_tune(config, fp32, dataset, calibration, folder, run)
+        network, ranges = _fine_tune(config, fp32, dataset, calibration, folder, run)
     trained = network
     network = corrections.correct(config, trained, calibration.split, scratch)
     provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
@@ -79,3 +79,31 @@ def prepare(
     idle = network is fp32 and not params
     seconds = None if idle else time.perf_counter() - start
     return Preparation(config, network, provenance, ranges, seconds, params, metrics)
+
+
+def _fine_tune(
+    config: RunConfig,
+    fp32: Fp32Model,
+    dataset: Dataset,
+    calibration: CalibrationSet,
+    folder: Path,
+    run: Recorder,
+) -> tuple[Fp32Model, Mapping[str, Range]]:
+    """Fine-tune for what the run's backend rounds to; draw `qat_loss.png`."""
+    from resnet8ptq import plots, qat  # which imports torch
+
+    resolved = BACKENDS[config.backend.name](config).resolve()
+    weights = WeightScheme.of(config, resolved.get("weight_bits", "8") == "7")
+    bits = int(resolved.get("activation_bits", "8"))
+    activations = ActivationScheme(bits, bool(config.symmetric.activations))
+    points: list[dict[str, float]] = []
+
+    def report(point: dict[str, float]) -> None:
+        points.append(point)
+        run.log_step(int(point["step"]), {k: v for k, v in point.items() if k != "step"})
+
+    network, ranges = qat.fine_tune(
+        config, fp32, dataset, calibration, weights, activations, report
+    )
+    plots.save(plots.fine_tuning(points), folder / "qat_loss.png")
+    return network, ranges

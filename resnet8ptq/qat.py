@@ -5,16 +5,15 @@ is no artifact yet, but a network and activation ranges, from which every backen
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from resnet8ptq import cache, data, environment, files, plots
+from resnet8ptq import cache, data, environment, files
 from resnet8ptq.activations import Activations
-from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig
 from resnet8ptq.data import CalibrationSet, Dataset
@@ -22,7 +21,6 @@ from resnet8ptq.errors import UnsupportedError
 from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes
-from resnet8ptq.tracking import Run
 
 if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat needs
     from resnet8ptq.qat_training import Point
@@ -39,8 +37,9 @@ def fine_tune(
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
-    folder: Path,
-    run: Run,
+    weights: WeightScheme,
+    activations: ActivationScheme,
+    report: Callable[["Point"], None],
 ) -> tuple[Fp32Model, dict[str, Range]]:
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
@@ -52,8 +51,8 @@ def fine_tune(
         fp32: the network to begin with, and to learn from.
         dataset: its training images train, without those that are held out or in its test split.
         calibration: images for the ranges that training begins with.
-        folder: the run's; gets `qat_loss.png`.
-        run: gets the curves.
+        weights, activations: what the run's backend will round to.
+        report: is called with each point of the curves, also where they come from the cache.
 
     Raises:
         UnsupportedError: the network has layers that cannot be trained, or does not end in softmax.
@@ -68,10 +67,6 @@ def fine_tune(
     proto = onnx.load(fp32.onnx_path)
     skipped = find_float_nodes(proto.graph, config)
     held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
-    resolved = BACKENDS[config.backend.name](config).resolve()
-    weights = WeightScheme.of(config, resolved.get("weight_bits", "8") == "7")
-    bits = int(resolved.get("activation_bits", "8"))
-    activations = ActivationScheme(bits, bool(config.symmetric.activations))
     key: cache.Key = {
         "model": files.sha256(fp32.onnx_path),
         "train": dataset.train.digest,
@@ -86,9 +81,9 @@ def fine_tune(
     }
     points: list[Point] = []
 
-    def report(point: "Point") -> None:
+    def note(point: "Point") -> None:
         points.append(point)
-        run.log_step(int(point["step"]), {k: v for k, v in point.items() if k != "step"})
+        report(point)
 
     def make(entry: Path) -> None:
         from resnet8ptq import qat_network, qat_training
@@ -109,7 +104,7 @@ def fine_tune(
             data.leave_out(dataset.train, (held_out, dataset.test)),
             held_out,
             checkpoint,
-            report,
+            note,
         ).run()
         onnx.save(qat_network.write_back(fp32.onnx_path, student), entry / NETWORK_FILE)
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
@@ -121,7 +116,6 @@ def fine_tune(
     if not points:  # trained before
         for point in json.loads((entry / CURVES_FILE).read_text()):
             report(point)
-    plots.save(plots.fine_tuning(points), folder / "qat_loss.png")
     ranges = json.loads((entry / RANGES_FILE).read_text())
     network = replace(fp32, onnx_path=entry / NETWORK_FILE)
     return network, {name: (low, high) for name, (low, high) in ranges.items()}

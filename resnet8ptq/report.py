@@ -41,7 +41,7 @@ from resnet8ptq.errors import PtqError, TrackingError, printable
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.recommend import Recommendation, broken_limits, recommend
-from resnet8ptq.sweep import Sweep
+from resnet8ptq.sweep_file import Sweep
 
 Images = Mapping[str, bytes]  # file name -> PNG
 

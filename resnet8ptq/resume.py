@@ -9,15 +9,12 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from resnet8ptq import cache, environment, history, journal
 from resnet8ptq.errors import TrackingError
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store, is_away
-
-if TYPE_CHECKING:
-    from resnet8ptq.sweep import Sweep
+from resnet8ptq.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ def find_sweep(store: Store, key: str) -> Record | None:
 
 
 def find_finished(
-    sweep: "Sweep", number: int, identity: str | None, again: bool = False
+    sweep: Sweep, number: int, identity: str | None, again: bool = False
 ) -> Record | None:
     """Return the finished run that a job would repeat; None where there is none.
 
@@ -70,7 +67,7 @@ def find_finished(
     return found[0]
 
 
-def find_attempts(sweep: "Sweep", number: int) -> list[Record]:
+def find_attempts(sweep: Sweep, number: int) -> list[Record]:
     """Return a job's earlier runs in this sweep that did not finish.
 
     After `sweep.resume`, or where the launcher starts a job again whose process was killed.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from resnet8ptq.checks import check_objectives
 from resnet8ptq.config import OBJECTIVES
 from resnet8ptq.errors import ConfigError
 
@@ -56,20 +57,11 @@ def prepare(config: DictConfig) -> dict[str, str]:
         ConfigError: an objective is unknown, or `hydra.sweeper.direction` does not fit.
     """
     objectives = list(config.objectives or [])
-    check_names(objectives)
+    check_objectives(objectives)
     if config.hydra.sweeper.get("_target_", "").startswith(_OPTUNA):
         _check_directions(objectives, config.hydra.sweeper.direction)
         _quiet_optuna()
     return {"objectives": " ".join(objectives)} if objectives else {}
-
-
-def check_names(objectives: Sequence[str]) -> None:
-    """Raise `ConfigError` for a name that no metric has, or that comes twice."""
-    for name in objectives:
-        if name not in OBJECTIVES:
-            raise ConfigError(f"objectives: got {name!r}, takes {' | '.join(OBJECTIVES)}")
-    if len(set(objectives)) < len(objectives):
-        raise ConfigError(f"objectives: got {' '.join(objectives)}, takes each once")
 
 
 def _check_directions(objectives: Sequence[str], given: Any) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -11,15 +10,13 @@ from rich.text import Text
 
 from resnet8ptq import files, plots
 from resnet8ptq.config import RunConfig
+from resnet8ptq.ranking import Layer, SensitivityResult
 from resnet8ptq.terminal import show
-
-if TYPE_CHECKING:  # which calls this module
-    from resnet8ptq.sensitivity import Layer, SensitivityResult
 
 COLUMNS = ("rank", "layer", "SQNR dB", "accuracy lost", "correct", "saved kB")
 
 
-def write(folder: Path, config: RunConfig, result: "SensitivityResult") -> None:
+def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     """Write `config.yaml`, `sensitivity.csv` and `sensitivity.png`, each whole or not at all."""
     files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
     files.write_text(folder / "sensitivity.csv", to_csv(result))
@@ -36,7 +33,7 @@ def write(folder: Path, config: RunConfig, result: "SensitivityResult") -> None:
     plots.save(figure, folder / "sensitivity.png")
 
 
-def to_csv(result: "SensitivityResult") -> str:
+def to_csv(result: SensitivityResult) -> str:
     """Return one line a layer, most sensitive first; sizes in bytes, accuracy as a fraction."""
     figures = ("accuracy_lost", "correct", "size_bytes", "saved_bytes")
     rows: list[list[object]] = [
@@ -48,7 +45,7 @@ def to_csv(result: "SensitivityResult") -> str:
     return files.to_csv(rows)
 
 
-def print_table(result: "SensitivityResult", title: str, console: Console | None = None) -> None:
+def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
     """Print the ranking and what to make of it to stdout."""
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
@@ -66,7 +63,7 @@ def print_table(result: "SensitivityResult", title: str, console: Console | None
         console.print(note, highlight=False, markup=False)
 
 
-def _cells(layer: "Layer") -> Sequence[str | Text]:
+def _cells(layer: Layer) -> Sequence[str | Text]:
     return (
         Text(show(layer.name)),
         f"{layer.sqnr_db:.1f}",
@@ -76,7 +73,7 @@ def _cells(layer: "Layer") -> Sequence[str | Text]:
     )
 
 
-def _notes(result: "SensitivityResult") -> list[str]:
+def _notes(result: SensitivityResult) -> list[str]:
     rank = {
         "one_at_a_time": "each layer quantized alone; lowest SQNR first",
         "all_but_one": "each layer alone left in float; highest SQNR first, as it then helps most",

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from resnet8ptq import data, model
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import RunConfig, parse_config, register_schemas
+from resnet8ptq.config import RunConfig
 from resnet8ptq.interfaces import Artifact
+from resnet8ptq.loading import parse_config, register_schemas
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from mlflow import MlflowClient

@@ -21,7 +21,7 @@ from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 from resnet8ptq import calibration_table, data, files, pipeline, tracking
 from resnet8ptq.backends.onnx import DTYPES, OnnxQuantizer
 from resnet8ptq.calibration_table import FILES, PROVENANCE_FILE, load, write
-from resnet8ptq.config import CALIBRATIONS, CalibConfig
+from resnet8ptq.config import CalibConfig
 from resnet8ptq.errors import ConfigError
 
 RANGES = {"input": (0.0, 255.0), "a/b": (-0.1, 0.3), "dead": (0.0, 0.0), "below": (-4.0, -1.0)}
@@ -97,7 +97,7 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(
     assert of("moving_average", batch_size=7) != of("moving_average")
     assert of()["images"] != of(samples=3)["images"]
     assert of()["model"] == files.sha256(model)
-    for name in CALIBRATIONS:
+    for name in calibration.PARAMETERS:
         assert of(name)["method"]["name"] == name
 
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import re
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 import joblib
@@ -15,13 +14,14 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from resnet8ptq import cli, environment, jobs
-from resnet8ptq.config import register_schemas
 from resnet8ptq.errors import ConfigError
+from resnet8ptq.sweep_file import Worker
+from resnet8ptq.loading import register_schemas
 
 CORES = environment.threads(None)
 
 
-def plan(*overrides: str) -> jobs.Worker | None:
+def plan(*overrides: str) -> Worker | None:
     register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
         config = compose("config", overrides=list(overrides), return_hydra_config=True)
@@ -84,18 +84,18 @@ def test_a_job_elsewhere_has_the_variables_and_the_folder(
     monkeypatch.setenv("RESNET8PTQ_CACHE", "a")
     monkeypatch.setenv(secret, "b")
     monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "nowhere"))  # not for others either
-    worker = jobs.Worker.parse(asdict(jobs.Worker(2, 1, variables=jobs.variables())))
+    worker = Worker(2, 1, variables=jobs.variables())
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(secret)
     monkeypatch.setenv("RESNET8PTQ_CACHE", "the node's own")
-    worker.enter()
+    jobs.enter(worker)
     assert (os.environ[secret], os.environ["RESNET8PTQ_CACHE"]) == ("b", "the node's own")
     assert str(Path.cwd()) == here
     assert "CIFAR10_DIR" not in worker.variables
 
     monkeypatch.setenv("RESNET8_H5", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"^RESNET8_H5: \S+ does not see \S+/nowhere; takes"):
-        worker.enter()
+        jobs.enter(worker)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_every_error_reaches_the_parent_with_its_traceback(
 
 def test_a_worker_can_start_processes() -> None:
     def start_another() -> str:
-        jobs.Worker(2, 1).enter()
+        jobs.enter(Worker(2, 1))
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             return pool.submit(str, "done").result()
 

@@ -24,16 +24,17 @@ QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-3")
 
 
 class Curves:
-    """Stands in for an MLflow run; may interrupt the training at a step."""
+    """Takes the points; may interrupt the training at a step."""
 
     def __init__(self, interrupt_at: int = -1) -> None:
         self.steps: list[tuple[int, dict[str, float]]] = []
         self.interrupt_at = interrupt_at
 
-    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+    def __call__(self, point: dict[str, float]) -> None:
+        step = int(point["step"])
         if step == self.interrupt_at:
             raise KeyboardInterrupt
-        self.steps.append((step, dict(metrics)))
+        self.steps.append((step, {key: point[key] for key in point if key != "step"}))
 
     def of(self, name: str) -> list[float]:
         return [metrics[name] for _, metrics in self.steps if name in metrics]
@@ -52,7 +53,8 @@ def fine_tune(
 ) -> tuple[model.Fp32Model, dict[str, tuple[float, float]]]:
     config = make_config(*QUICK, f"cache_dir={folder / 'cache'}", *overrides)
     calibration = data.draw_calibration(few, 5, config.seed)
-    return qat.fine_tune(config, fp32, few, calibration, folder, run)  # type: ignore[arg-type]
+    schemes = WeightScheme.of(config), ActivationScheme()
+    return qat.fine_tune(config, fp32, few, calibration, *schemes, run)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +247,8 @@ def test_neither_held_out_nor_test_images_are_trained_on(few, shapes_model, tmp_
     with pytest.raises(KeyboardInterrupt):
         config = make_config(*QUICK, f"cache_dir={tmp_path}")
         calibration = data.CalibrationSet(few.train.take(np.arange(9)), np.arange(9))
-        qat.fine_tune(config, shapes_model, leaky, calibration, tmp_path, Curves())
+        schemes = WeightScheme.of(config), ActivationScheme()
+        qat.fine_tune(config, shapes_model, leaky, calibration, *schemes, Curves())
     (trainer,) = seen
     assert len(trainer.held_out) == 50
     assert len(trainer.train) == len(few.train) - 50 - 7

@@ -13,7 +13,7 @@ from resnet8ptq.comparison import Comparison, compare
 from resnet8ptq.config import ReportConfig
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import RunResult
-from resnet8ptq.sweep import Sweep
+from resnet8ptq.sweep_file import Sweep
 from resnet8ptq.sweep_plots import (
     activation_ranges,
     class_impact,

@@ -12,7 +12,7 @@ from resnet8ptq.config import TrackingConfig
 from resnet8ptq.errors import TrackingError
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import RunResult
-from resnet8ptq.sweep import Sweep
+from resnet8ptq.sweep_file import Sweep
 
 SHAPES = ("data=shapes", "calib.samples_per_class=20")
 

@@ -7,6 +7,7 @@ again replaces its unfinished attempt, so that this leaves no second run.
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Sequence
 from concurrent.futures import as_completed
 from typing import Any
@@ -18,6 +19,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq import environment
 from resnet8ptq.errors import JobError, one_line
+from resnet8ptq.jobs import fit, variables
+from resnet8ptq.sweep_file import Worker
 
 LOCAL = "local"  # the address of a Ray that starts and ends with the sweep
 
@@ -27,6 +30,17 @@ class RayJobs(JobsLauncher):
 
     def __init__(self, ray: DictConfig) -> None:
         self.settings = ray
+
+    @classmethod
+    def plan(cls, settings: DictConfig) -> Worker:
+        """Return how the jobs run; see `jobs.plan`. Connects to the cluster, where there is one."""
+        cpus, init = settings.ray.remote.num_cpus, settings.ray.init
+        key = "hydra.launcher.ray.remote.num_cpus"
+        if init.address == LOCAL:
+            cores = init.num_cpus or environment.threads(None)
+            return Worker(fit(key, cpus, cores), cpus)
+        fit(key, cpus, sys.maxsize)
+        return Worker(count(settings.ray), cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
         """Submit all jobs, and take their results as they end."""

@@ -12,11 +12,13 @@ from typing import Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq import environment
 from resnet8ptq.errors import JobError, one_line
+from resnet8ptq.jobs import fit, variables
+from resnet8ptq.sweep_file import Worker
 
 POLL_S = 0.1
 GRACE_S = 10.0  # for an interrupted job to close its run
@@ -106,6 +108,12 @@ class ProcessJobs(_SubmititJobs):
 
     plugin = "LocalLauncher"
 
+    @classmethod
+    def plan(cls, settings: DictConfig) -> Worker:
+        """Return how the jobs run; see `jobs.plan`."""
+        cpus, cores = settings.cpus_per_task, environment.threads(None)
+        return Worker(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
+
     def executor(self) -> Any:
         """Make submitit's executor."""
         from hydra_plugins.resnet8ptq_launchers._processes import ProcessExecutor
@@ -141,6 +149,13 @@ class SlurmJobs(_SubmititJobs):
     """One array of jobs; Slurm runs `array_parallelism` of them at once."""
 
     plugin = "SlurmLauncher"
+
+    @classmethod
+    def plan(cls, settings: DictConfig) -> Worker:
+        """Return how the jobs run; see `jobs.plan`."""
+        cpus = settings.cpus_per_task
+        fit("hydra.launcher.cpus_per_task", cpus, sys.maxsize)
+        return Worker(settings.array_parallelism, cpus, variables=variables())
 
     def executor(self) -> Any:
         """Make submitit's executor.

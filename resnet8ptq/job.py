@@ -1,0 +1,109 @@
+"""One job: alone, or in a sweep."""
+
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.conf import HydraConf
+from omegaconf import DictConfig, OmegaConf
+
+from resnet8ptq import cli
+from resnet8ptq.errors import ConfigError, PtqError
+from resnet8ptq.loading import parse_config
+
+if TYPE_CHECKING:  # --help and --cfg answer without them
+    from resnet8ptq.history import Record
+    from resnet8ptq.mlflow_store import Store
+
+log = logging.getLogger(__name__)
+
+
+def run_alone(cfg: DictConfig, folder: Path) -> "Record":
+    """Run, and show the result beside its baseline."""
+    from resnet8ptq import mlflow_store, table
+
+    config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
+    if config.sweep.resume:
+        raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
+    store = mlflow_store.open_store(config.tracking)
+    found = record(cfg, folder, store, tags=identify(cfg))
+    if config.analysis.name is None:  # an analysis has printed its own table
+        table.print_table([found])
+    table.print_places(folder, store)
+    return found
+
+
+def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record":
+    """Run as a child of the sweep's parent run; a wrong setting is on record like any failure.
+
+    Args:
+        settings: Hydra's own: the sweep's folder, the job's number and overrides.
+    """
+    from resnet8ptq import jobs, resume
+    from resnet8ptq.sweep_file import Sweep
+
+    sweep, number = Sweep.load(Path(settings.sweep.dir)), settings.job.num
+    if sweep.worker:
+        jobs.enter(sweep.worker)
+    at_once = sweep.worker.at_once if sweep.worker else 1
+    tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
+    tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(cfg)}
+    try:
+        again = bool(cfg.objectives)  # a search proposes some configurations more than once
+        if found := resume.find_finished(sweep, number, tags.get("identity"), again):
+            log.info("%s: skipped, finished as run %s", folder.name, found.run_id)
+            return found
+        if sweep.worker and cfg.threads is None:
+            cfg.threads = sweep.worker.threads
+        earlier = resume.find_attempts(sweep, number)
+        return record(cfg, folder, sweep.store, sweep.parent_id, tags, earlier)
+    except Exception as error:
+        log.error("%s: failed: %s", folder.name, cli.one_line(error))
+        if sweep.worker:
+            raise jobs.to_picklable(error) from None
+        raise
+
+
+def identify(cfg: DictConfig) -> dict[str, str]:
+    """Return the tag by which the run is known again; none where its settings or files are wrong.
+
+    The run says what is wrong with them, on record.
+    """
+    from resnet8ptq import identity
+
+    try:
+        return {"identity": identity.find(parse_config(cfg))}
+    except (PtqError, OSError):
+        return {}
+
+
+def record(
+    cfg: DictConfig,
+    folder: Path,
+    store: "Store",
+    parent_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    earlier: Sequence["Record"] = (),
+) -> "Record":
+    """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record."""
+    from resnet8ptq import tracking
+    from resnet8ptq.pipeline import run_experiment
+    from resnet8ptq.sensitivity import run_analysis
+
+    granularity = "per_channel" if cfg.per_channel else "per_tensor"
+    backend = "torch_pt2e" if cfg.backend.get("flow") == "pt2e" else cfg.backend.name
+    calibration = cfg.calib.name if cfg.method == "static" else cfg.method
+    name = "-".join([backend, cfg.dtype.name, calibration, granularity])
+    if cfg.analysis.name is not None:
+        name += f"-{cfg.analysis.name}"
+    log.info("%s: started", name)
+    composed = OmegaConf.to_container(cfg, resolve=True)
+    with tracking.start_run(store, name, composed, folder, parent_id, tags) as opened:
+        tracking.replace_runs(store, earlier, opened)
+        config = parse_config(cfg)
+        experiment = run_experiment if config.analysis.name is None else run_analysis
+        result = experiment(config, folder, opened)
+        log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
+    return opened.record

@@ -1,0 +1,41 @@
+"""From what Hydra composed to a checked `RunConfig`."""
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from resnet8ptq import checks
+from resnet8ptq.config import RunConfig, TorchConfig
+from resnet8ptq.errors import ConfigError
+from resnet8ptq.files import safe_name
+
+# In `conf/config.yaml`: folders are made before the config is checked, also in another process.
+OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
+
+
+def register_schemas() -> None:
+    """Tell Hydra the schemas, before it composes.
+
+    `RunConfig` types every group; only a backend with options of its own needs a schema besides,
+    kept below `hydra/`, where it is not offered as an option of the group.
+    """
+    store = ConfigStore.instance()
+    store.store(name="schema", node=RunConfig)
+    store.store(group="hydra/schema", name="torch", node=TorchConfig)
+
+
+def parse_config(cfg: DictConfig) -> RunConfig:
+    """Turn what Hydra composed into a checked `RunConfig`.
+
+    Raises:
+        ConfigError: a value is missing, does not resolve, or is out of range.
+    """
+    try:
+        config = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    if not isinstance(config, RunConfig):  # composed without the schema
+        raise ConfigError("conf/config.yaml: its defaults must begin with `schema`")
+    checks.check_keys(config)
+    checks.check(config)
+    return config

@@ -1,0 +1,71 @@
+"""What an analysis finds of the layers: each by itself, and ranked."""
+
+import math
+from dataclasses import dataclass
+
+from resnet8ptq.results import RunResult
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What happens when one layer alone is quantized, or alone is left in float.
+
+    Attributes:
+        name: short; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
+        sqnr_db: of the output, over all images and classes; see `metrics.Comparison`.
+        accuracy_lost: the FP32 network's accuracy minus this one's, a fraction.
+        saved_bytes: the FP32 artifact's size minus this one's.
+    """
+
+    name: str
+    node: str
+    sqnr_db: float
+    accuracy_lost: float
+    correct: int
+    size_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class SensitivityResult(RunResult):
+    """The layers, most sensitive first.
+
+    Attributes:
+        layers: lowest SQNR first where one layer is quantized; where one is left in float,
+            highest first, since the others then do without the harm it does.
+        whole: the same figures with every layer quantized.
+        output: what the SQNR is taken of, `logits` or `probabilities`.
+        images: how many held-out images.
+        fp32_correct, fp32_size_bytes: of the same network in FP32, in the same framework.
+    """
+
+    mode: str = ""
+    layers: tuple[Layer, ...] = ()
+    whole: Layer | None = None
+    output: str = ""
+    images: int = 0
+    fp32_correct: int = 0
+    fp32_size_bytes: int = 0
+
+    def summary(self) -> str:
+        """Return the outcome in one line."""
+        if not self.layers:
+            return f"{self.status}: {self.reason}"
+        first = self.layers[0]
+        done = "quantized alone" if self.mode == "one_at_a_time" else "left in float"
+        return f"most sensitive: {first.name}, {first.sqnr_db:.1f} dB {done}"
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every figure under its MLflow name; accuracies are fractions."""
+        if self.whole is None:
+            return {}
+        metrics: dict[str, float] = {
+            "images": self.images,
+            "fp32_correct": self.fp32_correct,
+            "fp32_size_bytes": self.fp32_size_bytes,
+        }
+        for layer in (*self.layers, self.whole):
+            for key in ("sqnr_db", "accuracy_lost", "correct", "saved_bytes"):
+                metrics[f"{key}_{layer.name}"] = getattr(layer, key)
+        # The SQNR of an output that did not change is infinite, which no store can keep.
+        return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}

@@ -1,0 +1,31 @@
+"""What an experiment asks of whoever records it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from resnet8ptq.config import RunConfig
+from resnet8ptq.data import CalibrationSet, Dataset
+from resnet8ptq.results import RunResult
+
+
+class Recorder(Protocol):
+    """An open run."""
+
+    def log_config(self, config: RunConfig) -> None:
+        """Log every setting."""
+
+    def log_params(self, params: Mapping[str, str]) -> None:
+        """Log what was found out on the way, beside the config."""
+
+    def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
+        """Log which images calibrated and which are scored, with digests."""
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log points of curves, such as a loss, at `step`."""
+
+    def log_model(self, path: Path, data: Dataset) -> None:
+        """Log the artifact as a model too, where its format is one that can be served."""
+
+    def log_result(self, result: RunResult) -> None:
+        """Log metrics, and what the settings came to."""
