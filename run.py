@@ -8,7 +8,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from resnet8ptq import cli, job, loading, search, sweep
+from resnet8ptq import job, loading, search, sweep
+from resnet8ptq.core import command
 
 loading.register_schemas()
 
@@ -21,10 +22,10 @@ def run(cfg: DictConfig) -> float | list[float] | None:
     if settings.mode == RunMode.MULTIRUN:
         done = job.run_in_sweep(cfg, folder, settings)
     else:
-        with cli.exit_on_error():
+        with command.exit_on_error():
             done = job.run_alone(cfg, folder)
     return search.to_return_value(done, cfg.objectives)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.main(run, sweep.find_current))
+    sys.exit(command.main(run, sweep.find_current))

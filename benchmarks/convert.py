@@ -3,7 +3,8 @@
 from hydra import compose, initialize_config_dir
 
 from benchmarks.setting import REPO
-from resnet8ptq import cache, data, model
+from resnet8ptq import data, model
+from resnet8ptq.core import cache
 from resnet8ptq.loading import parse_config, register_schemas
 
 

@@ -5,7 +5,7 @@ import importlib.util
 from benchmarks.equality import same_predictions
 from benchmarks.setting import GRID, NO_LATENCY, Record, Setting, find_runs, job_number
 from benchmarks.tables import ratios, spread, table
-from resnet8ptq import environment
+from resnet8ptq.core import machine
 
 PLUGINS = ("hydra_joblib_launcher", "hydra_submitit_launcher", "hydra_ray_launcher")
 LAUNCHERS = {  # each with a job for each core
@@ -43,7 +43,7 @@ def measure(setting: Setting) -> Record:
         for number, run in runs["serial"].items()
     )
     counts = {name: len(found) for name, found in runs.items()}
-    return {"jobs": environment.threads(None), "wall_s": wall_s, "runs": counts, "equal": equal}
+    return {"jobs": machine.threads(None), "wall_s": wall_s, "runs": counts, "equal": equal}
 
 
 def render(found: Record) -> str:

@@ -55,19 +55,19 @@ def load(folder: Path = FOLDER) -> Record:
 
 def describe(rounds: int) -> Record:
     """Return what a section was measured on, and when."""
-    from resnet8ptq import environment
+    from resnet8ptq.core import machine
 
-    found = environment.describe()
+    found = machine.describe()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "commit": found["git_commit"],
         "rounds": rounds,
         "cpu": found["cpu"],
-        "cores": environment.threads(None),
+        "cores": machine.threads(None),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "platform": platform.system() + " " + platform.machine(),
         "load_average": os.getloadavg()[0],
-        "versions": environment.versions() | _more_versions(),
+        "versions": machine.versions() | _more_versions(),
     }
 
 

@@ -31,7 +31,7 @@ from benchmarks.search_grid import (
 )
 from benchmarks.setting import Setting
 from benchmarks.tables import table
-from resnet8ptq import files
+from resnet8ptq.core import files
 
 
 def record_grid(setting: Setting) -> None:

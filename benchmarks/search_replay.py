@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from benchmarks.search_grid import NEAR, Grid, Run, runs_to_best, runs_to_front
 from benchmarks.setting import REPO
 from benchmarks.tables import table
-from resnet8ptq import files, pareto, plots
+from resnet8ptq import pareto
+from resnet8ptq.core import figures, files
 
 FIGURE = REPO / "docs" / "images" / "search.png"
 SEEDS = range(100)
@@ -116,4 +117,4 @@ def _draw(curves: Mapping[str, list[float]], total: int) -> None:
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     with files.atomic(FIGURE) as temporary:
-        temporary.write_bytes(plots.to_png(figure))
+        temporary.write_bytes(figures.to_png(figure))

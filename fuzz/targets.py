@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from resnet8ptq.errors import PtqError
+from resnet8ptq.core.errors import PtqError
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def table() -> Target:
 
 def entry() -> Target:
     """The record of a cache entry."""
-    from resnet8ptq import cache as kept
+    from resnet8ptq.core import cache as kept
 
     text = json.dumps({"model": "m"})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.panel import Panel
 
-from resnet8ptq import files, terminal
+from resnet8ptq.core import console, files
 
 OPEN = """Whoever reaches {address} can read, change and delete every run and every file here.
 There is no password: start with auth=true, or listen on 127.0.0.1 and reach it through ssh -L."""
@@ -89,4 +89,4 @@ def warn(host: str, address: str, auth: bool) -> None:
     """Say on stderr what is open to others."""
     if not is_loopback(host):
         text = (UNENCRYPTED if auth else OPEN).format(address=address)
-        terminal.stderr().print(Panel(text, title="WARNING", style="bold red"))
+        console.stderr().print(Panel(text, title="WARNING", style="bold red"))

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from resnet8ptq import cache, files
 from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.calibration import (
     METHODS,
@@ -27,6 +26,7 @@ from resnet8ptq.calibration import (
     run_pass,
 )
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import cache, files
 from resnet8ptq.data import Split
 from resnet8ptq.nodes import float_tensors
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 
 from resnet8ptq.config import CalibConfig
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data import Split
-from resnet8ptq.errors import QuantizationError
-from resnet8ptq.terminal import track
 
 Batch = NDArray[np.float32]
 Range = tuple[float, float]

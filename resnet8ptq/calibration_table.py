@@ -25,11 +25,11 @@ import numpy as np
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 from onnxruntime.quantization.quant_utils import write_calibration_table
 
-from resnet8ptq import files
 from resnet8ptq.calibration import Range, describe_method
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import Split
-from resnet8ptq.errors import ConfigError
 
 TABLE_FILE = "calibration.json"
 PROVENANCE_FILE = "calibration.provenance.json"

@@ -20,7 +20,7 @@ from resnet8ptq.config import (
     RunConfig,
     TorchConfig,
 )
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError
 
 MOST = 2**31 - 1  # of any count
 MOST_THREADS = 1024

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq import array_pickle
 from resnet8ptq.array_pickle import Array, Span
-from resnet8ptq.errors import DataError
+from resnet8ptq.core.errors import DataError
 from resnet8ptq.images import AT_ONCE, LazyImages
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"

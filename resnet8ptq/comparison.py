@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from resnet8ptq import files, history, table
-from resnet8ptq.errors import TrackingError, one_line
+from resnet8ptq import history, table
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.history import Record
 from resnet8ptq.metrics import Paired, holm, mcnemar
 from resnet8ptq.mlflow_store import Store

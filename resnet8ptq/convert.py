@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq import onnx_source
-from resnet8ptq.errors import ModelError, ParityError, one_line
+from resnet8ptq.core.errors import ModelError, ParityError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.normalization import OPSET
 from resnet8ptq.onnx_source import Predict
 from resnet8ptq.preprocessing import Preprocessing, preprocess

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq import cache, environment, files
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core.console import track
+from resnet8ptq.core.text import safe_name
 from resnet8ptq.data import Dataset, Split
 from resnet8ptq.interfaces import Predictor
 from resnet8ptq.metrics import Scores
 from resnet8ptq.model import Fp32Model
-from resnet8ptq.terminal import track
 
 LOGIT_IMAGES = 1000
 BATCH_SIZES = (16, 32, 64, 128)  # tried where `evaluate.batch_size` is not set
@@ -70,7 +71,7 @@ def find_pace(config: RunConfig, path: Path, split: Split) -> tuple[int, int]:
     What is measured is kept in the cache for all runs of that network, framework and dtype on that
     CPU. Dynamic quantization depends on the batch, whose size is then no matter of speed.
     """
-    threads, size = environment.threads(config.threads), config.evaluate.batch_size
+    threads, size = machine.threads(config.threads), config.evaluate.batch_size
     if size is None and config.method == "dynamic":
         size = DYNAMIC_BATCH_SIZE
     sizes = [size] if size else list(BATCH_SIZES)
@@ -166,5 +167,5 @@ def load_baseline(config: RunConfig, model: Fp32Model, data: Dataset, cache_root
     probabilities = np.load(folder / "probabilities.npy", allow_pickle=False)
     kept = folder / "logits.npy"
     logits = np.load(kept, allow_pickle=False) if kept.exists() else None
-    path = folder / files.safe_name((folder / "artifact").read_text())
+    path = folder / safe_name((folder / "artifact").read_text())
     return Baseline(Scores(probabilities, data.test.labels, logits), path)

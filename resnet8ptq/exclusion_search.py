@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resnet8ptq import files
-from resnet8ptq.errors import QuantizationError
-from resnet8ptq.terminal import track
+from resnet8ptq.core import files
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import QuantizationError
 
 
 @dataclass(frozen=True)

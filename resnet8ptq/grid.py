@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config import RunConfig
-from resnet8ptq.errors import UnsupportedError
+from resnet8ptq.core.errors import UnsupportedError
 
 # (dtype, reduced to 7 bits, symmetric) -> lowest and highest level, as ONNX Runtime has them
 _LEVELS = {

@@ -12,7 +12,7 @@ from mlflow.entities import ViewType
 from mlflow.exceptions import MlflowException
 
 from resnet8ptq import journal
-from resnet8ptq.errors import TrackingError
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.mlflow_store import Store
 
 _ADOPTED = "job_"  # and its number: a tag of a sweep's run that names a run of another sweep

@@ -5,8 +5,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from resnet8ptq import cache, data, environment, files, model
+from resnet8ptq import data, model
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import cache, files, machine
 
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
 # neither, since their contents are hashed.
@@ -30,6 +31,6 @@ def find(config: RunConfig) -> str:
     settings["model"] = {**settings["model"], "path": files.sha256(network)}
     if config.calib.table is not None:
         settings["calib"] |= {"table": files.sha256(Path(config.calib.table))}
-    made_with = {"code": cache.code(), **environment.versions()}
+    made_with = {"code": cache.code(), **machine.versions()}
     text = json.dumps([settings, made_with], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli
-from resnet8ptq.errors import ConfigError, PtqError
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError, PtqError
 from resnet8ptq.loading import parse_config
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
@@ -60,7 +60,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
         earlier = resume.find_attempts(sweep, number)
         return record(cfg, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
-        log.error("%s: failed: %s", folder.name, cli.one_line(error))
+        log.error("%s: failed: %s", folder.name, command.one_line(error))
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise

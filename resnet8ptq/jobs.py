@@ -16,8 +16,9 @@ from pathlib import Path
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
-from resnet8ptq import environment
-from resnet8ptq.errors import ConfigError, one_line
+from resnet8ptq.core import machine
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep_file import Worker
 
 # Environment variables that jobs depend on. MLflow's: credentials of a server, time limits.
@@ -59,7 +60,7 @@ def plan(launcher: DictConfig) -> Worker | None:
     if launcher._target_.endswith(".JoblibLauncher"):
         at_once = _count_joblib(launcher.n_jobs)
         # Joblib limits OpenMP and BLAS, which no setting reaches, to the same share.
-        share = max(1, environment.threads(None) // at_once)
+        share = max(1, machine.threads(None) // at_once)
         return Worker(at_once, share) if at_once > 1 else None
     own: Callable[[DictConfig], Worker] | None = getattr(get_class(launcher._target_), "plan", None)
     return own(launcher) if own else None

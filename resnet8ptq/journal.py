@@ -16,8 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from resnet8ptq import files
-from resnet8ptq.errors import TrackingError
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import TrackingError
 
 FILE = "record.json"
 SWEEP_FILE = "sweep.json"  # what a sweep tells its jobs

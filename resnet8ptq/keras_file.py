@@ -14,7 +14,8 @@ from typing import Any
 
 import h5py
 
-from resnet8ptq.errors import ModelError, one_line
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 MAX_BYTES = 2**31 - 1  # of all weights, as for ONNX files

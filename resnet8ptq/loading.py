@@ -6,8 +6,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq import checks
 from resnet8ptq.config import RunConfig, TorchConfig
-from resnet8ptq.errors import ConfigError
-from resnet8ptq.files import safe_name
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import safe_name
 
 # In `conf/config.yaml`: folders are made before the config is checked, also in another process.
 OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)

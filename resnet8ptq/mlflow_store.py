@@ -26,9 +26,11 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from resnet8ptq import files, ui_view
+from resnet8ptq import ui_view
 from resnet8ptq.config import TrackingConfig
-from resnet8ptq.errors import ConfigError, PtqError, TrackingError
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
+from resnet8ptq.core.text import safe_name
 
 for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
@@ -162,7 +164,7 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     client = mlflow.MlflowClient(tracking_uri=uri)
     found = client.get_experiment_by_name(name)
     if found is None:
-        location = None if artifacts is None else (artifacts / files.safe_name(name)).as_uri()
+        location = None if artifacts is None else (artifacts / safe_name(name)).as_uri()
         try:
             return str(client.create_experiment(name, artifact_location=location))
         except MlflowException:  # another process was faster

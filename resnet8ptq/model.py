@@ -13,10 +13,11 @@ import numpy as np
 import pooch
 
 import resnet8ptq.shapes
-from resnet8ptq import cache, convert, environment, files
+from resnet8ptq import convert
 from resnet8ptq.config import ModelConfig
+from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import Dataset, downloads_folder
-from resnet8ptq.errors import ModelError
 
 URL = (
     "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
@@ -83,7 +84,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         "code": cache.code(*_CONVERTERS),
         "images": checked.digest,
         "classes": len(data.class_names),
-        **environment.versions(),
+        **machine.versions(),
     }
 
     def make(folder: Path) -> None:

@@ -12,7 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from resnet8ptq.config import RunConfig
-from resnet8ptq.errors import ConfigError, QuantizationError
+from resnet8ptq.core.errors import ConfigError, QuantizationError
 
 LAYERS = ("Conv", "Gemm", "MatMul")
 _ACTIVATIONS = ("Relu", "Clip")

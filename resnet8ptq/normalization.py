@@ -7,7 +7,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, defs, numpy_helper, version_converter
 
-from resnet8ptq.errors import ModelError, one_line
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.onnx_file import ONNX_DOMAINS, find_all, graph_inputs
 
 OPSET = 17

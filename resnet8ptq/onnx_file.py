@@ -13,7 +13,8 @@ import onnx
 from google.protobuf.message import Message
 from onnx import TensorProto
 
-from resnet8ptq.errors import ModelError, one_line
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.nodes import LAYERS
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit

@@ -12,7 +12,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from resnet8ptq.errors import ModelError, one_line
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.normalization import normalize, opset, raise_opset
 from resnet8ptq.onnx_file import find_weights, graph_inputs, read, type_name
 

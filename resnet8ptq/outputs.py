@@ -23,9 +23,11 @@ import numpy as np
 import onnx
 from omegaconf import OmegaConf
 
-from resnet8ptq import files, nodes, plots
+from resnet8ptq import nodes
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import figures, files
 from resnet8ptq.data import CalibrationSet
+from resnet8ptq.experiment import plots
 from resnet8ptq.interfaces import Artifact
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import Measurement, RunResult
@@ -49,8 +51,8 @@ def write(
     rows = ([name, *row] for name, row in zip(found.class_names, confusion.tolist(), strict=True))
     _write_csv(folder / "confusion.csv", [["true \\ predicted", *found.class_names], *rows])
     paired, title = found.comparison.paired, _title(config, scores.accuracy)
-    plots.save(plots.confusion(paired, found.class_names, title), folder / "confusion.png")
-    plots.save(plots.classes(paired, found.class_names, title), folder / "classes.png")
+    figures.save(plots.confusion(paired, found.class_names, title), folder / "confusion.png")
+    figures.save(plots.classes(paired, found.class_names, title), folder / "classes.png")
     with files.atomic(folder / "predictions.npz") as temporary:
         np.savez_compressed(
             temporary,

@@ -6,20 +6,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import (
-    cache,
-    calibration_table,
-    data,
-    evaluate,
-    latency,
-    model,
-    outputs,
-    preparation,
-)
+from resnet8ptq import calibration_table, data, evaluate, latency, model, outputs, preparation
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig
-from resnet8ptq.environment import PeakMemory
-from resnet8ptq.errors import UnsupportedError
+from resnet8ptq.core import cache
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.metrics import Comparison
 from resnet8ptq.recorder import Recorder
 from resnet8ptq.results import Measurement, RunResult

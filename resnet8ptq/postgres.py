@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.errors import TrackingError
+from resnet8ptq.core.errors import TrackingError
 
 DEBIAN = Path("/usr/lib/postgresql")  # <major version>/bin
 

@@ -90,7 +90,9 @@ def _fine_tune(
     run: Recorder,
 ) -> tuple[Fp32Model, Mapping[str, Range]]:
     """Fine-tune for what the run's backend rounds to; draw `qat_loss.png`."""
-    from resnet8ptq import plots, qat  # which imports torch
+    from resnet8ptq import qat  # which imports torch
+    from resnet8ptq.core import figures
+    from resnet8ptq.experiment import plots
 
     resolved = BACKENDS[config.backend.name](config).resolve()
     weights = WeightScheme.of(config, resolved.get("weight_bits", "8") == "7")
@@ -105,5 +107,5 @@ def _fine_tune(
     network, ranges = qat.fine_tune(
         config, fp32, dataset, calibration, weights, activations, report
     )
-    plots.save(plots.fine_tuning(points), folder / "qat_loss.png")
+    figures.save(plots.fine_tuning(points), folder / "qat_loss.png")
     return network, ranges

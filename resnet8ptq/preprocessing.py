@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.errors import one_line
+from resnet8ptq.core.text import one_line
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from resnet8ptq import cache, data, environment, files
+from resnet8ptq import data
 from resnet8ptq.activations import Activations
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import CalibrationSet, Dataset
-from resnet8ptq.errors import UnsupportedError
 from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes
@@ -77,7 +78,7 @@ def fine_tune(
         "activations": _as_text([asdict(activations), config.float_output, skipped]),
         "seed": config.seed,
         "code": cache.code(*_TRAINERS),
-        **environment.versions(),
+        **machine.versions(),
     }
     points: list[Point] = []
 

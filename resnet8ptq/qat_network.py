@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from resnet8ptq.calibration import Range
-from resnet8ptq.errors import UnsupportedError
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.fake_quantization import FakeQuantize, FakeQuantizeWeight
 from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.nodes import channel_axis, weight_layers

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from resnet8ptq import environment, files
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import files, machine
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data import Split
-from resnet8ptq.errors import QuantizationError
-from resnet8ptq.terminal import track
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Trainer:
         Raises:
             QuantizationError: the loss is NaN or infinite.
         """
-        torch.set_num_threads(environment.threads(self.config.threads))
+        torch.set_num_threads(machine.threads(self.config.threads))
         optimizer = self._optimizer()
         state = self._resume(optimizer)
         while state.epoch < self.config.qat.epochs:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resnet8ptq.comparison import Cell, Comparison
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.spread import group_by_configuration
 
 COLUMNS = ("tool", "configuration", "correct", "expected_correct", "total", "size_bytes")

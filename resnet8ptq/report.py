@@ -21,14 +21,11 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from resnet8ptq import (
-    cli,
     comparison,
-    files,
     history,
     methodology,
     mlflow_store,
     pareto,
-    plots,
     reference,
     spread,
     sweep_plots,
@@ -37,7 +34,9 @@ from resnet8ptq import (
 )
 from resnet8ptq.comparison import SIGNIFICANCE, Comparison
 from resnet8ptq.config import ReportConfig, TrackingConfig
-from resnet8ptq.errors import PtqError, TrackingError, printable
+from resnet8ptq.core import command, files
+from resnet8ptq.core.errors import PtqError, TrackingError
+from resnet8ptq.core.text import printable, safe_name
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.recommend import Recommendation, broken_limits, recommend
@@ -177,16 +176,14 @@ def _rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
 
 
 def _draw(found: Comparison) -> dict[str, bytes]:
-    figures: dict[str, Figure | None] = {
+    drawn: dict[str, Figure | None] = {
         "trade_offs.png": sweep_plots.trade_offs(found),
         "class_impact.png": sweep_plots.class_impact(found),
     }
     for backend in sorted({cell.backend for cell in found.measured}):
-        figures[f"ranges_{files.safe_name(backend)}.png"] = sweep_plots.activation_ranges(
-            found, backend
-        )
-    figures["ranges_of_weights.png"] = sweep_plots.weight_ranges(found)
-    return {name: plots.to_png(figure) for name, figure in figures.items() if figure is not None}
+        drawn[f"ranges_{safe_name(backend)}.png"] = sweep_plots.activation_ranges(found, backend)
+    drawn["ranges_of_weights.png"] = sweep_plots.weight_ranges(found)
+    return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 
 def _figures_of(store: Store, record: Record) -> dict[str, bytes]:
@@ -218,7 +215,7 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Make a sweep's report again."""
-    given = cli.parse_words(words, Arguments, __doc__)
+    given = command.parse_words(words, Arguments, __doc__)
     store = mlflow_store.open_store(TrackingConfig(given.uri, given.root, given.experiment))
     parent = history.load_run(store, given.run_id) if given.run_id else history.find_parent(store)
     if parent is None:
@@ -242,4 +239,4 @@ def _folder_of(parent: Record) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.main(lambda: main(sys.argv[1:])))
+    sys.exit(command.main(lambda: main(sys.argv[1:])))

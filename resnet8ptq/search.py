@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from resnet8ptq.checks import check_objectives
 from resnet8ptq.config import OBJECTIVES
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError
 
 if TYPE_CHECKING:  # run.py imports this module for --help too
     from resnet8ptq.history import Record

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq import cache, data, evaluate, model, sensitivity_table
+from resnet8ptq import data, evaluate, model, sensitivity_table
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.core import cache
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import Split
-from resnet8ptq.errors import UnsupportedError
 from resnet8ptq.metrics import Comparison, Scores
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import weight_layers
 from resnet8ptq.ranking import Layer, SensitivityResult
 from resnet8ptq.recorder import Recorder
-from resnet8ptq.terminal import track
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from resnet8ptq import files, plots
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import figures, files
+from resnet8ptq.core.text import show
+from resnet8ptq.experiment import plots
 from resnet8ptq.ranking import Layer, SensitivityResult
-from resnet8ptq.terminal import show
 
 COLUMNS = ("rank", "layer", "SQNR dB", "accuracy lost", "correct", "saved kB")
 
@@ -30,7 +31,7 @@ def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
         output=result.output,
         title=describe(config),
     )
-    plots.save(figure, folder / "sensitivity.png")
+    figures.save(figure, folder / "sensitivity.png")
 
 
 def to_csv(result: SensitivityResult) -> str:

@@ -27,8 +27,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from resnet8ptq import access, cli, postgres
-from resnet8ptq.errors import ConfigError, TrackingError, redact
+from resnet8ptq import access, postgres
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.text import redact
 
 START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
 STOP_S = 15
@@ -221,7 +223,7 @@ def _address(given: Arguments) -> str:
 
 def main(words: list[str]) -> None:
     """Serve until Ctrl-C, SIGTERM, or the end of the terminal."""
-    given = cli.parse_words(words, Arguments, __doc__)
+    given = command.parse_words(words, Arguments, __doc__)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
     serve(given)
@@ -249,4 +251,4 @@ def serve(given: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.main(lambda: main(sys.argv[1:])))
+    sys.exit(command.main(lambda: main(sys.argv[1:])))

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import cli, jobs, journal, search
+from resnet8ptq import jobs, journal, search
 from resnet8ptq.config import ReportConfig, TrackingConfig
-from resnet8ptq.errors import PtqError, TrackingError
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import PtqError, TrackingError
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
@@ -61,9 +62,9 @@ class RunningSweep:
             tracking.end_record(status, folder)
             table.print_table(sync.load_records(folder))
             raise TrackingError(
-                f"the tracking store does not answer ({cli.one_line(error)[:200]}); the runs are "
-                f"kept in {folder}: `python -m resnet8ptq.sync folder={folder}` logs them when it "
-                "is back"
+                f"the tracking store does not answer ({command.one_line(error)[:200]}); the runs "
+                f"are kept in {folder}: `python -m resnet8ptq.sync folder={folder}` logs them "
+                "when it is back"
             ) from error
 
     def _close(self, status: str) -> str:
@@ -117,9 +118,9 @@ class SweepCallback(Callback):
             folder.mkdir(parents=True, exist_ok=True)
             _current = _start(config, folder)
             _current.sweep.save()
-        except cli.EXPECTED as error:
+        except command.EXPECTED as error:
             # Hydra turns an exception of a callback into a warning, and would go on.
-            raise SystemExit(cli.report(error)) from None
+            raise SystemExit(command.report(error)) from None
 
 
 def _start(config: DictConfig, folder: Path) -> RunningSweep:

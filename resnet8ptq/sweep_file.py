@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resnet8ptq import files, journal
-from resnet8ptq.errors import ConfigError, TrackingError, one_line
+from resnet8ptq import journal
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.text import one_line
 
 if TYPE_CHECKING:  # Hydra imports this module at every start, --help too
     from resnet8ptq.mlflow_store import Store

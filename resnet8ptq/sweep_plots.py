@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from resnet8ptq import pareto, plots, table
+from resnet8ptq import pareto, table
 from resnet8ptq.comparison import Cell, Comparison
+from resnet8ptq.core import figures
+from resnet8ptq.core.text import plain
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _RING: dict[str, Any] = {"marker": "o", "ms": 13, "mec": "black", "mfc": "none"}
@@ -34,7 +36,7 @@ def class_impact(comparison: Comparison) -> Figure | None:
         figsize=(3.2 + 0.72 * len(names), 1.7 + 0.34 * len(cells)), layout="constrained"
     )
     axes = figure.subplots()
-    mesh = plots.show_matrix(axes, change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit))
+    mesh = figures.show_matrix(axes, change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit))
     for (row, column), value in np.ndenumerate(change):
         if np.isnan(value):
             continue
@@ -44,8 +46,8 @@ def class_impact(comparison: Comparison) -> Figure | None:
         written.set_in_layout(False)  # inside its cell: no need to measure it
         if names[column] in cells[row].worse_classes:
             axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
-    axes.set_xticks(range(len(names)), [plots.plain(n) for n in names], rotation=45, ha="right")
-    axes.set_yticks(range(len(cells)), [plots.plain(cell.label) for cell in cells], fontsize=8)
+    axes.set_xticks(range(len(names)), [plain(n) for n in names], rotation=45, ha="right")
+    axes.set_yticks(range(len(cells)), [plain(cell.label) for cell in cells], fontsize=8)
     axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)")
     figure.colorbar(mesh, ax=axes, label="points", shrink=0.8)
     return figure
@@ -103,11 +105,11 @@ def _legend(cells: Sequence[Cell]) -> list[Line2D]:
     """One key for each mark that appears: three short lists instead of every combination."""
     calibrations = dict.fromkeys(_calibration(cell) for cell in cells)
     lines = [
-        Line2D([], [], ls="", marker=marker, color="0.3", label=plots.plain(kind))
+        Line2D([], [], ls="", marker=marker, color="0.3", label=plain(kind))
         for marker, kind in zip(cycle(_MARKERS), _kinds(cells), strict=False)
     ]
     lines += [
-        Line2D([], [], lw=4, color=_CALIBRATIONS.get(name, "C7"), label=plots.plain(name))
+        Line2D([], [], lw=4, color=_CALIBRATIONS.get(name, "C7"), label=plain(name))
         for name in calibrations
     ]
     for filled, name in ((False, "per tensor"), (True, "per channel")):
@@ -155,7 +157,7 @@ def _scatter(
 def _short(names: Sequence[str]) -> list[str]:
     """Leave out what Keras puts before every name, and tf2onnx behind it."""
     prefix = r"^(?:model|functional|sequential)(?:_\d+)?[/_]"
-    return [plots.plain(re.sub(prefix, "", name).removesuffix(":0")) for name in names]
+    return [plain(re.sub(prefix, "", name).removesuffix(":0")) for name in names]
 
 
 def activation_ranges(comparison: Comparison, backend: str) -> Figure | None:
@@ -180,7 +182,7 @@ def activation_ranges(comparison: Comparison, backend: str) -> Figure | None:
                     color=_CALIBRATIONS.get(method, "C7"),
                     lw=2.5,
                     solid_capstyle="butt",
-                    label=plots.plain(method) if row == 0 else None,
+                    label=plain(method) if row == 0 else None,
                 )
     axes.set_yticks(range(len(names)), _short(names))
     axes.tick_params(axis="y", labelsize=7)
@@ -188,7 +190,7 @@ def activation_ranges(comparison: Comparison, backend: str) -> Figure | None:
     axes.set_xscale("symlog", linthresh=1)
     axes.set(
         xlabel="activation value",
-        title=f"{plots.plain(backend)}: activation ranges kept by each method",
+        title=f"{plain(backend)}: activation ranges kept by each method",
     )
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="lower right", fontsize=8)
@@ -206,7 +208,7 @@ def weight_ranges(comparison: Comparison) -> Figure | None:
     for row, (low, high) in enumerate(ranges.values()):
         axes.barh(row, high - low, left=low, height=0.5, color="C0")
         axes.text(high, row, f" {low:.2f} to {high:.2f}", va="center", fontsize=8)
-    axes.set_yticks(range(len(ranges)), [plots.plain(name) for name in ranges])
+    axes.set_yticks(range(len(ranges)), [plain(name) for name in ranges])
     axes.invert_yaxis()
     axes.use_sticky_edges = False  # or the longest bar ends in the frame
     axes.margins(x=0.15)

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resnet8ptq import cli, history, journal, mlflow_store, upload
+from resnet8ptq import history, journal, mlflow_store, upload
 from resnet8ptq.config import TrackingConfig
-from resnet8ptq.errors import ConfigError, TrackingError
+from resnet8ptq.core import command
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.history import Record
 from resnet8ptq.journal import Journal
 from resnet8ptq.mlflow_store import Store
-from resnet8ptq.terminal import track
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Log what the store lacks, and say what was done."""
-    given = cli.parse_words(words, Arguments, __doc__)
+    given = command.parse_words(words, Arguments, __doc__)
     folder = Path(given.folder)
     if not folder.is_dir():
         raise ConfigError(f"folder: got {folder}, takes the folder of runs or sweeps")
@@ -131,4 +132,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.main(lambda: main(sys.argv[1:])))
+    sys.exit(command.main(lambda: main(sys.argv[1:])))

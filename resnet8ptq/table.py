@@ -8,11 +8,11 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from resnet8ptq import files
+from resnet8ptq.core import files
+from resnet8ptq.core.text import show
 from resnet8ptq.history import Record
 from resnet8ptq.metrics import holm
 from resnet8ptq.mlflow_store import Store
-from resnet8ptq.terminal import show
 
 COLUMNS = (
     *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import onnx
 import torch
 
-from resnet8ptq.errors import ModelError, one_line
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
 
 
 def load_torch_module(onnx_path: Path) -> Any:

@@ -15,10 +15,11 @@ import numpy as np
 from mlflow.tracking.context.registry import resolve_tags
 from omegaconf import OmegaConf
 
-from resnet8ptq import environment, journal, upload
+from resnet8ptq import journal, upload
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import machine
+from resnet8ptq.core.text import one_line, redact
 from resnet8ptq.data import CalibrationSet, Dataset, Split
-from resnet8ptq.errors import one_line, redact
 from resnet8ptq.history import Record
 from resnet8ptq.journal import Journal
 from resnet8ptq.mlflow_store import Store, is_away, without_password
@@ -63,7 +64,7 @@ class Run:
         flat = dict(_flatten(self._config))
         for group in ("backend", "dtype", "calib", "model", "data"):
             flat[group] = flat.get(f"{group}.name", "")
-        flat["threads"] = str(environment.threads(self._config.get("threads")))
+        flat["threads"] = str(machine.threads(self._config.get("threads")))
         self.log_params(flat)
 
     def log_params(self, params: Mapping[str, str]) -> None:
@@ -226,7 +227,7 @@ def _start_journal(
     store: Store, name: str, parent_id: str | None, tags: Mapping[str, str]
 ) -> Journal:
     parent = {journal.PARENT_TAG: parent_id} if parent_id else {}
-    every = {"status": "running", **environment.describe(), **parent, **tags}
+    every = {"status": "running", **machine.describe(), **parent, **tags}
     return Journal(name, store.experiment_name, parent_id, tags=resolve_tags(every))
 
 

@@ -9,7 +9,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-from resnet8ptq import environment
+from resnet8ptq.core import machine
 from resnet8ptq.journal import FILE, SWEEP_FILE, Journal, Point
 from resnet8ptq.mlflow_store import Store
 
@@ -76,7 +76,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     inputs = TensorSpec(np.dtype(np.float32), (-1, *described["image_shape"]), "input")
     outputs = TensorSpec(np.dtype(np.float32), (-1, described["classes"]), "probabilities")
     packages = ("onnx", "onnxruntime", "numpy")
-    versions = environment.versions()
+    versions = machine.versions()
     # What follows has no argument for the store and the experiment.
     mlflow.set_tracking_uri(store.uri)
     mlflow.set_experiment(experiment_id=store.experiment_id)

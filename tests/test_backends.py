@@ -6,8 +6,8 @@ from conftest import Probabilities, Quantize, make_config
 
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import DTYPES
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import Dataset
-from resnet8ptq.errors import UnsupportedError
 
 # What the table of dtypes promises: (weights, activations), or None where it is unsupported.
 DTYPE_TABLE = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from resnet8ptq import cache, files
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core import cache, files
+from resnet8ptq.core.errors import ConfigError
 
 KEY: cache.Key = {"model": "abc", "fold": True, "count": 3}
 

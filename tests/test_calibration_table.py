@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from onnxruntime.quantization import quantize_static
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
-from resnet8ptq import calibration_table, data, files, pipeline, tracking
+from resnet8ptq import calibration, calibration_table, data, pipeline, tracking
 from resnet8ptq.backends.onnx import DTYPES, OnnxQuantizer
 from resnet8ptq.calibration_table import FILES, PROVENANCE_FILE, load, write
 from resnet8ptq.config import CalibConfig
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError
 
 RANGES = {"input": (0.0, 255.0), "a/b": (-0.1, 0.3), "dead": (0.0, 0.0), "below": (-4.0, -1.0)}
 AS_FLOAT32 = {name: tuple(float(np.float32(v)) for v in ends) for name, ends in RANGES.items()}

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resnet8ptq import array_pickle, cifar10
-from resnet8ptq.errors import DataError
+from resnet8ptq.core.errors import DataError
 
 WIDTH = 3072
 
@@ -487,7 +487,7 @@ READ_EACH = """
 import os, pickle, sys
 from pathlib import Path
 from resnet8ptq import cifar10
-from resnet8ptq.errors import DataError
+from resnet8ptq.core.errors import DataError
 
 sys.path.insert(0, sys.argv[3])
 from test_cifar10 import limit_memory

@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from resnet8ptq.config import TorchConfig
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.loading import parse_config, register_schemas
 
 CONF = REPO / "conf"

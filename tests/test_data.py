@@ -14,8 +14,8 @@ from test_cifar10 import write_folder
 
 from resnet8ptq import cifar10, data
 from resnet8ptq.config import DataConfig
+from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
 from resnet8ptq.data import Dataset, Split
-from resnet8ptq.errors import ConfigError, DataError, DataNotFoundError
 
 CIFAR10 = DataConfig(name="cifar10")
 

@@ -10,18 +10,18 @@ import cpuinfo
 import numpy as np
 import pytest
 
-from resnet8ptq import environment
+from resnet8ptq.core import machine
 
 
 @pytest.fixture(autouse=True)
 def forget_descriptions():
-    environment.describe.cache_clear()
+    machine.describe.cache_clear()
     yield
-    environment.describe.cache_clear()
+    machine.describe.cache_clear()
 
 
 def test_the_setting_decides_the_threads():
-    assert environment.threads(3) == 3
+    assert machine.threads(3) == 3
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
@@ -29,18 +29,18 @@ def test_without_a_setting_every_core_this_process_may_use():
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})
-        assert environment.threads(None) == 1
+        assert machine.threads(None) == 1
     finally:
         os.sched_setaffinity(0, allowed)
-    assert environment.threads(None) == len(allowed)
+    assert machine.threads(None) == len(allowed)
 
 
 def test_without_affinity_every_core(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert environment.threads(None) == 6
+    assert machine.threads(None) == 6
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert environment.threads(None) == 1
+    assert machine.threads(None) == 1
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_without_affinity_every_core(monkeypatch):
     ],
 )
 def test_vnni_is_read_from_the_flags(monkeypatch, flags, has):
-    monkeypatch.setattr(environment, "cpu", lambda: ("some CPU", flags))
-    assert environment.has_vnni() is has
+    monkeypatch.setattr(machine, "cpu", lambda: ("some CPU", flags))
+    assert machine.has_vnni() is has
 
 
 X86 = "processor\t: 0\nmodel name\t: Some: CPU\nflags\t\t: sse avx2 sse\n\nmodel name\t: other\n"
@@ -81,11 +81,11 @@ def test_the_cpu_is_what_linux_or_else_py_cpuinfo_says(monkeypatch, text, expect
     found = {"brand_raw": "py-cpuinfo's", "flags": ["neon"]}
     monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: found)
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert environment.cpu.__wrapped__() == expected
+    assert machine.cpu.__wrapped__() == expected
 
 
 def test_linux_and_py_cpuinfo_agree_on_this_cpu():
-    name, flags = environment.cpu.__wrapped__()
+    name, flags = machine.cpu.__wrapped__()
     told = cpuinfo.get_cpu_info()
     assert name == told["brand_raw"]
     assert set(flags) <= set(told["flags"])  # which adds CPUID's spellings: avx512vnni
@@ -94,7 +94,7 @@ def test_linux_and_py_cpuinfo_agree_on_this_cpu():
 
 
 def test_versions_are_those_of_the_installed_packages():
-    found = environment.versions()
+    found = machine.versions()
     assert found["version.python"] == sys.version.split()[0]
     assert found["version.numpy"] == np.__version__
     for package in ("onnx", "onnxruntime", "torch", "onnx2torch", "tf2onnx", "keras"):
@@ -102,8 +102,8 @@ def test_versions_are_those_of_the_installed_packages():
 
 
 def test_a_package_that_is_not_there_has_no_version(monkeypatch):
-    monkeypatch.setattr(environment, "PACKAGES", ("numpy", "no-such-package-at-all"))
-    assert set(environment.versions.__wrapped__()) == {"version.python", "version.numpy"}
+    monkeypatch.setattr(machine, "PACKAGES", ("numpy", "no-such-package-at-all"))
+    assert set(machine.versions.__wrapped__()) == {"version.python", "version.numpy"}
 
 
 def test_versions_are_told_without_importing():
@@ -116,7 +116,7 @@ def test_versions_are_told_without_importing():
 
 
 def test_the_description_is_words_for_tags():
-    described = environment.describe()
+    described = machine.describe()
     assert {"platform", "cpu", "cpu_flags", "git_commit", "version.torch"} <= set(described)
     assert all(type(value) is str and "\n" not in value for value in described.values())
 
@@ -128,16 +128,16 @@ def test_the_commit_is_that_of_the_checkout():
     )
     if done.returncode != 0:
         pytest.skip("no git checkout")
-    assert environment._git_commit().removesuffix("-dirty") == done.stdout.strip()
+    assert machine._git_commit().removesuffix("-dirty") == done.stdout.strip()
 
 
 def test_without_git_the_commit_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert environment._git_commit() == "unknown"
+    assert machine._git_commit() == "unknown"
 
 
 def measure_peak(size: int) -> int:
-    memory = environment.PeakMemory()
+    memory = machine.PeakMemory()
     held = np.ones(size, dtype=np.uint8)
     peak = memory.read_bytes()
     if peak is None:
@@ -159,4 +159,4 @@ def test_where_the_mark_cannot_be_reset_no_peak_is_told(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(Path, "write_text", refuse)
-    assert environment.PeakMemory().read_bytes() is None
+    assert machine.PeakMemory().read_bytes() is None

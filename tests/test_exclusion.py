@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from resnet8ptq import data, exclusion
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data import Dataset
-from resnet8ptq.errors import ConfigError, QuantizationError
 from resnet8ptq.exclusion import Exclusion
 from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.model import Fp32Model

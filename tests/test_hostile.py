@@ -27,25 +27,18 @@ from onnx import helper
 from test_cifar10 import make_batch, pickle_published, read_test
 from test_onnx_source import IMAGES, build
 
-from resnet8ptq import (
-    cache,
-    calibration_table,
-    cifar10,
-    comparison,
-    convert,
-    files,
-    keras_file,
-)
+from resnet8ptq import calibration_table, cifar10, comparison, convert, keras_file
 from resnet8ptq import model as model_module
 from resnet8ptq.comparison import Cell
 from resnet8ptq.config import ModelConfig, RunConfig, TrackingConfig
-from resnet8ptq.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
+from resnet8ptq.core import cache, files
+from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
+from resnet8ptq.core.text import safe_name
 from resnet8ptq.history import Record
-from resnet8ptq.sweep_file import Worker
 from resnet8ptq.journal import SWEEP_FILE
 from resnet8ptq.loading import register_schemas
 from resnet8ptq.mlflow_store import Store, open_store
-from resnet8ptq.sweep_file import Sweep
+from resnet8ptq.sweep_file import Sweep, Worker
 
 NASTY = "../../x\n| $a$ <script>alert(1)</script> \x1b[31m\u202e [red]"
 
@@ -445,12 +438,12 @@ def test_class_names_of_a_store_are_names_or_one_error(text: str) -> None:
 
 def test_a_safe_name_is_one_part_of_a_path(tmp_path: Path) -> None:
     for text in ("", ".", "..", "/", "../../x", NASTY, "a" * 1000, "*", "a\0b", "~", "C:\\x", " "):
-        name = files.safe_name(text)
+        name = safe_name(text)
         assert (tmp_path / name).parent == tmp_path
         assert (tmp_path / name).resolve().parent == tmp_path
         (tmp_path / name).write_text("")
         assert name.isprintable()
-    assert files.safe_name("onnx-int8-minmax_1.5=a,b") == "onnx-int8-minmax_1.5=a,b"
+    assert safe_name("onnx-int8-minmax_1.5=a,b") == "onnx-int8-minmax_1.5=a,b"
 
 
 @pytest.mark.parametrize("key", ["backend.name", "dtype.name", "calib.name"])
@@ -521,7 +514,7 @@ def test_every_error_of_ours_is_one_printable_line() -> None:
 def test_a_log_line_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from resnet8ptq.terminal import LogHandler
+    from resnet8ptq.core.console import LogHandler
 
     handler = LogHandler()
     handler.console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
@@ -534,7 +527,7 @@ def test_a_log_line_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[st
 
 def test_cells_of_a_hostile_store_have_no_artifacts_elsewhere() -> None:
     cell = Cell(Record("id", {"backend": NASTY}, {}, {}), NASTY)
-    assert "/" not in f"ranges_{files.safe_name(cell.backend)}.png"
+    assert "/" not in f"ranges_{safe_name(cell.backend)}.png"
 
 
 def test_the_batch_of_the_tests_above_is_a_sound_one(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import pytest
 from cells import predictions, sweep, unmeasured
 from rich.console import Console
 
-from resnet8ptq import files, plots, report, sensitivity_table, sweep_plots, table
+from resnet8ptq import report, sensitivity_table, sweep_plots, table
 from resnet8ptq.comparison import Comparison, compare
 from resnet8ptq.config import ReportConfig
+from resnet8ptq.core import figures, files
+from resnet8ptq.experiment import plots
 from resnet8ptq.sensitivity import Layer, SensitivityResult
 
 NASTY = (
@@ -106,7 +108,7 @@ def test_figures_take_any_name(found: Comparison, name: str) -> None:
     assert paired is not None
     names = [f"{name}{n}" for n in range(10)]
     for figure in (plots.classes(paired, names, name), plots.confusion(paired, names, name)):
-        assert plots.to_png(figure).startswith(b"\x89PNG")
+        assert figures.to_png(figure).startswith(b"\x89PNG")
         texts = [label.get_text() for label in figure.axes[0].get_xticklabels()]
         assert max(map(len, texts)) <= 170
 
@@ -118,17 +120,17 @@ def test_figures_of_a_sweep_take_any_text(found: Comparison) -> None:
     cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
     for draw in (sweep_plots.trade_offs, sweep_plots.class_impact, sweep_plots.weight_ranges):
         figure = draw(Comparison(cells))
-        assert figure is None or plots.to_png(figure).startswith(b"\x89PNG")
+        assert figure is None or figures.to_png(figure).startswith(b"\x89PNG")
     figure = sweep_plots.activation_ranges(Comparison(cells), "onnx")
     assert figure is not None
-    assert plots.to_png(figure).startswith(b"\x89PNG")
+    assert figures.to_png(figure).startswith(b"\x89PNG")
     layers = plots.sensitivity(
         *([text, "b"], [1.0, 2.0], [0.1, 0.2], [3.0, 4.0]),
         whole_sqnr_db=1.0,
         output="logits",
         title=text,
     )
-    assert plots.to_png(layers).startswith(b"\x89PNG")
+    assert figures.to_png(layers).startswith(b"\x89PNG")
 
 
 def test_files_of_the_report_stay_in_its_folder(found: Comparison) -> None:

@@ -17,7 +17,7 @@ from onnx import helper
 
 from resnet8ptq.backends import torch_archive, torch_program, torchscript, torchscript_check
 from resnet8ptq.backends.torchscript import known_warnings
-from resnet8ptq.errors import QuantizationError
+from resnet8ptq.core.errors import QuantizationError
 
 IMAGES = np.zeros((2, 32, 32, 3), np.float32)
 

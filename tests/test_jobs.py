@@ -13,12 +13,13 @@ from conftest import REPO
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
-from resnet8ptq import cli, environment, jobs
-from resnet8ptq.errors import ConfigError
-from resnet8ptq.sweep_file import Worker
+from resnet8ptq import jobs
+from resnet8ptq.core import command, machine
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.loading import register_schemas
+from resnet8ptq.sweep_file import Worker
 
-CORES = environment.threads(None)
+CORES = machine.threads(None)
 
 
 def plan(*overrides: str) -> Worker | None:
@@ -103,7 +104,7 @@ def test_a_job_elsewhere_has_the_variables_and_the_folder(
 )
 def test_a_missing_plugin_names_its_extra(plugin: str, extra: str) -> None:
     error = HydraException(f"In 'hydra/launcher/x': Could not load 'hydra/launcher/{plugin}'.")
-    assert cli.one_line(error).endswith(
+    assert command.one_line(error).endswith(
         f"load 'hydra/launcher/{plugin}'; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     )
 

@@ -9,7 +9,7 @@ from conftest import make_config
 
 from resnet8ptq import data, evaluate, latency
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.latency import Latency, Timings
 from resnet8ptq.model import Fp32Model
 

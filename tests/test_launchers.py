@@ -15,14 +15,14 @@ import slurm
 from conftest import COMMAND, NO_REAL_FILES, Called, call, clean_environment
 from test_run import QUICK, cell_of, interrupt, wait_for_running_children
 
-from resnet8ptq import environment
+from resnet8ptq.core import machine
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 pytestmark = pytest.mark.slow
 
-CORES = environment.threads(None)
+CORES = machine.threads(None)
 LAUNCHERS = {
     "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
     "processes": ("hydra/launcher=processes",),

@@ -20,10 +20,11 @@ import torch
 from conftest import make_config
 from numpy.typing import NDArray
 
-from resnet8ptq import convert, data, files, model
+from resnet8ptq import convert, data, model
 from resnet8ptq.config import ModelConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import Dataset, Split
-from resnet8ptq.errors import ModelError, ParityError
 from resnet8ptq.torch_module import load_torch_module
 
 # Makes Keras files, tries to convert each, and writes down what came of it.
@@ -34,7 +35,7 @@ from pathlib import Path
 import keras
 import numpy as np
 from resnet8ptq import convert
-from resnet8ptq.errors import PtqError
+from resnet8ptq.core.errors import PtqError
 
 folder = Path(sys.argv[1])
 target = folder / "target"

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import cache, data, model, preparation
+from resnet8ptq import data, model, preparation
 from resnet8ptq.backends import BACKENDS
+from resnet8ptq.core import cache
 
 IMAGES = 500
 FP32_ACCURACY = 0.87

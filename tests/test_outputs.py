@@ -14,9 +14,11 @@ from matplotlib import image
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
-from resnet8ptq import outputs, plots
+from resnet8ptq import outputs
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import figures
 from resnet8ptq.data import CalibrationSet, Split
+from resnet8ptq.experiment import plots
 from resnet8ptq.interfaces import Artifact
 from resnet8ptq.metrics import Comparison, Paired, Scores
 from resnet8ptq.model import Fp32Model
@@ -199,7 +201,7 @@ def test_confusion_plot_is_a_picture_that_shows_the_counts(tmp_path: Path) -> No
     pictures = []
     for name, model in (("right", labels), ("mirrored", 2 - labels)):
         figure = plots.confusion(paired(model, labels, labels), NAMES, "title")
-        plots.save(figure, tmp_path / f"{name}.png")
+        figures.save(figure, tmp_path / f"{name}.png")
         pictures.append(image.imread(tmp_path / f"{name}.png"))
         shown = {text.get_text() for text in figure.axes[0].texts}
         assert shown == {"5", "7", "9"}
@@ -231,7 +233,7 @@ def test_plots_take_extremes_and_classes_without_images(
     tmp_path: Path, plot: Callable[..., Figure], model: np.ndarray
 ) -> None:
     path = tmp_path / "extreme.png"
-    plots.save(plot(paired(model, model, LABELS), NAMES, "title"), path)
+    figures.save(plot(paired(model, model, LABELS), NAMES, "title"), path)
     assert image.imread(path).std() > 0
 
 

@@ -10,22 +10,13 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import (
-    data,
-    environment,
-    evaluate,
-    history,
-    journal,
-    mlflow_store,
-    model,
-    pipeline,
-    tracking,
-)
+from resnet8ptq import data, evaluate, history, journal, mlflow_store, model, pipeline, tracking
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.backends.onnx import OnnxQuantizer
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig, TrackingConfig
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core import machine
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.history import Record
 from resnet8ptq.interfaces import Artifact
 from resnet8ptq.metrics import Scores
@@ -219,7 +210,7 @@ def test_accuracy_is_reproduced(
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    if backend == "torch" and not environment.has_vnni():
+    if backend == "torch" and not machine.has_vnni():
         pytest.skip("measured with oneDNN on a CPU with VNNI")
     config = make_config(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}")
     dataset: data.Dataset = request.getfixturevalue("cifar10")

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from resnet8ptq import data, model, qat, qat_network, qat_training
 from resnet8ptq.activations import Activations
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.fake_quantization import FakeQuantize, Round
 from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.nodes import find_float_nodes

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
 from resnet8ptq import data, readers
+from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.data import Dataset
-from resnet8ptq.errors import ConfigError, DataNotFoundError
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.readers import CalibrationReader
 

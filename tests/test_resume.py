@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from conftest import NO_REAL_FILES, REPO, Called, call, clean_environment, make_config
 
-from resnet8ptq import cache, history, identity, journal, mlflow_store, resume, tracking
+from resnet8ptq import history, identity, journal, mlflow_store, resume, tracking
 from resnet8ptq.config import TrackingConfig
-from resnet8ptq.errors import TrackingError
+from resnet8ptq.core import cache
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import RunResult
 from resnet8ptq.sweep_file import Sweep

@@ -15,8 +15,9 @@ from conftest import COMMAND, NO_REAL_FILES, Called, call, clean_environment, ma
 from hydra.errors import HydraException
 from mlflow.entities import Run
 
-from resnet8ptq import cli, data, shapes
-from resnet8ptq.errors import ConfigError
+from resnet8ptq import data, shapes
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +257,7 @@ def test_wrong_setting_is_one_line(
 ) -> None:
     with pytest.raises((HydraException, ConfigError)) as caught:
         data.settle(make_config(override).data)
-    assert cli.report(caught.value) == 2
+    assert command.report(caught.value) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("error: ")

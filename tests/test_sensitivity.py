@@ -13,11 +13,12 @@ import pytest
 from conftest import RunCli, make_config
 from onnx import numpy_helper
 
-from resnet8ptq import plots, sensitivity
+from resnet8ptq import sensitivity
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data import Dataset, draw_calibration, draw_held_out
-from resnet8ptq.errors import ConfigError, QuantizationError
+from resnet8ptq.experiment import plots
 from resnet8ptq.interfaces import Artifact
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes, weight_layers

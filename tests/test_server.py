@@ -17,9 +17,10 @@ import requests
 from conftest import REPO, clean_environment
 
 from benchmarks import tracking_load
-from resnet8ptq import access, cli, history, mlflow_store, server, tracking
+from resnet8ptq import access, history, mlflow_store, server, tracking
 from resnet8ptq.config import TrackingConfig
-from resnet8ptq.errors import ConfigError, PtqError
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError, PtqError
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.server import Arguments
@@ -187,7 +188,7 @@ def test_server_with_users_takes_nobody_else(
 def test_wrong_setting_is_named_in_one_line(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(lambda: server.main([f"folder={tmp_path}/new", *words])) == 2
+    assert command.main(lambda: server.main([f"folder={tmp_path}/new", *words])) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1

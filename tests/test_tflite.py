@@ -16,8 +16,8 @@ from conftest import make_config
 
 from resnet8ptq import data, evaluate, model
 from resnet8ptq.backends import BACKENDS, tflite, tflite_converter
+from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import Dataset, draw_calibration
-from resnet8ptq.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.model import Fp32Model
 
 Quantize = Callable[..., Path]

@@ -12,11 +12,11 @@ import torch
 from conftest import Cell, Quantize, make_config
 from numpy.typing import NDArray
 
-from resnet8ptq import environment
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.backends.torchscript import known_warnings
+from resnet8ptq.core import machine
+from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data import Dataset, draw_calibration
-from resnet8ptq.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes, weight_layers
@@ -282,7 +282,7 @@ def test_engine_auto_is_onednn_where_the_cpu_has_vnni(
     if "onednn" not in torch.backends.quantized.supported_engines:
         pytest.skip("this build of torch has no oneDNN")
     monkeypatch.setattr(torch.backends.quantized, "engine", "fbgemm")
-    monkeypatch.setattr(environment, "has_vnni", lambda: vnni)
+    monkeypatch.setattr(machine, "has_vnni", lambda: vnni)
     resolved = BACKENDS["torch"](make_config("backend=torch")).resolve()
     assert (resolved["engine"] == "onednn") == vnni
 
@@ -290,7 +290,7 @@ def test_engine_auto_is_onednn_where_the_cpu_has_vnni(
 def test_engine_auto_does_not_depend_on_the_run_before(
     monkeypatch: pytest.MonkeyPatch, quantize_anew: Quantize
 ) -> None:
-    monkeypatch.setattr(environment, "has_vnni", lambda: False)
+    monkeypatch.setattr(machine, "has_vnni", lambda: False)
     auto = BACKENDS["torch"](make_config("backend=torch"))
     before = auto.resolve()["engine"]
     other = "qnnpack" if before == "fbgemm" else "fbgemm"

@@ -9,7 +9,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from resnet8ptq.errors import JobError
+from resnet8ptq.core.errors import JobError
 
 log = logging.getLogger(__name__)
 

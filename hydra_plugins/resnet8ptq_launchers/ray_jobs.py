@@ -17,8 +17,9 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
-from resnet8ptq import environment
-from resnet8ptq.errors import JobError, one_line
+from resnet8ptq.core import machine
+from resnet8ptq.core.errors import JobError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.jobs import fit, variables
 from resnet8ptq.sweep_file import Worker
 
@@ -37,7 +38,7 @@ class RayJobs(JobsLauncher):
         cpus, init = settings.ray.remote.num_cpus, settings.ray.init
         key = "hydra.launcher.ray.remote.num_cpus"
         if init.address == LOCAL:
-            cores = init.num_cpus or environment.threads(None)
+            cores = init.num_cpus or machine.threads(None)
             return Worker(fit(key, cpus, cores), cpus)
         fit(key, cpus, sys.maxsize)
         return Worker(count(settings.ray), cpus, variables=variables())
@@ -108,7 +109,7 @@ def start(init: DictConfig) -> None:
         return
     settings: Any = OmegaConf.to_container(init, resolve=True)
     if init.address == LOCAL and init.num_cpus is None:
-        settings["num_cpus"] = environment.threads(None)
+        settings["num_cpus"] = machine.threads(None)
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**settings)

@@ -15,8 +15,9 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
-from resnet8ptq import environment
-from resnet8ptq.errors import JobError, one_line
+from resnet8ptq.core import machine
+from resnet8ptq.core.errors import JobError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.jobs import fit, variables
 from resnet8ptq.sweep_file import Worker
 
@@ -111,7 +112,7 @@ class ProcessJobs(_SubmititJobs):
     @classmethod
     def plan(cls, settings: DictConfig) -> Worker:
         """Return how the jobs run; see `jobs.plan`."""
-        cpus, cores = settings.cpus_per_task, environment.threads(None)
+        cpus, cores = settings.cpus_per_task, machine.threads(None)
         return Worker(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
 
     def executor(self) -> Any:
@@ -122,7 +123,7 @@ class ProcessJobs(_SubmititJobs):
 
     def limit(self, jobs: int) -> int:
         """Return how many jobs have a place."""
-        return max(1, environment.threads(None) // self.settings["cpus_per_task"])
+        return max(1, machine.threads(None) // self.settings["cpus_per_task"])
 
     def cancel(self, submitted: Sequence[Any]) -> None:
         """Interrupt the jobs, so that they close their runs; kill those that do not end."""

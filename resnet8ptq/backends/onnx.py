@@ -16,14 +16,14 @@ from onnxruntime.quantization.calibrate import (
     save_tensors_data,
 )
 
-from resnet8ptq import files
 from resnet8ptq.activations import Activations
 from resnet8ptq.backends import onnx_dynamic, onnx_output, onnx_slim
 from resnet8ptq.backends.onnx_session import OnnxPredictor, open_session
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import Split
-from resnet8ptq.errors import QuantizationError, UnsupportedError
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.interfaces import FLOAT, Artifact
 from resnet8ptq.model import Fp32Model

@@ -7,7 +7,7 @@ hold. Both formats of ONNX Runtime can return those sums as float.
 import onnx
 
 from resnet8ptq.backends.onnx_session import last_node
-from resnet8ptq.errors import UnsupportedError
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.nodes import LAYERS
 
 _BEHIND = (

@@ -11,8 +11,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from resnet8ptq import environment
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import machine
 
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")
 
@@ -45,7 +45,7 @@ class OnnxPredictor:
 def open_session(model: str | bytes, config: RunConfig) -> onnxruntime.InferenceSession:
     """Load a model, from a file or from bytes, with the run's number of threads."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = environment.threads(config.threads)
+    options.intra_op_num_threads = machine.threads(config.threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = logging.ERROR // 10 - 1  # 3: errors
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

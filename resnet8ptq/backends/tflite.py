@@ -24,12 +24,12 @@ from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
-from resnet8ptq import environment, files
 from resnet8ptq.backends import tflite_converter
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import files, machine
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import Split
-from resnet8ptq.errors import QuantizationError, UnsupportedError
 from resnet8ptq.interfaces import FLOAT, Artifact
 from resnet8ptq.model import Fp32Model
 
@@ -199,7 +199,7 @@ def _refuse(settings: dict[str, tuple[bool, str]]) -> None:
 
 
 def _interpreter(content: bytes, config: RunConfig) -> Any:
-    threads = environment.threads(config.threads)
+    threads = machine.threads(config.threads)
     interpreter = Interpreter(model_content=content, num_threads=threads)
     interpreter.allocate_tensors()
     return interpreter

@@ -12,13 +12,13 @@ from pathlib import Path
 import onnx
 import torch
 
-from resnet8ptq import environment
 from resnet8ptq.activations import Activations
 from resnet8ptq.backends import torch_dynamic, torch_fx, torchscript
 from resnet8ptq.calibration import Range
 from resnet8ptq.config import RunConfig, TorchConfig
+from resnet8ptq.core import machine
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import Split
-from resnet8ptq.errors import QuantizationError, UnsupportedError
 from resnet8ptq.interfaces import FLOAT, Artifact, Predictor
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes
@@ -125,7 +125,7 @@ class TorchQuantizer:
 
     def _set_up(self) -> None:
         """Set what torch keeps for the whole process."""
-        torch.set_num_threads(environment.threads(self.config.threads))
+        torch.set_num_threads(machine.threads(self.config.threads))
         # Where in the code each node was traced: nobody reads it, and to find that out FX imports
         # torch's compiler, which takes over a second.
         torch.fx.config.do_not_emit_stack_traces = True
@@ -162,7 +162,7 @@ class TorchQuantizer:
         options = self._options()
         if options.engine != "auto":
             return options.engine
-        if environment.has_vnni() and "onednn" in torch.backends.quantized.supported_engines:
+        if machine.has_vnni() and "onednn" in torch.backends.quantized.supported_engines:
             return "onednn"
         return _DEFAULT_ENGINE
 

@@ -11,7 +11,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from resnet8ptq.errors import QuantizationError, one_line
+from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.text import one_line
 
 MAX_BYTES = 2**31  # of what is compressed: JSON and code
 

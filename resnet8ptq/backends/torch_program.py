@@ -15,11 +15,12 @@ import torch.ao.quantization.fx._decomposed  # registers the operators of a quan
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
-from resnet8ptq import files
 from resnet8ptq.backends import torch_archive
 from resnet8ptq.backends.torch_annotate import LAYERS, SOFTMAX
 from resnet8ptq.backends.torchscript import copy_reproducibly, infer, known_warnings
-from resnet8ptq.errors import QuantizationError, one_line
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.text import one_line
 
 MODEL_FILE = "model.pt2"
 

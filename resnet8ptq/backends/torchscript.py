@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq import files
 from resnet8ptq.backends import torch_archive, torchscript_check
-from resnet8ptq.errors import QuantizationError, one_line
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.text import one_line
 
 MODEL_FILE = "model.pt"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resnet8ptq.backends import torch_archive
-from resnet8ptq.errors import one_line
+from resnet8ptq.core.text import one_line
 
 _RECORDS = re.compile(
     r"archive/(version|byteorder|\.data/serialization_id|(data|constants|traced_inputs)(/\d+|\.pkl)"

@@ -12,14 +12,14 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq import environment
 from resnet8ptq.config import RunConfig
+from resnet8ptq.core import machine
+from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Array
 from resnet8ptq.corrections.windows import count_positions, sample_windows
 from resnet8ptq.data import Split
 from resnet8ptq.grid import WeightScheme
-from resnet8ptq.terminal import track
 
 SAMPLES = 16_000  # rows that a layer learns from, drawn from all images alike
 BATCH = 512  # rows
@@ -54,7 +54,7 @@ def round_weights(proto: onnx.ModelProto, config: RunConfig, images: Split) -> o
     its target from the FP32 network (equation 25). Grouped convolutions are rounded like others.
     Reproducible by `seed`, on the same number of threads.
     """
-    torch.set_num_threads(environment.threads(config.threads))
+    torch.set_num_threads(machine.threads(config.threads))
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
     scheme = layers.weight_scheme(config)
     nodes, twins = layers.find(result.graph, config), layers.find(simulated.graph, config)

@@ -12,6 +12,8 @@ from rich.console import Console, ConsoleRenderable
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from resnet8ptq.core.text import show
+
 T = TypeVar("T")
 
 
@@ -33,11 +35,6 @@ class LogHandler(RichHandler):
     def render_message(self, record: LogRecord, message: str) -> ConsoleRenderable:
         """Show what a message quotes from a file without the characters that steer a terminal."""
         return super().render_message(record, show(message))
-
-
-def show(text: object) -> str:
-    """Return a text as a terminal may show it: control characters would steer it."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
 
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:

@@ -65,11 +65,6 @@ def _quote_formula(value: object) -> object:
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-?inf", re.IGNORECASE)
 
 
-def safe_name(text: str) -> str:
-    """Return a text as the name of one file or folder, whatever it holds: no path, no glob."""
-    return re.sub(r"[^\w.,=-]|^\.", "_", text)[:100] or "_"
-
-
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:

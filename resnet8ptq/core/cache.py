@@ -19,8 +19,8 @@ from pathlib import Path
 import pooch
 from filelock import FileLock
 
-from resnet8ptq import environment, files
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core import files, machine
+from resnet8ptq.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +67,19 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
 
 @functools.cache
 def code(*modules: str) -> str:
-    """Return a hash of this package's `modules` (`backends/onnx`), of all where none is named.
+    """Return a hash of the code of modules and packages of ours (`data`, `graph/layers`).
 
     A part of every key: other code may make something else of the same inputs.
+
+    Raises:
+        FileNotFoundError: there is no such module.
     """
-    package = Path(__file__).parent
-    names = [f"{module}.py" for module in modules] or ["**/*.py"]
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(path for name in names for path in package.glob(name)):
-        digest.update(path.read_bytes())
+    for module in modules:
+        folder, file = root / module, root / f"{module}.py"
+        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [file]:
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -84,7 +88,7 @@ def made_with(*modules: str) -> Key:
 
     Float sums differ by CPU in their last bits.
     """
-    return {"code": code(*modules), "cpu": environment.cpu()[0], **environment.versions()}
+    return {"code": code(*modules), "cpu": machine.cpu()[0], **machine.versions()}
 
 
 def place(root: Path, kind: str, key: Key) -> Path:

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from resnet8ptq.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError
 
 T = TypeVar("T")
 

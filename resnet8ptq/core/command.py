@@ -23,7 +23,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from resnet8ptq.errors import ConfigError, PtqError, printable, redact
+from resnet8ptq.core.errors import ConfigError, PtqError
+from resnet8ptq.core.text import printable, redact
 
 T = TypeVar("T")
 

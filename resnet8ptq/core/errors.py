@@ -12,23 +12,7 @@ PtqError                  one clear line for the user; the program exits with 1
 └── UnsupportedError      the framework cannot do this combination: a result, not a failure
 """
 
-import re
-
-
-def redact(text: str) -> str:
-    """Return a message without the user names and passwords of the URLs in it."""
-    return re.sub(r"(?<=://)[^/\s@]+@", "", text)
-
-
-def printable(text: str) -> str:
-    """Return a text in one line, without what would steer a terminal: it may quote a file."""
-    folded = " ".join(text.split())
-    return "".join(char if char.isprintable() else "?" for char in folded)
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's text, folded into one line and cut; it may quote what a file says."""
-    return printable(redact(f"{type(error).__name__}: {error}"))[:300]
+from resnet8ptq.core.text import printable
 
 
 class PtqError(Exception):
