@@ -34,7 +34,7 @@ from resnet8ptq import (
 )
 from resnet8ptq.comparison import SIGNIFICANCE, Comparison
 from resnet8ptq.config import ReportConfig, TrackingConfig
-from resnet8ptq.core import command, files
+from resnet8ptq.core import command, figures, files
 from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import printable, safe_name
 from resnet8ptq.history import Record
