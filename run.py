@@ -8,7 +8,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from resnet8ptq import job, loading, search, sweep
+from resnet8ptq import job, search, sweep
+from resnet8ptq.config import loading
 from resnet8ptq.core import command
 
 loading.register_schemas()

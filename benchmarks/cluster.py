@@ -48,7 +48,7 @@ def command(*args: str) -> list[str]:
 def finished(folder: Path) -> list[Any]:
     """Return the finished runs of the one sweep in the store below `folder`; none without one."""
     from resnet8ptq import history, mlflow_store
-    from resnet8ptq.config import TrackingConfig
+    from resnet8ptq.config.schema import TrackingConfig
 
     if not any((folder / "runs" / "sweeps").glob("*/*/sweep.json")):
         return []

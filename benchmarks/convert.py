@@ -4,8 +4,8 @@ from hydra import compose, initialize_config_dir
 
 from benchmarks.setting import REPO
 from resnet8ptq import data, model
+from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.core import cache
-from resnet8ptq.loading import parse_config, register_schemas
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.setting import REPO
 from resnet8ptq import pareto
-from resnet8ptq.config import OBJECTIVES
+from resnet8ptq.config.schema import OBJECTIVES
 
 RECORD = REPO / "benchmarks" / "search.csv"
 NEAR = 0.99  # of the whole front's hypervolume

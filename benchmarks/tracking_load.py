@@ -22,10 +22,10 @@ from sqlalchemy import create_engine, text
 
 from benchmarks.setting import REPO
 from resnet8ptq import mlflow_store, server, tracking
-from resnet8ptq.config import RunConfig, TrackingConfig
+from resnet8ptq.config.loading import parse_config, register_schemas
+from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.data import CalibrationSet, Dataset, Split
 from resnet8ptq.latency import Latency, Timings
-from resnet8ptq.loading import parse_config, register_schemas
 from resnet8ptq.metrics import Comparison, Scores
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import Measurement, RunResult

@@ -25,7 +25,7 @@ from resnet8ptq.calibration import (
     needs_histogram,
     run_pass,
 )
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.data import Split
 from resnet8ptq.nodes import float_tensors

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import rel_entr
 
-from resnet8ptq.config import CalibConfig
+from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data import Split

@@ -26,7 +26,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, Te
 from onnxruntime.quantization.quant_utils import write_calibration_table
 
 from resnet8ptq.calibration import Range, describe_method
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import Split

@@ -14,7 +14,7 @@ import pooch
 from numpy.typing import NDArray
 
 from resnet8ptq import cifar10, shapes
-from resnet8ptq.config import DataConfig, RunConfig
+from resnet8ptq.config.schema import DataConfig, RunConfig
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
 from resnet8ptq.images import AT_ONCE, Batches, Images, LazyImages
 

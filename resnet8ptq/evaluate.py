@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.text import safe_name

@@ -17,7 +17,7 @@ import onnx
 from resnet8ptq import data, latency, sensitivity
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range
-from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.data import CalibrationSet, Dataset, Split
 from resnet8ptq.exclusion_search import Step, Trials, select, to_csv

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 
 # (dtype, reduced to 7 bits, symmetric) -> lowest and highest level, as ONNX Runtime has them

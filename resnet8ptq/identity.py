@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from resnet8ptq import data, model
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
+from resnet8ptq.config.loading import parse_config
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
-from resnet8ptq.loading import parse_config
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.history import Record

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.images import Images
 from resnet8ptq.interfaces import Predictor
 

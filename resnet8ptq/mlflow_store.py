@@ -27,7 +27,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from resnet8ptq import ui_view
-from resnet8ptq.config import TrackingConfig
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name

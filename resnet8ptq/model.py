@@ -14,7 +14,7 @@ import pooch
 
 import resnet8ptq.shapes
 from resnet8ptq import convert
-from resnet8ptq.config import ModelConfig
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import Dataset, downloads_folder

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 
 LAYERS = ("Conv", "Gemm", "MatMul")

@@ -24,7 +24,7 @@ import onnx
 from omegaconf import OmegaConf
 
 from resnet8ptq import nodes
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.data import CalibrationSet
 from resnet8ptq.experiment import plots

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.comparison import Cell, Comparison
-from resnet8ptq.config import OBJECTIVES
+from resnet8ptq.config.schema import OBJECTIVES
 
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:

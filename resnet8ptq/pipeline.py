@@ -8,7 +8,7 @@ from pathlib import Path
 
 from resnet8ptq import calibration_table, data, evaluate, latency, model, outputs, preparation
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory

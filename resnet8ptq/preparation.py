@@ -8,7 +8,7 @@ from pathlib import Path
 from resnet8ptq import calibration_table, corrections, exclusion
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.data import CalibrationSet, Dataset
 from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.model import Fp32Model

@@ -15,7 +15,7 @@ import onnx
 from resnet8ptq import data
 from resnet8ptq.activations import Activations
 from resnet8ptq.calibration import Range
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import CalibrationSet, Dataset

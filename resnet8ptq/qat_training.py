@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError

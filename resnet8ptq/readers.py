@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader
 
 from resnet8ptq import data
-from resnet8ptq.config import DataConfig
+from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.images import Images
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.comparison import SIGNIFICANCE, Cell, Comparison, indistinguishable
-from resnet8ptq.config import ReportConfig
+from resnet8ptq.config.schema import ReportConfig
 
 CLOSE = 0.05  # latencies and sizes within 5% count as equal
 

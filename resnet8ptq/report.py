@@ -33,7 +33,7 @@ from resnet8ptq import (
     upload,
 )
 from resnet8ptq.comparison import SIGNIFICANCE, Comparison
-from resnet8ptq.config import ReportConfig, TrackingConfig
+from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command, figures, files
 from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import printable, safe_name

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from resnet8ptq.checks import check_objectives
-from resnet8ptq.config import OBJECTIVES
+from resnet8ptq.config.limits import check_objectives
+from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.core.errors import ConfigError
 
 if TYPE_CHECKING:  # run.py imports this module for --help too

@@ -14,7 +14,7 @@ import onnx
 from resnet8ptq import data, evaluate, model, sensitivity_table
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range
-from resnet8ptq.config import DtypeConfig, RunConfig
+from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import UnsupportedError

@@ -12,7 +12,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq import jobs, journal, search
-from resnet8ptq.config import ReportConfig, TrackingConfig
+from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import PtqError, TrackingError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resnet8ptq import history, journal, mlflow_store, upload
-from resnet8ptq.config import TrackingConfig
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError, TrackingError

@@ -16,7 +16,7 @@ from mlflow.tracking.context.registry import resolve_tags
 from omegaconf import OmegaConf
 
 from resnet8ptq import journal, upload
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.text import one_line, redact
 from resnet8ptq.data import CalibrationSet, Dataset, Split

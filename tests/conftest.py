@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from resnet8ptq import data, model
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.loading import parse_config, register_schemas
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.interfaces import Artifact
-from resnet8ptq.loading import parse_config, register_schemas
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from mlflow import MlflowClient
@@ -258,7 +258,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SQLite file of an empty store, to be copied: making one takes a second."""
     from resnet8ptq import mlflow_store
-    from resnet8ptq.config import TrackingConfig
+    from resnet8ptq.config.schema import TrackingConfig
 
     root = tmp_path_factory.mktemp("mlruns")
     mlflow_store.open_store(TrackingConfig(root=str(root)))
@@ -269,7 +269,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_store(database: Path, tmp_path: Path) -> "Store":
     """An empty store of the test's own, in `mlruns` below its folder."""
     from resnet8ptq import mlflow_store
-    from resnet8ptq.config import TrackingConfig
+    from resnet8ptq.config.schema import TrackingConfig
 
     root = tmp_path / "mlruns"
     root.mkdir()

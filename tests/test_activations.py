@@ -17,7 +17,7 @@ from resnet8ptq import activations, data
 from resnet8ptq.activations import Activations
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range, count_into
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.model import Fp32Model
 

@@ -5,7 +5,7 @@ import pytest
 from conftest import Probabilities, Quantize, make_config
 
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import DTYPES
+from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import Dataset
 

@@ -16,7 +16,7 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 from resnet8ptq import calibration, data, model
 from resnet8ptq.backends.onnx import OnnxQuantizer
 from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
-from resnet8ptq.config import CalibConfig, DtypeConfig
+from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache
 
 BINS, LEVELS = 512, 128

@@ -21,7 +21,7 @@ from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 from resnet8ptq import calibration, calibration_table, data, pipeline, tracking
 from resnet8ptq.backends.onnx import DTYPES, OnnxQuantizer
 from resnet8ptq.calibration_table import FILES, PROVENANCE_FILE, load, write
-from resnet8ptq.config import CalibConfig
+from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 

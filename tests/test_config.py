@@ -9,9 +9,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from resnet8ptq.config import TorchConfig
+from resnet8ptq.config.loading import parse_config, register_schemas
+from resnet8ptq.config.schema import TorchConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.loading import parse_config, register_schemas
 
 CONF = REPO / "conf"
 DEFAULTS = (CONF / "config.yaml").read_text()

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq import corrections, data, model
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import adaround, bias_correction, equalization, layers, windows
 from resnet8ptq.data import Dataset, Split, draw_calibration
 from resnet8ptq.grid import WeightScheme

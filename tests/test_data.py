@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_cifar10 import write_folder
 
 from resnet8ptq import cifar10, data
-from resnet8ptq.config import DataConfig
+from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
 from resnet8ptq.data import Dataset, Split
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq import data, exclusion
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data import Dataset
 from resnet8ptq.exclusion import Exclusion

@@ -15,7 +15,7 @@ from conftest import NO_REAL_FILES, call
 from test_sync import log_everything, only_run, synchronize
 
 from resnet8ptq import mlflow_store
-from resnet8ptq.config import TrackingConfig
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.journal import Journal

@@ -17,9 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fuzz.mutation import mutate
 from fuzz.targets import TARGETS, Target
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.loading import parse_config, register_schemas
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.loading import parse_config, register_schemas
 
 
 @cache

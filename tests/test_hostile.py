@@ -30,13 +30,13 @@ from test_onnx_source import IMAGES, build
 from resnet8ptq import calibration_table, cifar10, comparison, convert, keras_file
 from resnet8ptq import model as model_module
 from resnet8ptq.comparison import Cell
-from resnet8ptq.config import ModelConfig, RunConfig, TrackingConfig
+from resnet8ptq.config.loading import register_schemas
+from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.history import Record
 from resnet8ptq.journal import SWEEP_FILE
-from resnet8ptq.loading import register_schemas
 from resnet8ptq.mlflow_store import Store, open_store
 from resnet8ptq.sweep_file import Sweep, Worker
 

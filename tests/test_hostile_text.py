@@ -13,7 +13,7 @@ from rich.console import Console
 
 from resnet8ptq import report, sensitivity_table, sweep_plots, table
 from resnet8ptq.comparison import Comparison, compare
-from resnet8ptq.config import ReportConfig
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.experiment import plots
 from resnet8ptq.sensitivity import Layer, SensitivityResult

@@ -14,9 +14,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from resnet8ptq import jobs
+from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.core import command, machine
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.loading import register_schemas
 from resnet8ptq.sweep_file import Worker
 
 CORES = machine.threads(None)

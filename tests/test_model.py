@@ -21,7 +21,7 @@ from conftest import make_config
 from numpy.typing import NDArray
 
 from resnet8ptq import convert, data, model
-from resnet8ptq.config import ModelConfig
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import Dataset, Split

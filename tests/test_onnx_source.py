@@ -24,7 +24,7 @@ from onnxruntime.quantization import (
 
 from resnet8ptq import convert, data, model, onnx_file, preprocessing
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import ModelConfig
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import Dataset, draw_calibration
 from resnet8ptq.torch_module import load_torch_module

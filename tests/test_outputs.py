@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from resnet8ptq import outputs
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures
 from resnet8ptq.data import CalibrationSet, Split
 from resnet8ptq.experiment import plots

@@ -14,7 +14,7 @@ from resnet8ptq import data, evaluate, history, journal, mlflow_store, model, pi
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.backends.onnx import OnnxQuantizer
 from resnet8ptq.calibration import Range
-from resnet8ptq.config import RunConfig, TrackingConfig
+from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.history import Record

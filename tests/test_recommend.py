@@ -2,7 +2,7 @@
 
 from cells import predictions, sweep
 
-from resnet8ptq.config import ReportConfig
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.recommend import broken_limits, recommend
 
 LIMITS = ReportConfig()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq import reference, report
-from resnet8ptq.config import ReportConfig
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError
 
 HEAD = "tool,configuration,correct,expected_correct,total,size_bytes\n"

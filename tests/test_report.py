@@ -10,7 +10,7 @@ from conftest import make_config
 
 from resnet8ptq import report, spread, table, tracking
 from resnet8ptq.comparison import Comparison, compare
-from resnet8ptq.config import ReportConfig
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import RunResult
 from resnet8ptq.sweep_file import Sweep

@@ -8,7 +8,7 @@ import pytest
 from conftest import NO_REAL_FILES, REPO, Called, call, clean_environment, make_config
 
 from resnet8ptq import history, identity, journal, mlflow_store, resume, tracking
-from resnet8ptq.config import TrackingConfig
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.mlflow_store import Store

@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.search_grid import read_grid, runs_to_best, runs_to_front
 from resnet8ptq import pareto, report, search, sweep_plots
-from resnet8ptq.config import OBJECTIVES, ReportConfig
+from resnet8ptq.config.loading import register_schemas
+from resnet8ptq.config.schema import OBJECTIVES, ReportConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.loading import register_schemas
 
 SPACE = ("experiment=search", "data=shapes", "calib=percentile", "per_backend.onnx.slim=true")
 QUICK = ("latency.repeats=5", "latency.batch_repeats=1", "held_out_images=500")

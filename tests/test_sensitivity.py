@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from resnet8ptq import sensitivity
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data import Dataset, draw_calibration, draw_held_out
 from resnet8ptq.experiment import plots

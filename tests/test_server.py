@@ -18,7 +18,7 @@ from conftest import REPO, clean_environment
 
 from benchmarks import tracking_load
 from resnet8ptq import access, history, mlflow_store, server, tracking
-from resnet8ptq.config import TrackingConfig
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
 from resnet8ptq.history import Record

@@ -22,7 +22,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from requests.adapters import HTTPAdapter, Retry
 
 from resnet8ptq import history, journal, mlflow_store, sync, tracking
-from resnet8ptq.config import TrackingConfig
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import CalibrationSet, Dataset, Split
 from resnet8ptq.journal import Journal

@@ -20,11 +20,11 @@ from omegaconf import DictConfig
 
 from resnet8ptq import history, journal, mlflow_store, sweep, tracking, upload
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.config import TrackingConfig
+from resnet8ptq.config.loading import register_schemas
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data import CalibrationSet, Dataset, Split, draw_calibration
 from resnet8ptq.journal import Journal
-from resnet8ptq.loading import register_schemas
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import RunResult

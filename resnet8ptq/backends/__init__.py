@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.interfaces import Quantizer
 
 

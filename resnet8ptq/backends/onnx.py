@@ -20,7 +20,7 @@ from resnet8ptq.activations import Activations
 from resnet8ptq.backends import onnx_dynamic, onnx_output, onnx_slim
 from resnet8ptq.backends.onnx_session import OnnxPredictor, open_session
 from resnet8ptq.calibration import Range
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import Split

@@ -11,7 +11,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from resnet8ptq.backends.onnx_session import open_session
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 
 WEIGHTS = {"int8": QuantType.QInt8, "u8s8": QuantType.QInt8, "uint8": QuantType.QUInt8}

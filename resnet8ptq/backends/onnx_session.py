@@ -11,7 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")

@@ -8,7 +8,7 @@ import onnx
 from onnx import numpy_helper
 
 from resnet8ptq.backends.onnx_session import open_session
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data import Split
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends import tflite_converter
 from resnet8ptq.calibration import Range
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files, machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import Split

@@ -15,7 +15,7 @@ import torch
 from resnet8ptq.activations import Activations
 from resnet8ptq.backends import torch_dynamic, torch_fx, torchscript
 from resnet8ptq.calibration import Range
-from resnet8ptq.config import RunConfig, TorchConfig
+from resnet8ptq.config.schema import RunConfig, TorchConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import Split

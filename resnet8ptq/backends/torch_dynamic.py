@@ -7,7 +7,7 @@ from torch.ao.quantization.quantize import quantize_dynamic
 
 from resnet8ptq.backends.torch_fx import check_weights, weight_observer
 from resnet8ptq.backends.torchscript import known_warnings
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 
 

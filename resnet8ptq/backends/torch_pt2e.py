@@ -16,7 +16,7 @@ from resnet8ptq.backends.torch_annotate import OnnxNodeQuantizer
 from resnet8ptq.backends.torch_program import MODEL_FILE, load, save
 from resnet8ptq.backends.torchscript import known_warnings
 from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
-from resnet8ptq.config import CalibConfig, RunConfig
+from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import Split
 from resnet8ptq.grid import WeightScheme

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.corrections import bias_correction, equalization, layers
 from resnet8ptq.data import Split

@@ -12,7 +12,7 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers

@@ -12,7 +12,7 @@ import logging
 import numpy as np
 import onnx
 
-from resnet8ptq.config import RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Array
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 
-from resnet8ptq.config import (
+from resnet8ptq.config.schema import (
     ANALYSES,
     DTYPES,
     ENGINES,

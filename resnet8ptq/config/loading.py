@@ -4,8 +4,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from resnet8ptq import checks
-from resnet8ptq.config import RunConfig, TorchConfig
+from resnet8ptq.config import limits
+from resnet8ptq.config.schema import RunConfig, TorchConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
@@ -36,6 +36,6 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         raise ConfigError(" ".join(str(error).split())) from error
     if not isinstance(config, RunConfig):  # composed without the schema
         raise ConfigError("conf/config.yaml: its defaults must begin with `schema`")
-    checks.check_keys(config)
-    checks.check(config)
+    limits.check_keys(config)
+    limits.check(config)
     return config

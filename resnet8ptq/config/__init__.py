@@ -1,0 +1,1 @@
+"""What a run can be told, and the checks of it."""
