@@ -3,9 +3,10 @@
 from hydra import compose, initialize_config_dir
 
 from benchmarks.setting import REPO
-from resnet8ptq import data, model
+from resnet8ptq import model
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.core import cache
+from resnet8ptq.data import locate
 
 
 def main() -> None:
@@ -13,8 +14,8 @@ def main() -> None:
     register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
         config = parse_config(compose("config", overrides=["data.on_missing=error"]))
-    settled = data.settle(config.data)
-    dataset = data.load(settled.name, settled.root)
+    settled = locate.settle(config.data)
+    dataset = locate.load(settled.name, settled.root)
     print(model.load(config.model, dataset, cache.folder(config.cache_dir)).onnx_path)
 
 

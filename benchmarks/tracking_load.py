@@ -24,11 +24,11 @@ from benchmarks.setting import REPO
 from resnet8ptq import mlflow_store, server, tracking
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig, TrackingConfig
-from resnet8ptq.data import CalibrationSet, Dataset, Split
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.latency import Latency, Timings
-from resnet8ptq.metrics import Comparison, Scores
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import Measurement, RunResult
+from resnet8ptq.tasks.classification import Comparison, Scores
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FILES = {  # name -> bytes, as large as those of a run on CIFAR-10

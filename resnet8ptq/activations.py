@@ -27,7 +27,7 @@ from resnet8ptq.calibration import (
 )
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.nodes import float_tensors
 
 Stats = dict[str, TensorStats]

@@ -17,7 +17,7 @@ from scipy.special import rel_entr
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 
 Batch = NDArray[np.float32]
 Range = tuple[float, float]

@@ -29,7 +29,7 @@ from resnet8ptq.calibration import Range, describe_method
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 
 TABLE_FILE = "calibration.json"
 PROVENANCE_FILE = "calibration.provenance.json"

@@ -19,8 +19,9 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.history import Record
-from resnet8ptq.metrics import Paired, holm, mcnemar
 from resnet8ptq.mlflow_store import Store
+from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.tasks.statistics import holm, mcnemar
 
 SIGNIFICANCE = 0.05  # of each family
 MAX_BYTES = 2**30  # of one artifact

@@ -13,10 +13,10 @@ from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.text import safe_name
-from resnet8ptq.data import Dataset, Split
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.interfaces import Predictor
-from resnet8ptq.metrics import Scores
 from resnet8ptq.model import Fp32Model
+from resnet8ptq.tasks.classification import Scores
 
 LOGIT_IMAGES = 1000
 BATCH_SIZES = (16, 32, 64, 128)  # tried where `evaluate.batch_size` is not set

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from resnet8ptq import data, latency, sensitivity
+from resnet8ptq import latency, sensitivity
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import files
-from resnet8ptq.data import CalibrationSet, Dataset, Split
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.data.draw import draw_held_out
 from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes, weight_layers
@@ -114,7 +115,7 @@ def choose(
     """
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
-    held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
     graph = onnx.load(network.onnx_path).graph
     in_float = find_float_nodes(graph, config)
     layers = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}

@@ -5,9 +5,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from resnet8ptq import data, model
+from resnet8ptq import model
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
+from resnet8ptq.data import locate
 
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
 # neither, since their contents are hashed.
@@ -23,8 +24,8 @@ def find(config: RunConfig) -> str:
     Raises:
         PtqError: the images or the network cannot be had.
     """
-    settled = data.settle(config.data)
-    images = data.load(settled.name, settled.root)
+    settled = locate.settle(config.data)
+    images = locate.load(settled.name, settled.root)
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     settings["data"] = [images.name, images.train.digest, images.test.digest]
     network = model.locate(config.model, images.name)

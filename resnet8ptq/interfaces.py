@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.calibration import Range
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.model import Fp32Model
 
 # What `Quantizer.resolve` returns for dtype=fp32, in every framework.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
-from resnet8ptq.images import Images
+from resnet8ptq.data.arrays import Images
 from resnet8ptq.interfaces import Predictor
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds

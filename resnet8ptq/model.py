@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pooch
 
-import resnet8ptq.shapes
 from resnet8ptq import convert
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data import Dataset, downloads_folder
+from resnet8ptq.data import shapes
+from resnet8ptq.data.dataset import Dataset
 
 URL = (
     "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
@@ -150,7 +151,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     if config.path is not None:
         return _checked(Path(config.path).expanduser().absolute(), "model.path")
     if data_name == "shapes":
-        return Path(resnet8ptq.shapes.__file__).with_name("resnet8.h5")
+        return shapes.WEIGHTS
     named = os.environ.get("RESNET8_H5")
     if named:
         return _checked(Path(named).absolute(), "$RESNET8_H5")

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from resnet8ptq import nodes
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
-from resnet8ptq.data import CalibrationSet
+from resnet8ptq.data.dataset import CalibrationSet
 from resnet8ptq.experiment import plots
 from resnet8ptq.interfaces import Artifact
 from resnet8ptq.model import Fp32Model

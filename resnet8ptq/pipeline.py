@@ -6,15 +6,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import calibration_table, data, evaluate, latency, model, outputs, preparation
+from resnet8ptq import calibration_table, evaluate, latency, model, outputs, preparation
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
-from resnet8ptq.metrics import Comparison
+from resnet8ptq.data import locate
+from resnet8ptq.data.draw import choose_scored, draw_calibration
 from resnet8ptq.recorder import Recorder
 from resnet8ptq.results import Measurement, RunResult
+from resnet8ptq.tasks.classification import Comparison
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +48,14 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     quantizer = BACKENDS[config.backend.name](config)
     resolved = quantizer.resolve()  # an unsupported combination is known before any work
     memory = PeakMemory()
-    config = replace(config, data=data.settle(config.data))
+    config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = data.load(config.data.name, config.data.root)
+    dataset = locate.load(config.data.name, config.data.root)
     cache_root = cache.folder(config.cache_dir)
     fp32 = model.load(config.model, dataset, cache_root)
     run.log_params(fp32.describe())
-    calibration = data.draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    scored = data.choose_scored(dataset, calibration, config)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
+    scored = choose_scored(dataset, calibration, config)
     run.log_datasets(scored, calibration)
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from resnet8ptq import data
 from resnet8ptq.activations import Activations
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data import CalibrationSet, Dataset
+from resnet8ptq.data.dataset import CalibrationSet, Dataset
+from resnet8ptq.data.draw import draw_held_out, leave_out
 from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes
@@ -67,7 +67,7 @@ def fine_tune(
     cache_root = cache.folder(config.cache_dir)
     proto = onnx.load(fp32.onnx_path)
     skipped = find_float_nodes(proto.graph, config)
-    held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
     key: cache.Key = {
         "model": files.sha256(fp32.onnx_path),
         "train": dataset.train.digest,
@@ -102,7 +102,7 @@ def fine_tune(
             config,
             student.module,
             qat_network.load_logits(fp32.onnx_path),
-            data.leave_out(dataset.train, (held_out, dataset.test)),
+            leave_out(dataset.train, (held_out, dataset.test)),
             held_out,
             checkpoint,
             note,

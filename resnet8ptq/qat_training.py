@@ -19,7 +19,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 
 log = logging.getLogger(__name__)
 

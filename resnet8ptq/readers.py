@@ -4,9 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader
 
-from resnet8ptq import data
 from resnet8ptq.config.schema import DataConfig
-from resnet8ptq.images import Images
+from resnet8ptq.data import locate
+from resnet8ptq.data.arrays import Images
+from resnet8ptq.data.draw import draw_calibration
 
 
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
@@ -56,8 +57,8 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
             DataError: the data set cannot be had, or is damaged.
             ConfigError: a class has fewer images, or `root` is no folder.
         """
-        config = data.settle(DataConfig(name, root, on_missing="error"))
-        drawn = data.draw_calibration(data.load(config.name, config.root), samples_per_class, seed)
+        config = locate.settle(DataConfig(name, root, on_missing="error"))
+        drawn = draw_calibration(locate.load(config.name, config.root), samples_per_class, seed)
         return cls(drawn.split.images, batch_size=batch_size)
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.data import CalibrationSet, Dataset
+from resnet8ptq.data.dataset import CalibrationSet, Dataset
 from resnet8ptq.results import RunResult
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from resnet8ptq.latency import Latency
-from resnet8ptq.metrics import Comparison, Scores
+from resnet8ptq.tasks.classification import Comparison, Scores
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,21 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq import data, evaluate, model, sensitivity_table
+from resnet8ptq import evaluate, model, sensitivity_table
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data import Split
-from resnet8ptq.metrics import Comparison, Scores
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import weight_layers
 from resnet8ptq.ranking import Layer, SensitivityResult
 from resnet8ptq.recorder import Recorder
+from resnet8ptq.tasks.classification import Comparison, Scores
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,12 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
         run.log_result(result)
         return result
 
-    config = replace(config, data=data.settle(config.data))
+    config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = data.load(config.data.name, config.data.root)
+    dataset = locate.load(config.data.name, config.data.root)
     fp32 = model.load(config.model, dataset, cache.folder(config.cache_dir))
-    calibration = data.draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    held_out = data.draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
+    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
     digests = {"calibration_digest": calibration.digest, "held_out_digest": held_out.digest}
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -11,8 +11,8 @@ from rich.text import Text
 from resnet8ptq.core import files
 from resnet8ptq.core.text import show
 from resnet8ptq.history import Record
-from resnet8ptq.metrics import holm
 from resnet8ptq.mlflow_store import Store
+from resnet8ptq.tasks.statistics import holm
 
 COLUMNS = (
     *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),

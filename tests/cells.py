@@ -7,7 +7,8 @@ import numpy as np
 from resnet8ptq import table
 from resnet8ptq.comparison import Cell, Comparison, compare
 from resnet8ptq.history import Record
-from resnet8ptq.metrics import Paired, mcnemar
+from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.tasks.statistics import mcnemar
 
 NAMES = ("cat", "dog")
 IMAGES = 1000

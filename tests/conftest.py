@@ -20,10 +20,13 @@ from filelock import FileLock
 from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
-from resnet8ptq import data, model
+from resnet8ptq import model
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.interfaces import Artifact
 
 if TYPE_CHECKING:  # most tests do without MLflow
@@ -67,9 +70,9 @@ def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def forget_searches() -> Iterator[None]:
     """Let each test look for CIFAR-10 anew."""
-    data._find_cifar10.cache_clear()
+    locate._find_cifar10.cache_clear()
     yield
-    data._find_cifar10.cache_clear()
+    locate._find_cifar10.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -106,13 +109,13 @@ def real_files() -> None:
 
 
 @pytest.fixture(scope="session")
-def shapes() -> data.Dataset:
+def shapes() -> Dataset:
     """The embedded data set."""
-    return data.load("shapes", None)
+    return locate.load("shapes", None)
 
 
 @pytest.fixture(scope="session")
-def shapes_model(shapes: data.Dataset, cache_root: Path) -> model.Fp32Model:
+def shapes_model(shapes: Dataset, cache_root: Path) -> model.Fp32Model:
     """The embedded set's network, converted and folded."""
     return model.load(make_config("data=shapes").model, shapes, cache_root)
 
@@ -134,7 +137,7 @@ class Cell:
     config: RunConfig
     artifact: Artifact
     folder: Path
-    data: data.Dataset
+    locate: Dataset
 
     def predict(self, batch_size: int = 256, images: int = TESTED) -> Probabilities:
         # As a fresh process would: nothing but the config and the file on disk.
@@ -148,14 +151,14 @@ Quantize = Callable[..., Cell]
 
 @pytest.fixture(scope="session")
 def quantize_anew(
-    shapes: data.Dataset, shapes_model: model.Fp32Model, tmp_path_factory: pytest.TempPathFactory
+    shapes: Dataset, shapes_model: model.Fp32Model, tmp_path_factory: pytest.TempPathFactory
 ) -> Quantize:
     """Quantize with 200 calibration images; the arguments are overrides of the config."""
 
     def run(*overrides: str) -> Cell:
         config = make_config("data=shapes", *overrides)
         folder = tmp_path_factory.mktemp("cell")
-        split = data.draw_calibration(shapes, 20, config.seed).split
+        split = draw_calibration(shapes, 20, config.seed).split
         quantizer = BACKENDS[config.backend.name](config)
         return Cell(config, quantizer.quantize(shapes_model, split, folder), folder, shapes)
 

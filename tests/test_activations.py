@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import numpy_helper
 
-from resnet8ptq import activations, data
+from resnet8ptq import activations
 from resnet8ptq.activations import Activations
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.calibration import Range, count_into
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.model import Fp32Model
 
 METHODS = ("minmax", "moving_average", "percentile", "entropy", "mse")
 
 
 @pytest.fixture
-def split(shapes: data.Dataset) -> data.Split:
-    return data.draw_calibration(shapes, 5, 42).split
+def split(shapes: Dataset) -> Split:
+    return draw_calibration(shapes, 5, 42).split
 
 
 @pytest.fixture
@@ -47,12 +49,12 @@ def configure(cache: Path, *overrides: str) -> RunConfig:
     return make_config("data=shapes", "calib.num_bins=512", f"cache_dir={cache}", *overrides)
 
 
-def find(network: Fp32Model, split: data.Split, config: RunConfig) -> dict[str, Range]:
+def find(network: Fp32Model, split: Split, config: RunConfig) -> dict[str, Range]:
     return Activations(network.onnx_path, split, config).find_around([])
 
 
 def test_one_collection_serves_every_method_dtype_and_framework(
-    shapes_model: Fp32Model, split: data.Split, observed: list[str], tmp_path: Path
+    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "made").mkdir()
     for method in METHODS:
@@ -63,7 +65,7 @@ def test_one_collection_serves_every_method_dtype_and_framework(
 
 
 def test_ranges_do_not_depend_on_what_was_found_before(
-    shapes_model: Fp32Model, split: data.Split, tmp_path: Path
+    shapes_model: Fp32Model, split: Split, tmp_path: Path
 ) -> None:
     for method in METHODS:
         alone = configure(tmp_path / method, f"calib={method}")
@@ -85,7 +87,7 @@ def test_torch_rounds_to_the_ranges_of_onnx(quantize_anew) -> None:
     ids=lambda overrides: overrides[0],
 )
 def test_other_settings_have_ranges_of_their_own(
-    shapes_model: Fp32Model, split: data.Split, tmp_path: Path, overrides: list[str]
+    shapes_model: Fp32Model, split: Split, tmp_path: Path, overrides: list[str]
 ) -> None:
     config = configure(tmp_path, "calib=percentile", "calib.percentile=99.9")
     before = find(shapes_model, split, config)
@@ -93,15 +95,15 @@ def test_other_settings_have_ranges_of_their_own(
 
 
 def test_other_images_and_networks_are_observed_anew(
-    shapes: data.Dataset,
+    shapes: Dataset,
     shapes_model: Fp32Model,
-    split: data.Split,
+    split: Split,
     observed: list[str],
     tmp_path: Path,
 ) -> None:
     config = configure(tmp_path)
     before = find(shapes_model, split, config)
-    other_images = data.draw_calibration(shapes, 5, 43).split
+    other_images = draw_calibration(shapes, 5, 43).split
     assert find(shapes_model, other_images, config) != before
     assert find(change(shapes_model, tmp_path, 2.0), split, config) != before
     assert find(shapes_model, split, config) == before
@@ -110,7 +112,7 @@ def test_other_images_and_networks_are_observed_anew(
 
 @pytest.mark.parametrize("kind", ["activation_batches", "activation_histograms"])
 def test_damaged_statistics_are_taken_again(
-    shapes_model: Fp32Model, split: data.Split, observed: list[str], tmp_path: Path, kind: str
+    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path, kind: str
 ) -> None:
     config = configure(tmp_path, "calib=percentile")
     before = find(shapes_model, split, config)
@@ -126,7 +128,7 @@ def test_damaged_statistics_are_taken_again(
 
 
 def test_a_network_without_numbers_is_refused_and_leaves_nothing(
-    shapes_model: Fp32Model, split: data.Split, tmp_path: Path
+    shapes_model: Fp32Model, split: Split, tmp_path: Path
 ) -> None:
     broken = change(shapes_model, tmp_path, np.inf)
     with pytest.raises(QuantizationError, match="NaN or infinite"):
@@ -137,7 +139,7 @@ def test_a_network_without_numbers_is_refused_and_leaves_nothing(
 
 
 def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
-    shapes_model: Fp32Model, split: data.Split, observed: list[str], tmp_path: Path
+    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
 ) -> None:
     config = configure(tmp_path)
     wanted = Activations(shapes_model.onnx_path, split, config, {"a": (0.0, 1.0)})
@@ -150,7 +152,7 @@ def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
 
 
 def test_threads_do_not_change_the_statistics(
-    shapes_model: Fp32Model, split: data.Split, tmp_path: Path
+    shapes_model: Fp32Model, split: Split, tmp_path: Path
 ) -> None:
     """The key of the cache leaves them out."""
     one, two = (configure(tmp_path / n, "calib=percentile", f"threads={n}") for n in "12")

@@ -7,7 +7,7 @@ from conftest import Probabilities, Quantize, make_config
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data import Dataset
+from resnet8ptq.data.dataset import Dataset
 
 # What the table of dtypes promises: (weights, activations), or None where it is unsupported.
 DTYPE_TABLE = {

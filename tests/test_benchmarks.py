@@ -15,14 +15,17 @@ from test_cifar10 import pickle_published
 
 from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
 from benchmarks.memory import imported
-from resnet8ptq import cifar10, data, model
+from resnet8ptq import model
 from resnet8ptq.backends import BACKENDS
+from resnet8ptq.data import cifar10
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 
 TESTED = 500  # images
 
 
 @pytest.fixture(scope="module")
-def batches(shapes: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def batches(shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded set in CIFAR-10's files."""
     folder = tmp_path_factory.mktemp("batches")
     train = np.array_split(np.arange(len(shapes.train)), 5)
@@ -35,13 +38,13 @@ def batches(shapes: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_bare_loop_reads_and_draws_the_same_images(batches: Path, shapes: data.Dataset) -> None:
+def test_bare_loop_reads_and_draws_the_same_images(batches: Path, shapes: Dataset) -> None:
     names = list(cifar10.BATCHES["train"])
     images, labels = bare.read_images(batches, names)
     expected_images, expected_labels = cifar10.read_split(batches, "train")
     np.testing.assert_array_equal(images, expected_images)
     np.testing.assert_array_equal(labels, expected_labels)
-    drawn = data.draw_calibration(shapes, 100, 42)
+    drawn = draw_calibration(shapes, 100, 42)
     np.testing.assert_array_equal(bare.draw_calibration(images, labels), drawn.split.images)
 
 
@@ -52,7 +55,7 @@ def test_bare_loop_refuses_a_pickle_that_runs_code(tmp_path: Path) -> None:
 
 
 def test_bare_loop_does_the_same_job(
-    batches: Path, shapes: data.Dataset, shapes_model: model.Fp32Model, tmp_path: Path
+    batches: Path, shapes: Dataset, shapes_model: model.Fp32Model, tmp_path: Path
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.bare", shapes_model.onnx_path, "--grid", "4"],
@@ -65,7 +68,7 @@ def test_bare_loop_does_the_same_job(
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     fp32 = [run["accuracy"] for run in runs if run["dtype"] == "fp32"]
     assert fp32[0] == fp32[1]
-    calibration = data.draw_calibration(shapes, 100, 42).split
+    calibration = draw_calibration(shapes, 100, 42).split
     tested = shapes.test.take(np.arange(TESTED))
     for run in runs[2:]:
         options = ["backend.engine=onednn", "reduce_range=false"]  # as on a CPU with VNNI

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from resnet8ptq import calibration, data, model
+from resnet8ptq import calibration, model
 from resnet8ptq.backends.onnx import OnnxQuantizer
 from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
 from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache
+from resnet8ptq.data import locate
+from resnet8ptq.data.draw import draw_calibration
 
 BINS, LEVELS = 512, 128
 
@@ -387,8 +389,8 @@ def test_a_higher_percentile_is_no_narrower(values, cuts):
 @settings(deadline=None, max_examples=200)
 def test_statistics_do_not_depend_on_batches_or_order(values, data):
     whole = observe(values, bins=64)
-    shuffled = np.array(data.draw(st.permutations(values.tolist())), dtype=np.float32)
-    places = sorted(data.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
+    shuffled = np.array(locate.draw(st.permutations(values.tolist())), dtype=np.float32)
+    places = sorted(locate.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
     parts = [part for part in np.split(shuffled, places) if part.size]
     split = observe(*parts, bins=64)
     assert (split.low, split.high) == (whole.low, whole.high)
@@ -439,10 +441,10 @@ def test_values_that_are_no_numbers_do_not_go_unseen(wrong):
 def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, tmp_path):
     """On training images that did not calibrate; per channel, where activations tell."""
     config = make_run_config("dtype=u8s8", "per_channel=true", "calib.samples_per_class=20")
-    found = data.settle(config.data)
-    dataset = data.load(found.name, found.root)
+    found = locate.settle(config.data)
+    dataset = locate.load(found.name, found.root)
     network = model.load(config.model, dataset, cache.folder(None))
-    drawn = data.draw_calibration(dataset, 20, config.seed)
+    drawn = draw_calibration(dataset, 20, config.seed)
     others = np.setdiff1d(np.arange(700), drawn.indices)[:500]
     images = dataset.train.images[others].astype(np.float32)
 

@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from onnxruntime.quantization import quantize_static
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
-from resnet8ptq import calibration, calibration_table, data, pipeline, tracking
+from resnet8ptq import calibration, calibration_table, pipeline, tracking
 from resnet8ptq.backends.onnx import DTYPES, OnnxQuantizer
 from resnet8ptq.calibration_table import FILES, PROVENANCE_FILE, load, write
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 
 RANGES = {"input": (0.0, 255.0), "a/b": (-0.1, 0.3), "dead": (0.0, 0.0), "below": (-4.0, -1.0)}
 AS_FLOAT32 = {name: tuple(float(np.float32(v)) for v in ends) for name, ends in RANGES.items()}
@@ -79,16 +81,14 @@ def test_the_table_stays_out_of_the_log(tmp_path: Path, caplog: pytest.LogCaptur
 # Provenance
 
 
-def test_provenance_has_what_ranges_depend_on_and_no_more(
-    tmp_path: Path, shapes: data.Dataset
-) -> None:
+def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes: Dataset) -> None:
     model = tmp_path / "model.onnx"
     model.write_bytes(b"a network")
 
     config = make_config("dtype=u8s8", "per_channel=true")
 
     def of(name: str = "minmax", samples: int = 2, **calib: Any) -> Any:
-        split = data.draw_calibration(shapes, samples, 42).split
+        split = draw_calibration(shapes, samples, 42).split
         changed = replace(config, calib=CalibConfig(name=name, **calib))
         return calibration_table.provenance(changed, model, split)
 
@@ -254,9 +254,9 @@ def test_a_run_from_a_table_is_the_run_that_wrote_it(tmp_path: Path) -> None:
 
 
 def test_a_table_is_what_onnxruntime_takes_as_its_calibration_cache(
-    tmp_path: Path, shapes: data.Dataset, shapes_model: Any
+    tmp_path: Path, shapes: Dataset, shapes_model: Any
 ) -> None:
-    split = data.draw_calibration(shapes, 5, 42).split
+    split = draw_calibration(shapes, 5, 42).split
     ours = OnnxQuantizer(make_config("dtype=u8s8")).quantize(shapes_model, split, tmp_path)
     write(tmp_path, ours.ranges, MADE_FROM)
     theirs = tmp_path / "theirs.onnx"

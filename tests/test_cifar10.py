@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resnet8ptq import array_pickle, cifar10
 from resnet8ptq.core.errors import DataError
+from resnet8ptq.data import array_pickle, cifar10
 
 WIDTH = 3072
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 
 from resnet8ptq.comparison import compare, indistinguishable
-from resnet8ptq.metrics import holm, mcnemar, wilson
+from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.randoms(use_true_random=False))

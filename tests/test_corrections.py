@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq import corrections, data, model
+from resnet8ptq import corrections, model
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import adaround, bias_correction, equalization, layers, windows
-from resnet8ptq.data import Dataset, Split, draw_calibration
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.model import Fp32Model
 
@@ -321,8 +323,8 @@ def test_reduce_range_of_weights_is_onnx_only() -> None:
 @pytest.mark.usefixtures("real_files")
 def test_real_network(cache_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = make_config("threads=1", "corrections.adaround_iterations=50")
-    config = replace(config, data=data.settle(config.data))
-    dataset = data.load(config.data.name, config.data.root)
+    config = replace(config, data=locate.settle(config.data))
+    dataset = locate.load(config.data.name, config.data.root)
     fp32 = model.load(config.model, dataset, cache_root)
     images = draw_calibration(dataset, 10, config.seed).split
     before = layers.errors(*[onnx.load(fp32.onnx_path)] * 2, config, images)

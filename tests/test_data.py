@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cifar10 import write_folder
 
-from resnet8ptq import cifar10, data
 from resnet8ptq.config.schema import DataConfig
+from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
-from resnet8ptq.data import Dataset, Split
+from resnet8ptq.data import cifar10, locate
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.draw import draw_calibration
 
 CIFAR10 = DataConfig(name="cifar10")
 
@@ -53,7 +55,7 @@ def make_places(root: Path) -> dict[str, Path]:
 def test_data_root_wins(nowhere, tmp_path, monkeypatch):
     places = make_places(tmp_path)
     monkeypatch.setenv("CIFAR10_DIR", str(places["env"]))
-    settled = data.settle(DataConfig(name="cifar10", root=str(places["root"])))
+    settled = locate.settle(DataConfig(name="cifar10", root=str(places["root"])))
     assert settled == DataConfig(name="cifar10", root=str(places["root"]))
     assert nowhere == []
 
@@ -61,20 +63,20 @@ def test_data_root_wins(nowhere, tmp_path, monkeypatch):
 def test_then_the_environment(nowhere, tmp_path, monkeypatch):
     places = make_places(tmp_path)
     monkeypatch.setenv("CIFAR10_DIR", str(places["env"]))
-    assert data.settle(CIFAR10).root == str(places["env"])
+    assert locate.settle(CIFAR10).root == str(places["env"])
     assert nowhere == []
 
 
 def test_then_the_working_folder(nowhere, tmp_path):
     places = make_places(tmp_path)
-    assert data.settle(CIFAR10).root == str(places["local"])
+    assert locate.settle(CIFAR10).root == str(places["local"])
     assert nowhere == []
 
 
 def test_a_named_folder_that_is_not_there_is_passed_over(nowhere, tmp_path, monkeypatch):
     places = make_places(tmp_path)
     monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "gone"))
-    assert data.settle(CIFAR10).root == str(places["local"])
+    assert locate.settle(CIFAR10).root == str(places["local"])
 
 
 def test_then_the_download_cache(tmp_path, monkeypatch):
@@ -88,24 +90,24 @@ def test_then_the_download_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cifar10, "URL", "http://127.0.0.1:9/cifar-10-python.tar.gz")  # no server
     monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
-    monkeypatch.setattr(data, "downloads_folder", lambda: archive.parent)
+    monkeypatch.setattr(locate, "downloads_folder", lambda: archive.parent)
 
-    settled = data.settle(CIFAR10)
+    settled = locate.settle(CIFAR10)
     assert settled.name == "cifar10"
     assert Path(str(settled.root)).is_relative_to(archive.parent)
-    loaded = data.load(settled.name, settled.root)
+    loaded = locate.load(settled.name, settled.root)
     assert (len(loaded.train), len(loaded.test)) == (20, 3)
 
 
 def test_a_relative_root_is_made_absolute(nowhere, tmp_path):
     (tmp_path / "here").mkdir()
-    assert data.settle(DataConfig(name="cifar10", root="here")).root == str(tmp_path / "here")
+    assert locate.settle(DataConfig(name="cifar10", root="here")).root == str(tmp_path / "here")
 
 
 def test_a_root_under_the_home_folder_is_found(nowhere, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data.settle(DataConfig(name="cifar10", root="~/here")).root == str(tmp_path / "here")
+    assert locate.settle(DataConfig(name="cifar10", root="~/here")).root == str(tmp_path / "here")
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
@@ -114,7 +116,7 @@ def test_a_root_that_is_no_folder_is_refused(nowhere, tmp_path, kind):
     if kind == "file":
         root.write_text("")
     with pytest.raises(ConfigError, match=rf"^data\.root: got {root}, takes a folder"):
-        data.settle(DataConfig(name="cifar10", root=str(root)))
+        locate.settle(DataConfig(name="cifar10", root=str(root)))
     assert nowhere == []
 
 
@@ -123,7 +125,7 @@ def test_where_nothing_is_found_shapes_stands_in_and_says_so(
 ):
     monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "gone"))
     with caplog.at_level(logging.WARNING):
-        settled = data.settle(CIFAR10)
+        settled = locate.settle(CIFAR10)
     assert (settled.name, settled.root) == ("shapes", None)
     [record] = caplog.records
     message = record.getMessage()
@@ -136,7 +138,7 @@ def test_where_nothing_is_found_shapes_stands_in_and_says_so(
 
 def test_where_nothing_is_found_error_refuses(nowhere, tmp_path):
     with pytest.raises(DataNotFoundError) as caught:
-        data.settle(DataConfig(name="cifar10", on_missing="error"))
+        locate.settle(DataConfig(name="cifar10", on_missing="error"))
     message = str(caught.value)
     assert "data.root" in message
     assert str(tmp_path / "data") in message
@@ -146,18 +148,18 @@ def test_where_nothing_is_found_error_refuses(nowhere, tmp_path):
 def test_a_download_is_tried_once_in_a_process(nowhere, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert data.settle(CIFAR10).name == "shapes"
-    assert nowhere == [data.downloads_folder()]
+            assert locate.settle(CIFAR10).name == "shapes"
+    assert nowhere == [cache.downloads_folder()]
     assert len(caplog.records) == 3  # every run that is not what was asked for says so
 
 
 def test_shapes_is_settled_without_a_search(nowhere):
-    assert data.settle(DataConfig(name="shapes")) == DataConfig(name="shapes")
+    assert locate.settle(DataConfig(name="shapes")) == DataConfig(name="shapes")
     assert nowhere == []
 
 
 def test_settled_shapes_has_no_root(nowhere, tmp_path):
-    assert data.settle(DataConfig(name="shapes", root=str(tmp_path))).root is None
+    assert locate.settle(DataConfig(name="shapes", root=str(tmp_path))).root is None
 
 
 # Loading
@@ -165,7 +167,7 @@ def test_settled_shapes_has_no_root(nowhere, tmp_path):
 
 def test_loading_reads_both_splits_and_names(tmp_path):
     folder = write_folder(tmp_path / "batches", train=4, test=3)
-    loaded = data.load("cifar10", str(folder))
+    loaded = locate.load("cifar10", str(folder))
     assert (len(loaded.train), len(loaded.test)) == (20, 3)
     assert loaded.class_names == cifar10.CLASS_NAMES
     assert loaded.image_shape == (32, 32, 3)
@@ -174,26 +176,26 @@ def test_loading_reads_both_splits_and_names(tmp_path):
 
 def test_loading_is_done_once(tmp_path):
     folder = write_folder(tmp_path / "batches")
-    assert data.load("cifar10", str(folder)) is data.load("cifar10", str(folder))
+    assert locate.load("cifar10", str(folder)) is locate.load("cifar10", str(folder))
 
 
 def test_an_empty_folder_is_refused_by_the_file_it_lacks(tmp_path):
     with pytest.raises(DataError, match="data_batch_1: missing"):
-        data.load("cifar10", str(tmp_path))
+        locate.load("cifar10", str(tmp_path))
 
 
 def test_shapes_has_ten_classes_and_no_test_image_among_the_training_images(shapes):
     assert len(shapes.class_names) == 10
     assert shapes.image_shape == (32, 32, 3)
     assert set(shapes.train.labels) == set(shapes.test.labels) == set(range(10))
-    data.draw_calibration(shapes, samples_per_class=1000, seed=0)  # all of them
+    draw_calibration(shapes, samples_per_class=1000, seed=0)  # all of them
 
 
 @pytest.mark.usefixtures("real_files")
 def test_the_real_set():
-    loaded = data.load("cifar10", os.environ["CIFAR10_DIR"])
+    loaded = locate.load("cifar10", os.environ["CIFAR10_DIR"])
     assert (len(loaded.train), len(loaded.test)) == (49927, 9980)
-    drawn = data.draw_calibration(loaded, 100, 42)
+    drawn = draw_calibration(loaded, 100, 42)
     assert np.bincount(drawn.split.labels).tolist() == [100] * 10
 
 
@@ -218,7 +220,7 @@ SMALL = make_dataset()
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 20))
 @settings(deadline=None, max_examples=50)
 def test_a_draw_takes_n_of_each_class_once(seed, count):
-    drawn = data.draw_calibration(SMALL, count, seed)
+    drawn = draw_calibration(SMALL, count, seed)
     assert np.bincount(drawn.split.labels, minlength=3).tolist() == [count] * 3
     assert (np.diff(drawn.indices) > 0).all()  # sorted, and none twice
     assert np.array_equal(drawn.split.images, SMALL.train.images[drawn.indices])
@@ -226,25 +228,25 @@ def test_a_draw_takes_n_of_each_class_once(seed, count):
 
 
 def test_a_seed_always_draws_the_same(shapes):
-    first, second = (data.draw_calibration(shapes, 10, 42) for _ in range(2))
+    first, second = (draw_calibration(shapes, 10, 42) for _ in range(2))
     assert np.array_equal(first.indices, second.indices)
     assert first.digest == second.digest
 
 
 def test_another_seed_draws_others(shapes):
-    drawn = {data.draw_calibration(shapes, 10, seed).digest for seed in range(5)}
+    drawn = {draw_calibration(shapes, 10, seed).digest for seed in range(5)}
     assert len(drawn) == 5
 
 
 def test_the_digest_is_of_the_indices():
-    drawn = data.draw_calibration(SMALL, 2, 0)
+    drawn = draw_calibration(SMALL, 2, 0)
     stored = np.array(drawn.indices.tolist(), dtype="<i8").tobytes()
     assert drawn.digest == hashlib.sha256(stored).hexdigest()
 
 
 def test_more_than_a_class_has_is_refused_by_its_name():
     with pytest.raises(ConfigError) as caught:
-        data.draw_calibration(SMALL, 21, 0)
+        draw_calibration(SMALL, 21, 0)
     message = str(caught.value)
     assert message.startswith("calib.samples_per_class: got 21, takes at most 20")
     assert "'a'" in message
@@ -253,21 +255,21 @@ def test_more_than_a_class_has_is_refused_by_its_name():
 def test_a_class_without_images_is_refused_by_its_name():
     few = SMALL.train.take(np.flatnonzero(SMALL.train.labels != 1))
     with pytest.raises(ConfigError, match=r"at most 0.*'b'"):
-        data.draw_calibration(Dataset("small", SMALL.class_names, few, SMALL.test), 1, 0)
+        draw_calibration(Dataset("small", SMALL.class_names, few, SMALL.test), 1, 0)
 
 
 def test_a_calibration_image_that_is_a_test_image_is_refused():
     test = Split(SMALL.train.images[[7, 9]], SMALL.train.labels[[7, 9]], "here")
     mixed = Dataset("small", SMALL.class_names, SMALL.train, test)
     with pytest.raises(DataError, match="small: 2 calibration images are test images"):
-        data.draw_calibration(mixed, 20, 0)
+        draw_calibration(mixed, 20, 0)
 
 
 def test_one_different_pixel_makes_another_image():
     images = SMALL.train.images.copy()
     images[:, 0, 0, 0] ^= 1
     test = Split(images, SMALL.train.labels, "here")
-    data.draw_calibration(Dataset("small", SMALL.class_names, SMALL.train, test), 20, 0)
+    draw_calibration(Dataset("small", SMALL.class_names, SMALL.train, test), 20, 0)
 
 
 # Splits and batches

@@ -9,7 +9,7 @@ import pytest
 from conftest import make_config
 
 from resnet8ptq import evaluate
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluate import BATCH_SIZES
 
 Cost = Callable[[int, int], float]  # batch size, threads -> seconds for each image

@@ -10,10 +10,11 @@ from conftest import call, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resnet8ptq import data, exclusion
+from resnet8ptq import exclusion
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
-from resnet8ptq.data import Dataset
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.exclusion import Exclusion
 from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.model import Fp32Model
@@ -91,7 +92,7 @@ def test_table_has_a_row_for_each_trial() -> None:
 
 def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -> Exclusion:
     samples = config.calib.samples_per_class
-    calibration = data.draw_calibration(dataset, samples, config.seed)
+    calibration = draw_calibration(dataset, samples, config.seed)
     return exclusion.choose(config, fp32, fp32, dataset, calibration, folder)
 
 

@@ -27,7 +27,7 @@ from onnx import helper
 from test_cifar10 import make_batch, pickle_published, read_test
 from test_onnx_source import IMAGES, build
 
-from resnet8ptq import calibration_table, cifar10, comparison, convert, keras_file
+from resnet8ptq import calibration_table, comparison, convert, keras_file
 from resnet8ptq import model as model_module
 from resnet8ptq.comparison import Cell
 from resnet8ptq.config.loading import register_schemas
@@ -35,6 +35,7 @@ from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
+from resnet8ptq.data import cifar10
 from resnet8ptq.history import Record
 from resnet8ptq.journal import SWEEP_FILE
 from resnet8ptq.mlflow_store import Store, open_store

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cifar10 import write_folder
 
-from resnet8ptq import cifar10, data
-from resnet8ptq.data import Dataset, Split
-from resnet8ptq.images import LazyImages
+from resnet8ptq.data import cifar10, locate
+from resnet8ptq.data.arrays import LazyImages
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.draw import draw_calibration, draw_held_out
 
 STORED = 35  # images: seven in each file
 
@@ -120,10 +121,10 @@ def test_a_draw_holds_no_training_image(tmp_path):
     loaded: list[Dataset] = []
 
     def draw() -> None:
-        loaded.append(data.load("cifar10", str(folder)))
-        drawn = data.draw_calibration(loaded[0], 90, 42)
+        loaded.append(locate.load("cifar10", str(folder)))
+        drawn = draw_calibration(loaded[0], 90, 42)
         assert isinstance(drawn.split.images, LazyImages)
-        assert len(data.draw_held_out(loaded[0], drawn, 100, 42)) == 100
+        assert len(draw_held_out(loaded[0], drawn, 100, 42)) == 100
 
     whole = 1000 * 3072
     assert peak_bytes(draw) < whole

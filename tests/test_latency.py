@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import data, evaluate, latency
+from resnet8ptq import evaluate, latency
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.latency import Latency, Timings
 from resnet8ptq.model import Fp32Model
 
@@ -39,11 +41,11 @@ def test_metrics_by_hand():
 
 
 def measure(
-    overrides: tuple[str, ...], shapes: data.Dataset, fp32: Fp32Model, cache_root: Path, into: Path
+    overrides: tuple[str, ...], shapes: Dataset, fp32: Fp32Model, cache_root: Path, into: Path
 ) -> dict[str, float]:
     config = make_config(*FEW, *overrides)
     quantizer = BACKENDS[config.backend.name](config)
-    calibration = data.draw_calibration(shapes, 5, config.seed).split
+    calibration = draw_calibration(shapes, 5, config.seed).split
     artifact = quantizer.quantize(fp32, calibration, into)
     baseline = evaluate.load_baseline(config, fp32, shapes, cache_root)
     assert baseline.path.stat().st_size == baseline.size_bytes
@@ -53,7 +55,7 @@ def measure(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_quantized_model_and_its_baseline(
-    backend: str, shapes: data.Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
+    backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
 ) -> None:
     found = measure((f"backend={backend}",), shapes, shapes_model, cache_root, tmp_path)
     baseline = {f"baseline_{name}" for name in OWN}
@@ -64,7 +66,7 @@ def test_a_quantized_model_and_its_baseline(
 
 
 def test_fp32_has_a_latency_and_no_speedup(
-    shapes: data.Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
+    shapes: Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
 ) -> None:
     assert set(measure(("dtype=fp32",), shapes, shapes_model, cache_root, tmp_path)) == OWN
 
@@ -89,7 +91,7 @@ def test_turns_alternate_and_the_warm_up_is_not_counted():
 
 def test_threads_are_pinned_while_measuring_and_restored(
     monkeypatch: pytest.MonkeyPatch,
-    shapes: data.Dataset,
+    shapes: Dataset,
     shapes_model: Fp32Model,
     cache_root: Path,
     tmp_path: Path,

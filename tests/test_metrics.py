@@ -13,8 +13,9 @@ from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix
 from statsmodels.stats.multitest import multipletests
 
-from resnet8ptq.metrics import Comparison, Scores, confusion, holm, mcnemar, wilson
 from resnet8ptq.results import Measurement, RunResult
+from resnet8ptq.tasks.classification import Comparison, Scores, confusion
+from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
 
 
 def scores_of(rows: list[list[float]], labels: list[int]) -> Scores:

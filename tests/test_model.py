@@ -20,11 +20,12 @@ import torch
 from conftest import make_config
 from numpy.typing import NDArray
 
-from resnet8ptq import convert, data, model
+from resnet8ptq import convert, model
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, ParityError
-from resnet8ptq.data import Dataset, Split
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.torch_module import load_torch_module
 
 # Makes Keras files, tries to convert each, and writes down what came of it.
@@ -349,7 +350,7 @@ def test_other_images_are_another_conversion(shapes, shapes_model, cache_root, m
         load(Dataset("shapes", shapes.class_names, other, shapes.test), cache_root, WEIGHTS)
 
 
-WEIGHTS = Path(data.shapes.__file__).with_name("resnet8.h5")
+WEIGHTS = Path(locate.shapes.__file__).with_name("resnet8.h5")
 
 
 def run_onnx(path: Path, images: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -436,7 +437,7 @@ def test_the_gate_refuses_what_is_no_number_on_either_side():
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
 def test_the_real_network(cache_root):
-    real = data.load("cifar10", os.environ["CIFAR10_DIR"])
+    real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
     loaded = model.load(make_config().model, real, cache_root)
     assert loaded.sha256 == model.SHA256
     assert max(loaded.parity.values()) <= 1e-4

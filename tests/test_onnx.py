@@ -10,7 +10,8 @@ from conftest import Quantize, make_config
 
 from resnet8ptq.backends import BACKENDS, onnx_dynamic, onnx_slim
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
-from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.model import Fp32Model
 
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer

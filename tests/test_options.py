@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import data, model, preparation
+from resnet8ptq import model, preparation
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.core import cache
+from resnet8ptq.data import locate
+from resnet8ptq.data.draw import draw_calibration
 
 IMAGES = 500
 FP32_ACCURACY = 0.87
@@ -60,14 +62,14 @@ def test_option_keeps_the_accuracy(
     real_files: None, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     config = make_config("held_out_images=500", "calib.samples_per_class=20", *overrides)
-    config = replace(config, data=data.settle(config.data))
+    config = replace(config, data=locate.settle(config.data))
     config.latency.enabled = False
-    whole = data.load(config.data.name, config.data.root)
+    whole = locate.load(config.data.name, config.data.root)
     dataset = replace(
         whole, train=whole.train.take(np.arange(1500)), test=whole.test.take(np.arange(IMAGES))
     )
     fp32 = model.load(config.model, whole, cache.folder(None))
-    calibration = data.draw_calibration(dataset, config.calib.samples_per_class, config.seed)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
     quantizer = BACKENDS[config.backend.name](config)
     quantizer.resolve()
     scratch = tmp_path / "scratch"

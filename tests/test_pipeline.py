@@ -10,19 +10,22 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import data, evaluate, history, journal, mlflow_store, model, pipeline, tracking
+from resnet8ptq import evaluate, history, journal, mlflow_store, model, pipeline, tracking
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.backends.onnx import OnnxQuantizer
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.history import Record
 from resnet8ptq.interfaces import Artifact
-from resnet8ptq.metrics import Scores
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import RunResult
+from resnet8ptq.tasks.classification import Scores
 
 Ranges = Mapping[str, Range] | None
 FEW = ("calib.samples_per_class=20", "latency.enabled=false")
@@ -72,7 +75,7 @@ def test_unsupported_combination_does_no_work(
     def refuse(*args: object) -> None:
         raise AssertionError("work was done")
 
-    monkeypatch.setattr(data, "load", refuse)
+    monkeypatch.setattr(locate, "load", refuse)
     monkeypatch.setattr(model, "load", refuse)
     result, record = run(store, tmp_path, *overrides)
     assert result.status == record.tags["status"] == "unsupported"
@@ -87,7 +90,7 @@ class Swapping(OnnxQuantizer):
     """Leaves the FP32 network on disk in place of what it quantized."""
 
     def quantize(
-        self, model: Fp32Model, calibration: data.Split, folder: Path, ranges: Ranges = None
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges = None
     ) -> Artifact:
         artifact = super().quantize(model, calibration, folder, ranges)
         shutil.copyfile(model.onnx_path, artifact.path)
@@ -111,7 +114,7 @@ class Truncating(OnnxQuantizer):
     """Leaves half a file on disk."""
 
     def quantize(
-        self, model: Fp32Model, calibration: data.Split, folder: Path, ranges: Ranges = None
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges = None
     ) -> Artifact:
         artifact = super().quantize(model, calibration, folder, ranges)
         whole = artifact.path.read_bytes()
@@ -153,19 +156,19 @@ def test_fp32_run_equals_its_baseline(store: Store, tmp_path: Path, backend: str
 
 
 @pytest.fixture(scope="module")
-def cifar10() -> data.Dataset:
-    settled = data.settle(make_config("data.on_missing=error").data)
-    return data.load(settled.name, settled.root)
+def cifar10() -> Dataset:
+    settled = locate.settle(make_config("data.on_missing=error").data)
+    return locate.load(settled.name, settled.root)
 
 
 @pytest.fixture(scope="module")
-def resnet8(cifar10: data.Dataset, cache_root: Path) -> Fp32Model:
+def resnet8(cifar10: Dataset, cache_root: Path) -> Fp32Model:
     return model.load(make_config().model, cifar10, cache_root)
 
 
-def score(config: RunConfig, network: Fp32Model, dataset: data.Dataset, folder: Path) -> Scores:
+def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path) -> Scores:
     """Quantize, reload, evaluate: the middle of the recipe."""
-    calibration = data.draw_calibration(dataset, 100, 42)
+    calibration = draw_calibration(dataset, 100, 42)
     quantizer = BACKENDS[config.backend.name](config)
     artifact = quantizer.quantize(network, calibration.split, folder)
     return evaluate.evaluate(config, artifact.path, dataset.test).scores
@@ -177,7 +180,7 @@ def score(config: RunConfig, network: Fp32Model, dataset: data.Dataset, folder: 
 def test_fp32_accuracy_is_reproduced(
     backend: str, request: pytest.FixtureRequest, cache_root: Path
 ) -> None:
-    dataset: data.Dataset = request.getfixturevalue("cifar10")
+    dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
     config = make_config(f"backend={backend}")
     baseline = evaluate.load_baseline(config, network, dataset, cache_root).scores
@@ -213,7 +216,7 @@ def test_accuracy_is_reproduced(
     if backend == "torch" and not machine.has_vnni():
         pytest.skip("measured with oneDNN on a CPU with VNNI")
     config = make_config(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}")
-    dataset: data.Dataset = request.getfixturevalue("cifar10")
+    dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
     found = score(config, network, dataset, tmp_path)
     assert 100 * found.accuracy == pytest.approx(expected, abs=0.3)

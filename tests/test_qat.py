@@ -11,10 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from resnet8ptq import data, model, qat, qat_network, qat_training
+from resnet8ptq import model, qat, qat_network, qat_training
 from resnet8ptq.activations import Activations
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.fake_quantization import FakeQuantize, Round
 from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.nodes import find_float_nodes
@@ -41,18 +44,18 @@ class Curves:
 
 
 @pytest.fixture(scope="module")
-def few(shapes: data.Dataset) -> data.Dataset:
+def few(shapes: Dataset) -> Dataset:
     """400 training and 100 test images of the embedded set."""
     train = shapes.train.take(np.arange(0, len(shapes.train), len(shapes.train) // 400))
     test = shapes.test.take(np.arange(0, len(shapes.test), len(shapes.test) // 100))
-    return data.Dataset(shapes.name, shapes.class_names, train, test)
+    return Dataset(shapes.name, shapes.class_names, train, test)
 
 
 def fine_tune(
-    few: data.Dataset, fp32: model.Fp32Model, folder: Path, *overrides: str, run: Curves
+    few: Dataset, fp32: model.Fp32Model, folder: Path, *overrides: str, run: Curves
 ) -> tuple[model.Fp32Model, dict[str, tuple[float, float]]]:
     config = make_config(*QUICK, f"cache_dir={folder / 'cache'}", *overrides)
-    calibration = data.draw_calibration(few, 5, config.seed)
+    calibration = draw_calibration(few, 5, config.seed)
     schemes = WeightScheme.of(config), ActivationScheme()
     return qat.fine_tune(config, fp32, few, calibration, *schemes, run)
 
@@ -105,7 +108,7 @@ def test_gradients_are_those_of_torchs_own_learnable_quantization():
     torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.2)
 
 
-def prepare(fp32: model.Fp32Model, calibration: data.Split, *overrides: str):
+def prepare(fp32: model.Fp32Model, calibration: Split, *overrides: str):
     config = make_config(*overrides)
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, config)
     ranges = Activations(fp32.onnx_path, calibration, config).find_around(skipped)
@@ -158,11 +161,11 @@ def test_student_computes_what_the_onnx_file_computes_on_the_real_model(
     real_files, tmp_path, cache_root
 ):
     config = make_config()
-    settled = data.settle(config.data)
-    dataset = data.load(settled.name, settled.root)
+    settled = locate.settle(config.data)
+    dataset = locate.load(settled.name, settled.root)
     fp32 = model.load(config.model, dataset, cache_root)
     images = dataset.train.images[:200].astype(np.float32)
-    calibration = data.draw_calibration(dataset, 10, 42).split
+    calibration = draw_calibration(dataset, 10, 42).split
     assert_same_as_onnx(fp32, calibration, images, tmp_path)
 
 
@@ -174,7 +177,7 @@ def test_training_changes_every_weight_and_range_and_lowers_the_loss(tuned, few,
     for name, values in before.items():
         assert name in after and values.shape == after[name].shape
         assert (values.dtype == np.int64) == np.array_equal(values, after[name]), name
-    _, student = prepare(shapes_model, data.draw_calibration(few, 5, 42).split, *SMALL)
+    _, student = prepare(shapes_model, draw_calibration(few, 5, 42).split, *SMALL)
     assert set(ranges) == set(student.ranges())
     moved = [name for name, found in student.ranges().items() if ranges[name] != found]
     assert set(ranges) - set(moved) <= {"input", *(n for n in ranges if n.endswith("__6:0"))}
@@ -243,10 +246,10 @@ def test_neither_held_out_nor_test_images_are_trained_on(few, shapes_model, tmp_
         raise KeyboardInterrupt
 
     monkeypatch.setattr(qat_training.Trainer, "run", look)
-    leaky = data.Dataset(few.name, few.class_names, few.train, few.train.take(np.arange(7)))
+    leaky = Dataset(few.name, few.class_names, few.train, few.train.take(np.arange(7)))
     with pytest.raises(KeyboardInterrupt):
         config = make_config(*QUICK, f"cache_dir={tmp_path}")
-        calibration = data.CalibrationSet(few.train.take(np.arange(9)), np.arange(9))
+        calibration = CalibrationSet(few.train.take(np.arange(9)), np.arange(9))
         schemes = WeightScheme.of(config), ActivationScheme()
         qat.fine_tune(config, shapes_model, leaky, calibration, *schemes, Curves())
     (trainer,) = seen

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
-from resnet8ptq import data, readers
+from resnet8ptq import readers
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
-from resnet8ptq.data import Dataset
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.readers import CalibrationReader
 
@@ -54,7 +56,7 @@ def test_every_image_once_and_in_order(count: int, size: int, data: st.DataObjec
     reader.rewind()
     assert places(reader) == batches
 
-    start, end = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(reader))])))
+    start, end = sorted(locate.draw(st.tuples(*2 * [st.integers(0, len(reader))])))
     reader.set_range(start, end)
     assert places(reader) == batches[start:end]
     reader.rewind()
@@ -76,7 +78,7 @@ def test_a_batch_of_nothing_is_refused(size: int) -> None:
 
 def test_it_draws_what_a_run_draws(shapes: Dataset) -> None:
     config = make_config("data=shapes", "calib.samples_per_class=3", "seed=7")
-    drawn = data.draw_calibration(shapes, config.calib.samples_per_class, config.seed)
+    drawn = draw_calibration(shapes, config.calib.samples_per_class, config.seed)
     reader = CalibrationReader.draw("shapes", samples_per_class=3, seed=7, batch_size=100)
     assert np.array_equal(next(reader)["input"], drawn.split.images)
 
@@ -89,7 +91,7 @@ def test_its_defaults_are_those_of_a_run() -> None:
 
 
 def test_it_falls_back_on_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_find_cifar10", lambda: (None, "everywhere"))
+    monkeypatch.setattr(locate, "_find_cifar10", lambda: (None, "everywhere"))
     with pytest.raises(DataNotFoundError):
         CalibrationReader.draw("cifar10")
     with pytest.raises(ConfigError, match=r"data\.root"):

@@ -11,6 +11,7 @@ from resnet8ptq import history, identity, journal, mlflow_store, resume, trackin
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.data import shapes
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import RunResult
 from resnet8ptq.sweep_file import Sweep
@@ -74,9 +75,7 @@ def test_another_setting_is_another_run(other: str) -> None:
 
 
 def test_another_network_or_table_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
-    import resnet8ptq.shapes
-
-    weights = Path(resnet8ptq.shapes.__file__).with_name("resnet8.h5").read_bytes()
+    weights = shapes.WEIGHTS.read_bytes()
     found = []
     for folder, content in (("a", weights), ("b", weights), ("c", weights + b"\0")):
         path = tmp_path / folder / "model.h5"

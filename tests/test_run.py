@@ -15,9 +15,10 @@ from conftest import COMMAND, NO_REAL_FILES, Called, call, clean_environment, ma
 from hydra.errors import HydraException
 from mlflow.entities import Run
 
-from resnet8ptq import data, shapes
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data import locate
+from resnet8ptq.data.shapes import pictures
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +36,8 @@ METRICS = {
     *("quantized_layers", "quantize_s", "evaluate_s", "images_per_s"),
     *("evaluate_batch_size", "evaluate_threads"),
     *("sqnr_db", "kl_divergence", "speedup", "latency_p50_ms", "baseline_latency_p50_ms"),
-    *(f"accuracy_{name}" for name in shapes.CLASS_NAMES),
-    *(f"delta_{name}" for name in shapes.CLASS_NAMES),
+    *(f"accuracy_{name}" for name in pictures.CLASS_NAMES),
+    *(f"delta_{name}" for name in pictures.CLASS_NAMES),
 }
 ARTIFACTS = {
     *("config.yaml", "result.json", "per_class.csv", "confusion.png", "confusion.csv"),
@@ -256,7 +257,7 @@ def test_wrong_setting_is_one_line(
     override: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises((HydraException, ConfigError)) as caught:
-        data.settle(make_config(override).data)
+        locate.settle(make_config(override).data)
     assert command.report(caught.value) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

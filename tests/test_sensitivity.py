@@ -17,7 +17,8 @@ from resnet8ptq import sensitivity
 from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
-from resnet8ptq.data import Dataset, draw_calibration, draw_held_out
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.experiment import plots
 from resnet8ptq.interfaces import Artifact
 from resnet8ptq.model import Fp32Model

@@ -10,10 +10,12 @@ import pytest
 import torch
 from conftest import make_config
 
-from resnet8ptq import data, evaluate
+from resnet8ptq import evaluate
 from resnet8ptq.backends import BACKENDS
-from resnet8ptq.metrics import KL_EPSILON, Comparison, Scores
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.model import Fp32Model
+from resnet8ptq.tasks.classification import KL_EPSILON, Comparison, Scores
 
 CASES = [
     ("onnx", "int8"),
@@ -91,7 +93,7 @@ def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_softmax_of_the_logits_is_the_probabilities(
-    backend: str, shapes: data.Dataset, shapes_model: Fp32Model, cache_root: Path
+    backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path
 ) -> None:
     config = make_config("data=shapes", f"backend={backend}")
     baseline = evaluate.load_baseline(config, shapes_model, shapes, cache_root)
@@ -108,14 +110,14 @@ def test_softmax_of_the_logits_is_the_probabilities(
 def test_sqnr_of_a_quantized_model(
     backend: str,
     dtype: str,
-    shapes: data.Dataset,
+    shapes: Dataset,
     shapes_model: Fp32Model,
     cache_root: Path,
     tmp_path: Path,
 ) -> None:
     config = make_config("data=shapes", f"backend={backend}", f"dtype={dtype}")
     quantizer = BACKENDS[config.backend.name](config)
-    calibration = data.draw_calibration(shapes, 20, config.seed).split
+    calibration = draw_calibration(shapes, 20, config.seed).split
     path = quantizer.quantize(shapes_model, calibration, tmp_path).path
     predictor = quantizer.load(path)
     images = shapes.test.take(np.arange(200))

@@ -24,7 +24,7 @@ from requests.adapters import HTTPAdapter, Retry
 from resnet8ptq import history, journal, mlflow_store, sync, tracking
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.data import CalibrationSet, Dataset, Split
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.journal import Journal
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.results import RunResult

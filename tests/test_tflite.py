@@ -14,10 +14,12 @@ from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils
 from conftest import make_config
 
-from resnet8ptq import data, evaluate, model
+from resnet8ptq import evaluate, model
 from resnet8ptq.backends import BACKENDS, tflite, tflite_converter
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
-from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.model import Fp32Model
 
 Quantize = Callable[..., Path]
@@ -232,7 +234,7 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
 def test_the_real_network(cache_root: Path, tmp_path: Path) -> None:
-    real = data.load("cifar10", os.environ["CIFAR10_DIR"])
+    real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
     network = model.load(make_config().model, real, cache_root)
     config = make_config("backend=tflite", "per_channel=true")
     fp32 = evaluate.load_baseline(config, network, real, cache_root).scores

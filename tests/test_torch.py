@@ -16,7 +16,8 @@ from resnet8ptq.backends import BACKENDS
 from resnet8ptq.backends.torchscript import known_warnings
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
-from resnet8ptq.data import Dataset, draw_calibration
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes, weight_layers
@@ -235,10 +236,11 @@ def test_a_program_that_would_run_code_is_refused(
 def test_pt2e_uint8_keeps_the_accuracy_of_the_real_network(
     real_files: None, tmp_path: Path, cache_root: Path
 ) -> None:
-    from resnet8ptq import data, model
+    from resnet8ptq import model
+    from resnet8ptq.data import locate
 
     config = make_config("backend=torch_pt2e", "dtype=uint8", "per_channel=true")
-    dataset = data.load("cifar10", data.settle(config.data).root)
+    dataset = locate.load("cifar10", locate.settle(config.data).root)
     split = draw_calibration(dataset, 20, config.seed).split
     quantizer = BACKENDS["torch"](config)
     artifact = quantizer.quantize(model.load(config.model, dataset, cache_root), split, tmp_path)

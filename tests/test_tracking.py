@@ -23,7 +23,8 @@ from resnet8ptq.backends import BACKENDS
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.data import CalibrationSet, Dataset, Split, draw_calibration
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.journal import Journal
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.model import Fp32Model

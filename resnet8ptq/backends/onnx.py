@@ -23,7 +23,7 @@ from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.interfaces import FLOAT, Artifact
 from resnet8ptq.model import Fp32Model

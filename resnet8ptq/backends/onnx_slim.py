@@ -10,7 +10,7 @@ from onnx import numpy_helper
 from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

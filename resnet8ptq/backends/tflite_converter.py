@@ -18,7 +18,7 @@ from resnet8ptq.convert import load_keras
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.images import Batches, Images
+from resnet8ptq.data.arrays import Batches, Images
 
 
 def convert(source: Path, images: Images | None, quantized: bool, per_channel: bool) -> bytes:

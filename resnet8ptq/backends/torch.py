@@ -18,7 +18,7 @@ from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig, TorchConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.interfaces import FLOAT, Artifact, Predictor
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.nodes import find_float_nodes

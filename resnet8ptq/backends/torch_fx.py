@@ -22,7 +22,7 @@ from resnet8ptq.backends.torchscript import known_warnings
 from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
 from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.torch_module import name_tensors
 

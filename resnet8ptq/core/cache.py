@@ -124,3 +124,8 @@ def _is_whole(path: Path, key: str) -> bool:
         return {file.name: files.sha256(file) for file in kept} == record["sha256"]
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return False
+
+
+def downloads_folder() -> Path:
+    """Return where downloads are kept: pooch's cache folder for this program."""
+    return Path(pooch.os_cache("resnet8ptq"))

@@ -18,7 +18,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Array
 from resnet8ptq.corrections.windows import count_positions, sample_windows
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.grid import WeightScheme
 
 SAMPLES = 16_000  # rows that a layer learns from, drawn from all images alike

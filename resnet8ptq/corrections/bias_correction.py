@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import layers
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 
 log = logging.getLogger(__name__)
 

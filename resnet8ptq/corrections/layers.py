@@ -13,7 +13,7 @@ from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.data import Split
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.grid import WeightScheme
 from resnet8ptq.nodes import attribute, channel_axis, find_float_nodes, weight_layers
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.figures import show_matrix
 from resnet8ptq.core.text import plain
-from resnet8ptq.metrics import Paired, wilson
+from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.tasks.statistics import wilson
 
 
 def classes(paired: Paired, class_names: Sequence[str], title: str) -> Figure:

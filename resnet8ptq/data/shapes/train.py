@@ -1,6 +1,6 @@
 """Train MLPerf Tiny's ResNet8 on the embedded data set `shapes` and save it as Keras .h5.
 
-    python -m resnet8ptq.shapes.train [--epochs N] [--output PATH]
+    python -m resnet8ptq.data.shapes.train [--epochs N] [--output PATH]
 
 The weights shipped next to this file were made with the default arguments. The seeds are fixed,
 but sums in several threads may differ in the last digit, so a second run need not give the same
@@ -16,9 +16,8 @@ import keras
 import numpy as np
 from keras import layers
 
-from resnet8ptq.shapes import CLASS_NAMES, SIDE, draw, draw_seeded
-
-WEIGHTS = Path(__file__).with_name("resnet8.h5")
+from resnet8ptq.data.shapes import WEIGHTS
+from resnet8ptq.data.shapes.pictures import CLASS_NAMES, SIDE, draw, draw_seeded
 
 _SEED = 1  # of the weights and of the order of the pictures
 _PICTURES_SEED = 1000  # plus the epoch: far from the seeds of the published splits
@@ -117,7 +116,7 @@ def accuracies(model: keras.Model) -> tuple[float, dict[str, float]]:
 def main() -> None:
     """Command line entry point."""
     parser = argparse.ArgumentParser(
-        prog="python -m resnet8ptq.shapes.train",
+        prog="python -m resnet8ptq.data.shapes.train",
         description="Train MLPerf Tiny's ResNet8 on the embedded data set `shapes`, print its "
         "accuracy on the test split and save it as a Keras .h5 file without optimizer state. "
         "Takes about six minutes on two cores.",

@@ -17,10 +17,10 @@ import numpy as np
 import pooch
 from numpy.typing import NDArray
 
-from resnet8ptq import array_pickle
-from resnet8ptq.array_pickle import Array, Span
 from resnet8ptq.core.errors import DataError
-from resnet8ptq.images import AT_ONCE, LazyImages
+from resnet8ptq.data import array_pickle
+from resnet8ptq.data.array_pickle import Array, Span
+from resnet8ptq.data.arrays import AT_ONCE, LazyImages
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"

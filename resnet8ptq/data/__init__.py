@@ -1,0 +1,1 @@
+"""What a network is fed: samples, labels, and which of them are drawn for what."""

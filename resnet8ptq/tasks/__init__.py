@@ -1,0 +1,1 @@
+"""What makes a result good, and how sure a difference is."""
