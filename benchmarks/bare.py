@@ -42,7 +42,7 @@ from torch.ao.quantization import QConfig, get_default_qconfig_mapping
 from torch.ao.quantization import observer as observers
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
-from resnet8ptq.torch_module import load_torch_module  # onnx2torch.convert(path).eval()
+from resnet8ptq.graph.torch_module import load_torch_module  # onnx2torch.convert(path).eval()
 
 Images = NDArray[np.uint8]
 Predict = Callable[[NDArray[np.float32]], NDArray[np.float32]]

@@ -156,7 +156,7 @@ def reference() -> Target:
 
 def torchscript() -> Target:
     """A TorchScript file, as far as it is read before torch sees it."""
-    from resnet8ptq.backends import torch_archive, torchscript_check
+    from resnet8ptq.backends.torch import archive, torchscript_check
 
     code = (
         b"class _Network(Module):\n  __parameters__ = []\n  training : bool\n"
@@ -174,18 +174,18 @@ def torchscript() -> Target:
         "archive/constants/0": bytes(8),
         "archive/data.pkl": b"\x80\x02c__torch__.a\n_Network\n)\x81}b.",
     }
-    return Target(torch_archive.pack(records).getvalue(), torchscript_check.read, "model.pt")
+    return Target(archive.pack(records).getvalue(), torchscript_check.read, "model.pt")
 
 
 def program() -> Target:
     """An exported program, as far as it is read before torch sees it."""
-    from resnet8ptq.backends import torch_archive, torch_program
+    from resnet8ptq.backends.torch import archive, program
 
     node = {"target": "torch.ops.aten.relu.default", "inputs": [{"name": "self"}], "metadata": {}}
     size = {"as_expr": {"expr_str": "Symbol('s6', positive=True, integer=True)", "hint": None}}
     model = {"graph": {"nodes": [node]}, "sizes": [size], "in_spec": '[1, {"type": null}]'}
     records = {"archive/models/model.json": json.dumps(model).encode(), "archive/byteorder": b"l"}
-    return Target(torch_archive.pack(records).getvalue(), torch_program.read, "model.pt2")
+    return Target(archive.pack(records).getvalue(), program.read, "model.pt2")
 
 
 TARGETS: dict[str, Callable[[], Target]] = {

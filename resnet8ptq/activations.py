@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.calibration import (
     METHODS,
     Range,
@@ -28,7 +27,8 @@ from resnet8ptq.calibration import (
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.nodes import float_tensors
+from resnet8ptq.graph.layers import float_tensors
+from resnet8ptq.graph.session import open_session
 
 Stats = dict[str, TensorStats]
 _FILES = {"ranges": "ranges.npz", "histograms": "histograms.npz"}

@@ -198,7 +198,7 @@ def _onnx_predict(path: Path) -> Predict:
 def _torch_predict(path: Path) -> Predict:
     import torch
 
-    from resnet8ptq.torch_module import load_torch_module
+    from resnet8ptq.graph.torch_module import load_torch_module
 
     module = load_torch_module(path)
 

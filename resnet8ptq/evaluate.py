@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.interfaces import Predictor
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.tasks.classification import Scores
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from resnet8ptq.calibration import Range
-from resnet8ptq.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 
 
 class FakeQuantize(nn.Module):  # type: ignore[misc]

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.data.arrays import Images
-from resnet8ptq.interfaces import Predictor
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
 

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.nodes import LAYERS
+from resnet8ptq.graph.layers import LAYERS
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
 

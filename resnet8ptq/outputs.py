@@ -23,12 +23,12 @@ import numpy as np
 import onnx
 from omegaconf import OmegaConf
 
-from resnet8ptq import nodes
+from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.data.dataset import CalibrationSet
 from resnet8ptq.experiment import plots
-from resnet8ptq.interfaces import Artifact
+from resnet8ptq.graph import layers
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import Measurement, RunResult
 
@@ -63,7 +63,7 @@ def write(
         )
     pairs = zip(calibration.indices.tolist(), calibration.split.labels.tolist(), strict=True)
     _write_csv(folder / "calibration.csv", [["index", "label"], *pairs])
-    weights = nodes.weight_ranges(onnx.load(fp32.onnx_path).graph)
+    weights = layers.weight_ranges(onnx.load(fp32.onnx_path).graph)
     ranges = {"activations": artifact.ranges, "weights": weights}
     files.write_text(folder / "ranges.json", json.dumps(ranges, indent=2))
     record = {"status": result.status, "resolved": result.resolved, "metrics": result.to_metrics()}

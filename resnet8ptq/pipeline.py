@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from resnet8ptq import calibration_table, evaluate, latency, model, outputs, preparation
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError

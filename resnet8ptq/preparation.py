@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resnet8ptq import calibration_table, corrections, exclusion
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset
-from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.model import Fp32Model
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.recorder import Recorder
 
 

@@ -19,9 +19,9 @@ from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset
 from resnet8ptq.data.draw import draw_held_out, leave_out
-from resnet8ptq.grid import ActivationScheme, WeightScheme
 from resnet8ptq.model import Fp32Model
-from resnet8ptq.nodes import find_float_nodes
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.selection import find_float_nodes
 
 if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat needs
     from resnet8ptq.qat_training import Point

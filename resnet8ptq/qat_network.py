@@ -15,9 +15,9 @@ from torch.nn.utils import parametrize
 from resnet8ptq.calibration import Range
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.fake_quantization import FakeQuantize, FakeQuantizeWeight
-from resnet8ptq.grid import ActivationScheme, WeightScheme
-from resnet8ptq.nodes import channel_axis, weight_layers
-from resnet8ptq.torch_module import load_torch_module
+from resnet8ptq.graph.layers import channel_axis, weight_layers
+from resnet8ptq.graph.torch_module import load_torch_module
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 
 # The frameworks give the output of these the scale and zero_point of their input.
 _SHARING = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq import evaluate, model, sensitivity_table
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import cache
@@ -21,8 +21,8 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.model import Fp32Model
-from resnet8ptq.nodes import weight_layers
 from resnet8ptq.ranking import Layer, SensitivityResult
 from resnet8ptq.recorder import Recorder
 from resnet8ptq.tasks.classification import Comparison, Scores

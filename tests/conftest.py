@@ -21,13 +21,13 @@ from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
 from resnet8ptq import model
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.interfaces import Artifact
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from mlflow import MlflowClient
@@ -85,7 +85,7 @@ def forget_store() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def one_converter() -> Iterator[None]:
     """TFLite conversions share a process: TensorFlow takes four seconds to start."""
-    from resnet8ptq.backends import tflite
+    from resnet8ptq.backends.tflite import quantizer
 
     pools: list[ProcessPoolExecutor] = []
 
@@ -95,7 +95,7 @@ def one_converter() -> Iterator[None]:
         return nullcontext(pools[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tflite, "ProcessPoolExecutor", share)
+        patch.setattr(quantizer, "ProcessPoolExecutor", share)
         yield
     for pool in pools:
         pool.shutdown()

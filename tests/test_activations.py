@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from resnet8ptq import activations
 from resnet8ptq.activations import Activations
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import Range, count_into
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import Probabilities, Quantize, make_config
 
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Dataset

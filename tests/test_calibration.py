@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.calibrate import HistogramCollector
 
 from resnet8ptq import calibration, model
-from resnet8ptq.backends.onnx import OnnxQuantizer
+from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
 from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache

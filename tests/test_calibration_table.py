@@ -19,7 +19,7 @@ from onnxruntime.quantization import quantize_static
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
 from resnet8ptq import calibration, calibration_table, pipeline, tracking
-from resnet8ptq.backends.onnx import DTYPES, OnnxQuantizer
+from resnet8ptq.backends.onnx.quantizer import DTYPES, OnnxQuantizer
 from resnet8ptq.calibration_table import FILES, PROVENANCE_FILE, load, write
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import files

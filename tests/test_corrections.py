@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq import corrections, model
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import adaround, bias_correction, equalization, layers, windows
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.grid import WeightScheme
+from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
 from resnet8ptq.model import Fp32Model
+from resnet8ptq.precision.grid import WeightScheme
 
 SCHEMES = [("int8", "false"), ("int8", "true"), ("uint8", "false"), ("uint8", "true")]
 CORRECTIONS = ("equalization", "adaround", "bias_correction")
@@ -91,8 +92,8 @@ def test_equalization_keeps_the_function(proto: onnx.ModelProto, images: Split) 
     pairs = equalization.find_pairs(equalized.graph, configure())
     assert len(pairs) == 3  # one in each residual block
     for first, second in pairs:
-        ranges = np.abs(layers.read_weights(equalized.graph, first)).max(axis=(1, 2, 3))
-        behind = np.abs(layers.read_weights(equalized.graph, second)).max(axis=(0, 2, 3))
+        ranges = np.abs(read_weights(equalized.graph, first)).max(axis=(1, 2, 3))
+        behind = np.abs(read_weights(equalized.graph, second)).max(axis=(0, 2, 3))
         np.testing.assert_allclose(ranges, behind, rtol=1e-3)
     batch = images.images.astype(np.float32)
     np.testing.assert_allclose(predict(equalized, batch), predict(proto, batch), atol=1e-5)
@@ -114,7 +115,7 @@ def test_equalization_of_grouped_convolutions(groups: int, activation: str) -> N
         w2=normal(4, 8, 1, 1),
     )
     equalized = equalization.equalize(network, configure())
-    weights = layers.read(equalized.graph, "w0")
+    weights = read(equalized.graph, "w0")
     spread = np.abs(weights).max(axis=(1, 2, 3))
     assert spread.max() / spread.min() < 300  # it was 1000
     batch = normal(2, 3, 8, 8)
@@ -232,7 +233,7 @@ def test_the_artifact_holds_the_learned_levels(
     for levels, node in zip(learned, nodes.values(), strict=True):
         stored = tensors[f"{node.input[1]}_quantized"]
         np.testing.assert_array_equal(np.moveaxis(stored, layers.channel_axis(node), 0), levels)
-        weights = layers.read_weights(onnx.load(shapes_model.onnx_path).graph, node)
+        weights = read_weights(onnx.load(shapes_model.onnx_path).graph, node)
         moved += (layers.weight_scheme(config).grid(weights, 0).quantize(weights) != levels).sum()
     assert moved > 100  # from the nearest level
 
@@ -244,8 +245,8 @@ def test_bias_correction_removes_the_mean_error(proto: onnx.ModelProto, images: 
     nodes = layers.find(simulated.graph, config)
     scheme = layers.weight_scheme(config)
     for node in nodes.values():
-        rounded = layers.round_to_nearest(layers.read_weights(simulated.graph, node), scheme)
-        layers.write_weights(simulated.graph, node, rounded)
+        rounded = layers.round_to_nearest(read_weights(simulated.graph, node), scheme)
+        write_weights(simulated.graph, node, rounded)
     names = [node.output[0] for node in nodes.values()]
     (batch,) = layers.run([proto, simulated], names, config, images, "")
     for target, output in zip(*batch, strict=True):
@@ -265,7 +266,7 @@ def test_bias_correction_adds_a_bias(images: Split) -> None:
     )
     corrected = bias_correction.correct_biases(network, network, configure(), images)
     onnx.checker.check_model(corrected)
-    bias = layers.read_bias(corrected.graph, corrected.graph.node[1])
+    bias = read_bias(corrected.graph, corrected.graph.node[1])
     assert np.abs(bias).min() > 0
 
 

@@ -15,8 +15,9 @@ import torch
 from conftest import Cell, Quantize
 from onnx import helper
 
-from resnet8ptq.backends import torch_archive, torch_program, torchscript, torchscript_check
-from resnet8ptq.backends.torchscript import known_warnings
+from resnet8ptq.backends.torch import archive, torchscript, torchscript_check
+from resnet8ptq.backends.torch import program as torch_program
+from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core.errors import QuantizationError
 
 IMAGES = np.zeros((2, 32, 32, 3), np.float32)
@@ -39,12 +40,12 @@ def forge(source: Path, target: Path, change: Callable[[dict[str, bytes]], objec
     with zipfile.ZipFile(source) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     change(records)
-    target.write_bytes(torch_archive.pack(records).getvalue())
+    target.write_bytes(archive.pack(records).getvalue())
     return target
 
 
 def refused(path: Path, says: str = "") -> None:
-    module = torch_program if path.suffix == ".pt2" else torchscript
+    module = program if path.suffix == ".pt2" else torchscript
     before = set(path.parent.iterdir())
     with pytest.raises(QuantizationError, match=re.escape(f"{path}: ")) as caught:
         module.load(path)
@@ -188,9 +189,9 @@ def plant_line(records: dict[str, bytes], line: str) -> None:
 def test_only_operators_of_inference_are_allowed() -> None:
     """None that torch has of them takes a file's name, or memory from elsewhere."""
     for name in ("save", "from_file", "set_", "resize_", "as_strided", "_reinterpret_tensor"):
-        assert not torch_archive.is_allowed("aten", name)
+        assert not archive.is_allowed("aten", name)
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if "::" in schema.name]
-    allowed = [s for s in schemas if torch_archive.is_allowed(*s.name.split("::", 1))]
+    allowed = [s for s in schemas if archive.is_allowed(*s.name.split("::", 1))]
     assert len(allowed) > 200
     files = ("file", "path", "url", "library")
     texts = [a.name for s in allowed for a in s.arguments if str(a.type) == "str"]
@@ -395,8 +396,8 @@ MANY = (
 
 def test_networks_of_others_are_loaded(shapes_model, tmp_path: Path) -> None:
     """What onnx2torch makes of ordinary operators is among those allowed, in both files."""
-    from resnet8ptq.backends import torch_pt2e
-    from resnet8ptq.torch_module import load_torch_module
+    from resnet8ptq.backends.torch import pt2e
+    from resnet8ptq.graph.torch_module import load_torch_module
 
     proto = onnx.load(shapes_model.onnx_path)
     graph = proto.graph
@@ -428,5 +429,5 @@ def test_networks_of_others_are_loaded(shapes_model, tmp_path: Path) -> None:
         script = tmp_path / f"{freeze}.pt"
         torchscript.save(load_torch_module(path), example, script, freeze)
         assert torchscript.load(script).predict(IMAGES).shape == (2, 10)
-    torch_pt2e.save(torch_pt2e.export(load_torch_module(path), example), tmp_path / "many.pt2")
+    pt2e.save(pt2e.export(load_torch_module(path), example), tmp_path / "many.pt2")
     assert torch_program.load(tmp_path / "many.pt2").predict(IMAGES).shape == (2, 10)

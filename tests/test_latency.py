@@ -8,7 +8,7 @@ import pytest
 from conftest import make_config
 
 from resnet8ptq import evaluate, latency
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration

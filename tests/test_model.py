@@ -26,7 +26,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.torch_module import load_torch_module
+from resnet8ptq.graph.torch_module import load_torch_module
 
 # Makes Keras files, tries to convert each, and writes down what came of it.
 PROBE = """

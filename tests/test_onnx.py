@@ -8,7 +8,8 @@ import onnx
 import pytest
 from conftest import Quantize, make_config
 
-from resnet8ptq.backends import BACKENDS, onnx_dynamic, onnx_slim
+from resnet8ptq.backends.onnx import dynamic, slim
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
@@ -196,7 +197,7 @@ def test_dynamic_takes_its_ranges_from_the_batch(
 
 
 def test_dynamic_without_a_kernel_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_dynamic, "_runs_convolution", lambda dtype, per_channel: False)
+    monkeypatch.setattr(dynamic, "_runs_convolution", lambda dtype, per_channel: False)
     with pytest.raises(UnsupportedError, match="no ConvInteger for uint8 weights per channel"):
         config = make_config("method=dynamic", "dtype=uint8", "per_channel=true")
         BACKENDS["onnx"](config).resolve()
@@ -245,7 +246,7 @@ def test_slim_file_that_predicts_differently_is_refused(
     other = quantize("dtype=uint8").artifact.path
     split = draw_calibration(shapes, 1, 0).split
     with pytest.raises(QuantizationError, match="predicts differently"):
-        onnx_slim.check_same(onnx.load(cell.artifact.path), other, split, cell.config)
+        slim.check_same(onnx.load(cell.artifact.path), other, split, cell.config)
 
 
 def test_given_ranges_win_and_suffice(

@@ -23,13 +23,13 @@ from onnxruntime.quantization import (
 )
 
 from resnet8ptq import convert, model, onnx_file, preprocessing
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.torch_module import load_torch_module
+from resnet8ptq.graph.torch_module import load_torch_module
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)

@@ -8,7 +8,7 @@ import pytest
 from conftest import make_config
 
 from resnet8ptq import model, preparation
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
 from resnet8ptq.data.draw import draw_calibration

@@ -11,8 +11,9 @@ import pytest
 from conftest import make_config
 
 from resnet8ptq import evaluate, history, journal, mlflow_store, model, pipeline, tracking
-from resnet8ptq.backends import BACKENDS
-from resnet8ptq.backends.onnx import OnnxQuantizer
+from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.core import machine
@@ -21,7 +22,6 @@ from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.history import Record
-from resnet8ptq.interfaces import Artifact
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.model import Fp32Model
 from resnet8ptq.results import RunResult

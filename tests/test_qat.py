@@ -13,14 +13,14 @@ from onnx import numpy_helper
 
 from resnet8ptq import model, qat, qat_network, qat_training
 from resnet8ptq.activations import Activations
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.fake_quantization import FakeQuantize, Round
-from resnet8ptq.grid import ActivationScheme, WeightScheme
-from resnet8ptq.nodes import find_float_nodes
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.selection import find_float_nodes
 
 SMALL = ("data=shapes", "held_out_images=50", "calib.samples_per_class=5", "threads=1")
 QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-3")

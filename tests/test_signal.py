@@ -11,7 +11,7 @@ import torch
 from conftest import make_config
 
 from resnet8ptq import evaluate
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.model import Fp32Model

@@ -15,7 +15,8 @@ from ai_edge_litert.tools import flatbuffer_utils
 from conftest import make_config
 
 from resnet8ptq import evaluate, model
-from resnet8ptq.backends import BACKENDS, tflite, tflite_converter
+from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.backends.tflite import converter, quantizer
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
@@ -25,8 +26,8 @@ from resnet8ptq.model import Fp32Model
 Quantize = Callable[..., Path]
 
 
-def quantizer(*overrides: str) -> tflite.TfliteQuantizer:
-    return tflite.TfliteQuantizer(make_config("data=shapes", "backend=tflite", *overrides))
+def quantizer(*overrides: str) -> quantizer.TfliteQuantizer:
+    return quantizer.TfliteQuantizer(make_config("data=shapes", "backend=tflite", *overrides))
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +121,8 @@ def crash(*_: object) -> None:
 def test_a_crash_of_the_converter_is_an_error(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tflite, "ProcessPoolExecutor", ProcessPoolExecutor)
-    monkeypatch.setattr(tflite_converter, "convert", crash)
+    monkeypatch.setattr(quantizer, "ProcessPoolExecutor", ProcessPoolExecutor)
+    monkeypatch.setattr(converter, "convert", crash)
     with pytest.raises(QuantizationError, match="crashed TensorFlow"):
         quantizer().quantize(shapes_model, shapes.train, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -135,7 +136,7 @@ def test_integers_throughout(quantize: Quantize, per_channel: bool) -> None:
     assert {tensor.type for tensor in tensors} == {TensorType.INT8, TensorType.INT32}
     ends = (*read.subgraphs[0].inputs, *read.subgraphs[0].outputs)
     assert [tensors[i].type for i in ends] == [TensorType.INT8] * 2
-    layers = list(tflite._layers(read))
+    layers = list(quantizer._layers(read))
     assert len(layers) == 10
     for weights, _ in layers:
         assert len(weights.quantization.scale) == (weights.shape[0] if per_channel else 1)
@@ -155,7 +156,7 @@ def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
     read = flatbuffer_utils.read_model(path)
     graph = read.subgraphs[0]
     name = graph.tensors[graph.operators[-1].inputs[0]].name.decode()
-    low, high = tflite._activation_ranges(read)[name.partition(";")[0]]
+    low, high = quantizer._activation_ranges(read)[name.partition(";")[0]]
     [images] = draw_calibration(shapes, 20, 42).split.batches(200)
     logits = quantizer("dtype=fp32").load(quantize("dtype=fp32")).logits(images)
     assert logits is not None
@@ -199,7 +200,7 @@ def test_without_a_softmax_there_are_no_logits(
 ) -> None:
     path = quantize("per_channel=false")
     predictor = quantizer().load(path)
-    content = tflite._end_at_logits(path.read_bytes())
+    content = predictor._end_at_logits(path.read_bytes())
     assert content is not None
     cut = tmp_path / "cut.tflite"
     cut.write_bytes(content)
@@ -214,7 +215,7 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
     dynamic = quantizer("method=dynamic", "per_channel=true")
     assert dynamic.resolve()["execution"] == "integer"
     artifact = dynamic.quantize(shapes_model, shapes.train, tmp_path)
-    layers = list(tflite._layers(flatbuffer_utils.read_model(artifact.path)))
+    layers = list(quantizer._layers(flatbuffer_utils.read_model(artifact.path)))
     assert artifact.details == {"float_layers": str(10 - artifact.quantized_layers)}
     assert f"left {10 - artifact.quantized_layers} of 10 layers in float" in caplog.text
     for weights, _ in layers:  # as TensorFlow documents it

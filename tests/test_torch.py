@@ -12,15 +12,16 @@ import torch
 from conftest import Cell, Quantize, make_config
 from numpy.typing import NDArray
 
-from resnet8ptq.backends import BACKENDS
-from resnet8ptq.backends.torchscript import known_warnings
+from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.grid import WeightScheme
+from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.model import Fp32Model
-from resnet8ptq.nodes import find_float_nodes, weight_layers
+from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.selection import find_float_nodes
 
 FLOWS = ("torch", "torch_pt2e")
 WEIGHT_LAYERS = 10
@@ -255,7 +256,7 @@ def test_refuses_a_module_in_which_nothing_is_quantized(
 ) -> None:
     from torch import fx, nn
 
-    from resnet8ptq.backends import torch as backend
+    from resnet8ptq.backends.torch import quantizer as backend
 
     def without_layers(path: Path) -> Any:
         return fx.symbolic_trace(nn.Sequential(nn.Flatten(), nn.Softmax(dim=1))).eval()

@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from resnet8ptq import history, journal, mlflow_store, sweep, tracking, upload
-from resnet8ptq.backends import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError

@@ -16,10 +16,10 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
-from resnet8ptq.corrections.layers import Array
 from resnet8ptq.corrections.windows import count_positions, sample_windows
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.grid import WeightScheme
+from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
+from resnet8ptq.precision.grid import WeightScheme
 
 SAMPLES = 16_000  # rows that a layer learns from, drawn from all images alike
 BATCH = 512  # rows
@@ -60,13 +60,13 @@ def round_weights(proto: onnx.ModelProto, config: RunConfig, images: Split) -> o
     nodes, twins = layers.find(result.graph, config), layers.find(simulated.graph, config)
     for index, (name, node) in enumerate(nodes.items()):
         random = np.random.default_rng([config.seed, index])
-        weights = layers.read_weights(proto.graph, node)
+        weights = read_weights(proto.graph, node)
         problem = _pose(proto, simulated, node, config, images, random, name)
         levels = learn_levels(problem, weights, config, random, f"AdaRound: {name}")
         placed = place(weights, levels, scheme)
-        layers.write_weights(result.graph, node, placed)
+        write_weights(result.graph, node, placed)
         rounded = layers.round_to_nearest(placed, scheme)
-        layers.write_weights(simulated.graph, twins[name], rounded)
+        write_weights(simulated.graph, twins[name], rounded)
     return result
 
 
@@ -80,7 +80,7 @@ def _pose(
     name: str,
 ) -> Problem:
     """Draw rows of inputs at the same positions in both networks."""
-    weights = layers.read_weights(fp32.graph, node)
+    weights = read_weights(fp32.graph, node)
     label = f"AdaRound: {name}: inputs"
     each = -(-SAMPLES // len(images))  # positions of an image
     exact_rows, rows = [], []
@@ -91,7 +91,7 @@ def _pose(
         exact_rows.append(sample_windows(exact, node, weights, drawn))
         rows.append(sample_windows(inputs, node, weights, drawn))
     groups = exact_rows[0].shape[0]
-    bias = torch.from_numpy(layers.read_bias(fp32.graph, node).reshape(groups, 1, -1))
+    bias = torch.from_numpy(read_bias(fp32.graph, node).reshape(groups, 1, -1))
     readers = [other for other in fp32.graph.node if node.output[0] in other.input]
     relu = len(readers) == 1 and readers[0].op_type == "Relu"
     targets = torch.baddbmm(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import layers
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.weights import read_bias, read_weights, write_bias, write_weights
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +36,16 @@ def correct_biases(
     targets = _means(fp32, list(found.values()), config, images, "Bias correction: FP32")
     for name, node in found.items():
         twin = simulated[name]
-        weights = layers.read_weights(rounded.graph, twin)
-        layers.write_weights(rounded.graph, twin, layers.round_to_nearest(weights, scheme))
+        weights = read_weights(rounded.graph, twin)
+        write_weights(rounded.graph, twin, layers.round_to_nearest(weights, scheme))
         if node.op_type == "MatMul":
             log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
             continue
         (mean,) = _means(rounded, [twin], config, images, f"Bias correction: {name}").values()
         error = mean - targets[node.output[0]]
-        bias = (layers.read_bias(proto.graph, node) - error).astype(np.float32)
-        layers.write_bias(proto.graph, node, bias)
-        layers.write_bias(rounded.graph, twin, bias)
+        bias = (read_bias(proto.graph, node) - error).astype(np.float32)
+        write_bias(proto.graph, node, bias)
+        write_bias(rounded.graph, twin, bias)
     return proto
 
 

@@ -14,7 +14,7 @@ import onnx
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import layers
-from resnet8ptq.corrections.layers import Array
+from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _readers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
 
 def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
     """Equalize one pair; return what its channels were divided by."""
-    before, behind = layers.read_weights(graph, first), layers.read_weights(graph, second)
+    before, behind = read_weights(graph, first), read_weights(graph, second)
     channels = before.shape[0]
     grouped = _by_group(behind, second, channels)  # [groups, filters, channels of a group, ...]
     ranges = np.abs(before).reshape(channels, -1).max(axis=1)
@@ -85,11 +85,11 @@ def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.N
     factors[used] = np.sqrt(ranges[used] / ranges_behind[used])
 
     shape = (channels,) + (1,) * (before.ndim - 1)
-    layers.write_weights(graph, first, before / factors.reshape(shape))
+    write_weights(graph, first, before / factors.reshape(shape))
     if first.op_type != "MatMul":
-        layers.write_bias(graph, first, layers.read_bias(graph, first) / factors)
+        write_bias(graph, first, read_bias(graph, first) / factors)
     spread = factors.reshape(grouped.shape[0], 1, -1, *(1,) * (grouped.ndim - 3))
-    layers.write_weights(graph, second, (grouped * spread).reshape(behind.shape))
+    write_weights(graph, second, (grouped * spread).reshape(behind.shape))
     return factors
 
 

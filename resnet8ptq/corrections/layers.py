@@ -6,18 +6,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
-from onnx import numpy_helper
 
-from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.grid import WeightScheme
-from resnet8ptq.nodes import attribute, channel_axis, find_float_nodes, weight_layers
-
-Array = NDArray[np.float32]
+from resnet8ptq.graph.layers import attribute, weight_layers
+from resnet8ptq.graph.session import open_session
+from resnet8ptq.graph.weights import Array, read, read_weights, write_weights
+from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.selection import find_float_nodes
 
 
 def find(graph: onnx.GraphProto, config: RunConfig) -> dict[str, onnx.NodeProto]:
@@ -45,50 +43,6 @@ def _is_plain(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
         plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
         return all(attribute(node, key, value) == value for key, value in plain.items())
     return node.op_type == "Conv" or read(graph, node.input[1]).ndim == 2
-
-
-def read(graph: onnx.GraphProto, name: str) -> Array:
-    """Return an initializer."""
-    (tensor,) = [item for item in graph.initializer if item.name == name]
-    return np.array(numpy_helper.to_array(tensor))
-
-
-def read_weights(graph: onnx.GraphProto, node: onnx.NodeProto) -> Array:
-    """Return a layer's weights [output channels, ...]."""
-    return np.moveaxis(read(graph, node.input[1]), channel_axis(node), 0)
-
-
-def write_weights(graph: onnx.GraphProto, node: onnx.NodeProto, weights: Array) -> None:
-    """Replace a layer's weights by `weights` [output channels, ...]."""
-    _write(graph, node, 1, np.moveaxis(weights, 0, channel_axis(node)))
-
-
-def read_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> Array:
-    """Return a layer's bias [output channels], zeros where it has none."""
-    channels = read_weights(graph, node).shape[0]
-    if len(node.input) < 3 or not node.input[2]:
-        return np.zeros(channels, np.float32)
-    return np.array(np.broadcast_to(read(graph, node.input[2]).reshape(-1), channels))
-
-
-def write_bias(graph: onnx.GraphProto, node: onnx.NodeProto, bias: Array) -> None:
-    """Replace the bias of a Conv or Gemm by `bias` [output channels], or give it one."""
-    if len(node.input) < 3:
-        node.input.append("")
-    _write(graph, node, 2, bias)
-
-
-def _write(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: Array) -> None:
-    """Replace an initializer; where other nodes read it too, or there is none, add one."""
-    name = node.input[index]
-    readers = sum(list(other.input).count(name) for other in graph.node)
-    if not name or readers > 1:
-        name = f"{node.name}/corrected_{index}"
-        node.input[index] = name
-    kept = [tensor for tensor in graph.initializer if tensor.name != name]
-    del graph.initializer[:]
-    tensor = numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
-    graph.initializer.extend([*kept, tensor])
 
 
 def weight_scheme(config: RunConfig) -> WeightScheme:

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from resnet8ptq.corrections.layers import Array
-from resnet8ptq.nodes import attribute
+from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.weights import Array
 
 
 def count_positions(inputs: Array, node: onnx.NodeProto, weights: Array) -> int:

@@ -5,8 +5,8 @@ from torch.ao.quantization import QConfig
 from torch.ao.quantization.observer import default_dynamic_quant_observer
 from torch.ao.quantization.quantize import quantize_dynamic
 
-from resnet8ptq.backends.torch_fx import check_weights, weight_observer
-from resnet8ptq.backends.torchscript import known_warnings
+from resnet8ptq.backends.torch.fx import check_weights, weight_observer
+from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 

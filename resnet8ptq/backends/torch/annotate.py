@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
 from resnet8ptq.calibration import Range
-from resnet8ptq.grid import Grid, WeightScheme
+from resnet8ptq.precision.grid import Grid, WeightScheme
 
 
 @contextmanager

@@ -11,17 +11,17 @@ import torch
 from torch.export import ExportedProgram
 
 from resnet8ptq.activations import Activations
-from resnet8ptq.backends import torch_program
-from resnet8ptq.backends.torch_annotate import OnnxNodeQuantizer
-from resnet8ptq.backends.torch_program import MODEL_FILE, load, save
-from resnet8ptq.backends.torchscript import known_warnings
+from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.backends.torch import program
+from resnet8ptq.backends.torch.annotate import OnnxNodeQuantizer
+from resnet8ptq.backends.torch.program import MODEL_FILE, load, save
+from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
 from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.grid import WeightScheme
-from resnet8ptq.interfaces import Artifact
-from resnet8ptq.torch_module import fix_reshapes, name_tensors
+from resnet8ptq.graph.torch_module import fix_reshapes, name_tensors
+from resnet8ptq.precision.grid import WeightScheme
 
 __all__ = ["MODEL_FILE", "export", "load", "quantize", "resolve", "save"]
 
@@ -81,7 +81,7 @@ def quantize(
     _drop_unused(converted)
     path = folder / MODEL_FILE
     save(export(converted, example), path)
-    layers = torch_program.count_quantized_layers(path)
+    layers = program.count_quantized_layers(path)
     return Artifact(path, layers, {observed[n]: chosen for n, chosen in quantizer.ranges.items()})
 
 

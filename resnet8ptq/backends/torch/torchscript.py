@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq.backends import torch_archive, torchscript_check
+from resnet8ptq.backends.torch import archive, torchscript_check
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
@@ -77,9 +77,9 @@ def load(path: Path) -> TorchScriptPredictor:
 
 
 def _load(path: Path) -> Any:
-    archive = torch_archive.pack(torchscript_check.read(path))
+    packed = archive.pack(torchscript_check.read(path))
     try:
-        return torch.jit.load(archive, map_location="cpu")
+        return torch.jit.load(packed, map_location="cpu")
     except Exception as error:  # torch's own, of several lines
         raise QuantizationError(f"{path}: torch cannot load it ({one_line(error)})") from error
 

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.graph.session import open_session
 
 WEIGHTS = {"int8": QuantType.QInt8, "u8s8": QuantType.QInt8, "uint8": QuantType.QUInt8}
 LAYERS = ("ConvInteger", "MatMulInteger")

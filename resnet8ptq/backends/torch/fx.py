@@ -18,13 +18,13 @@ from torch.ao.quantization.observer import (
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from resnet8ptq.activations import Activations
-from resnet8ptq.backends.torchscript import known_warnings
+from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
 from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.grid import WeightScheme
-from resnet8ptq.torch_module import name_tensors
+from resnet8ptq.graph.torch_module import name_tensors
+from resnet8ptq.precision.grid import WeightScheme
 
 
 @dataclass(frozen=True)

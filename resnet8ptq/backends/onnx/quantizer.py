@@ -17,17 +17,19 @@ from onnxruntime.quantization.calibrate import (
 )
 
 from resnet8ptq.activations import Activations
-from resnet8ptq.backends import onnx_dynamic, onnx_output, onnx_slim
-from resnet8ptq.backends.onnx_session import OnnxPredictor, open_session
+from resnet8ptq.backends.contract import FLOAT, Artifact
+from resnet8ptq.backends.onnx import dynamic, output, slim
+from resnet8ptq.backends.onnx.predictor import OnnxPredictor
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.grid import WeightScheme
-from resnet8ptq.interfaces import FLOAT, Artifact
+from resnet8ptq.graph.layers import LAYERS
+from resnet8ptq.graph.session import open_session
 from resnet8ptq.model import Fp32Model
-from resnet8ptq.nodes import LAYERS, find_float_nodes
+from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.selection import find_float_nodes
 
 MODEL_FILE = "model.onnx"
 
@@ -79,7 +81,7 @@ class OnnxQuantizer:
         ):
             if given is not None:
                 raise UnsupportedError(f"{key}={given} has no meaning with method=dynamic")
-        onnx_dynamic.check_kernels(config)
+        dynamic.check_kernels(config)
         return {
             "activation_dtype": "uint8 (dynamic)",
             "activation_scheme": "affine",
@@ -112,10 +114,10 @@ class OnnxQuantizer:
                 return Artifact(path)
             skipped = find_float_nodes(proto.graph, config)
             if config.method == "dynamic":
-                onnx_dynamic.quantize(model.onnx_path, temporary, skipped, config)
+                dynamic.quantize(model.onnx_path, temporary, skipped, config)
             else:
                 if config.float_output:
-                    skipped += [n for n in onnx_output.find_nodes(proto.graph) if n not in skipped]
+                    skipped += [n for n in output.find_nodes(proto.graph) if n not in skipped]
                 activations = Activations(model.onnx_path, calibration, config, ranges or {})
                 found = activations.find_around(skipped)
                 self._quantize_static(model.onnx_path, temporary, skipped, found)
@@ -124,11 +126,11 @@ class OnnxQuantizer:
             if layers == 0:
                 raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
             if config.float_output:
-                onnx_output.leave_in_float(written)
+                output.leave_in_float(written)
                 onnx.save(written, temporary)
             if config.slim:
-                onnx.save(onnx_slim.slim(written), temporary)
-                onnx_slim.check_same(written, temporary, calibration, config)
+                onnx.save(slim.slim(written), temporary)
+                slim.check_same(written, temporary, calibration, config)
         return Artifact(path, layers, found)
 
     def _quantize_static(
@@ -181,7 +183,7 @@ def count_quantized_layers(proto: onnx.ModelProto) -> int:
         if node.op_type == "DequantizeLinear"
         for name in node.output
     }
-    integer = (*_INTEGER_LAYERS, *onnx_dynamic.LAYERS)
+    integer = (*_INTEGER_LAYERS, *dynamic.LAYERS)
     return sum(
         node.op_type in integer or (node.op_type in LAYERS and set(node.input[:2]) <= dequantized)
         for node in proto.graph.node

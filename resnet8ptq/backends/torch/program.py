@@ -15,9 +15,9 @@ import torch.ao.quantization.fx._decomposed  # registers the operators of a quan
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
-from resnet8ptq.backends import torch_archive
-from resnet8ptq.backends.torch_annotate import LAYERS, SOFTMAX
-from resnet8ptq.backends.torchscript import copy_reproducibly, infer, known_warnings
+from resnet8ptq.backends.torch import archive
+from resnet8ptq.backends.torch.annotate import LAYERS, SOFTMAX
+from resnet8ptq.backends.torch.torchscript import copy_reproducibly, infer, known_warnings
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
@@ -108,10 +108,10 @@ def load(path: Path) -> ExportedPredictor:
     Raises:
         QuantizationError: the file holds more than that; torch might run what it says.
     """
-    archive = torch_archive.pack(read(path))
+    packed = archive.pack(read(path))
     try:
         with known_warnings():
-            return ExportedPredictor(torch.export.load(archive).module())
+            return ExportedPredictor(torch.export.load(packed).module())
     except Exception as error:  # torch's own, dozens
         raise QuantizationError(f"{path}: torch cannot load it ({one_line(error)})") from error
 
@@ -122,13 +122,13 @@ def read(path: Path) -> dict[str, bytes]:
     Raises:
         QuantizationError: it is not; names what is strange in it.
     """
-    records = torch_archive.read(path, _RECORDS)
+    records = archive.read(path, _RECORDS)
     try:
         strange = next(_check(records), None)
     except (ValueError, RecursionError) as error:  # no JSON, or nested without end
         strange = one_line(error)
     if strange is not None:
-        raise torch_archive.refusal(path, strange)
+        raise archive.refusal(path, strange)
     return records
 
 
@@ -163,7 +163,7 @@ def _is_plain(key: str, value: Any) -> bool:
         return key not in ("target", "as_operator", "path_name", *_TEXTS)
     if key in ("target", "as_operator"):
         found = _TARGET.fullmatch(value)
-        allowed = found is not None and torch_archive.is_allowed(*found.groups())
+        allowed = found is not None and archive.is_allowed(*found.groups())
         return allowed or bool(_PYTHON.fullmatch(value))
     return bool(_TEXTS.get(key, re.compile(r"[\w,.> -]*")).fullmatch(value))
 

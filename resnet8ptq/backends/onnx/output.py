@@ -6,9 +6,9 @@ hold. Both formats of ONNX Runtime can return those sums as float.
 
 import onnx
 
-from resnet8ptq.backends.onnx_session import last_node
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.nodes import LAYERS
+from resnet8ptq.graph.layers import LAYERS
+from resnet8ptq.graph.logits import last_node
 
 _BEHIND = (
     "Softmax",

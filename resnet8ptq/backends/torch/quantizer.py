@@ -13,16 +13,16 @@ import onnx
 import torch
 
 from resnet8ptq.activations import Activations
-from resnet8ptq.backends import torch_dynamic, torch_fx, torchscript
+from resnet8ptq.backends.contract import FLOAT, Artifact, Predictor
+from resnet8ptq.backends.torch import dynamic, fx, torchscript
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig, TorchConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.interfaces import FLOAT, Artifact, Predictor
+from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.model import Fp32Model
-from resnet8ptq.nodes import find_float_nodes
-from resnet8ptq.torch_module import load_torch_module
+from resnet8ptq.precision.selection import find_float_nodes
 
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # as torch chose it, before any run did
 
@@ -39,14 +39,14 @@ class TorchQuantizer:
         if self.config.dtype.name == "fp32":
             return dict(FLOAT)
         if self._options().flow == "pt2e":
-            from resnet8ptq.backends import torch_pt2e
+            from resnet8ptq.backends.torch import pt2e
 
-            return torch_pt2e.resolve(self.config)
+            return pt2e.resolve(self.config)
         self._check_engine()
         if self.config.method == "dynamic":
-            resolved = torch_dynamic.resolve(self.config)
+            resolved = dynamic.resolve(self.config)
         else:
-            resolved = torch_fx.resolve(self.config, self._reduce_range())
+            resolved = fx.resolve(self.config, self._reduce_range())
         return {**resolved, "engine": self._engine()}
 
     def quantize(
@@ -71,9 +71,9 @@ class TorchQuantizer:
         skipped = find_float_nodes(graph, self.config)
         activations = Activations(model.onnx_path, calibration, self.config, ranges or {})
         if self._options().flow == "pt2e":
-            from resnet8ptq.backends import torch_pt2e
+            from resnet8ptq.backends.torch import pt2e
 
-            artifact = torch_pt2e.quantize(module, graph, skipped, activations, folder)
+            artifact = pt2e.quantize(module, graph, skipped, activations, folder)
         else:
             artifact = self._quantize_fx(module, graph, skipped, activations, folder)
         if artifact.quantized_layers == 0:
@@ -84,9 +84,9 @@ class TorchQuantizer:
         """Load what the flow writes: an exported program (.pt2) or a TorchScript file (.pt)."""
         self._set_up()
         if self._options().flow == "pt2e":
-            from resnet8ptq.backends import torch_pt2e
+            from resnet8ptq.backends.torch import pt2e
 
-            return torch_pt2e.load(path)
+            return pt2e.load(path)
         return torchscript.load(path)
 
     def _quantize_fx(
@@ -100,11 +100,11 @@ class TorchQuantizer:
         chosen: dict[str, Range] = {}
         details = {}
         if self.config.method == "dynamic":
-            module, layers = torch_dynamic.quantize(module, skipped, self.config)
+            module, layers = dynamic.quantize(module, skipped, self.config)
             details["dynamic_layers"] = ", ".join(layers)
         else:
-            settings = torch_fx.Settings(self.config, self._engine(), self._reduce_range())
-            module, chosen = torch_fx.quantize(module, graph, skipped, settings, activations)
+            settings = fx.Settings(self.config, self._engine(), self._reduce_range())
+            module, chosen = fx.quantize(module, graph, skipped, settings, activations)
         path, options = folder / torchscript.MODEL_FILE, self._options()
         example = torch.zeros(1, *activations.calibration.images.shape[1:])
         torchscript.save(module, example, path, options.freeze, options.debug_records)
@@ -114,10 +114,10 @@ class TorchQuantizer:
         self, module: torch.fx.GraphModule, example: torch.Tensor, folder: Path
     ) -> Artifact:
         if self._options().flow == "pt2e":
-            from resnet8ptq.backends import torch_pt2e
+            from resnet8ptq.backends.torch import pt2e
 
-            path = folder / torch_pt2e.MODEL_FILE
-            torch_pt2e.save(torch_pt2e.export(module, example), path)
+            path = folder / pt2e.MODEL_FILE
+            pt2e.save(pt2e.export(module, example), path)
         else:
             path = folder / torchscript.MODEL_FILE
             torchscript.save(module, example, path, self._options().freeze)

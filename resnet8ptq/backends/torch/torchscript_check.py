@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from resnet8ptq.backends import torch_archive
+from resnet8ptq.backends.torch import archive
 from resnet8ptq.core.text import one_line
 
 _RECORDS = re.compile(
@@ -57,14 +57,14 @@ def read(path: Path) -> dict[str, bytes]:
     Raises:
         QuantizationError: it is not; names what is strange in it.
     """
-    records = torch_archive.read(path, _RECORDS)
+    records = archive.read(path, _RECORDS)
     records = {name: found for name, found in records.items() if not _UNUSED.search(name)}
     try:
         strange = next(_strange(records), None)
     except Exception as error:  # whatever a damaged or hostile record makes of itself
         strange = one_line(error)
     if strange is not None:
-        raise torch_archive.refusal(path, strange)
+        raise archive.refusal(path, strange)
     return records
 
 
@@ -97,9 +97,9 @@ def _strange_call(function: ast.expr) -> Iterator[str]:
     name = ast.unparse(function)
     match name.split("."):
         case ["torch", operator]:
-            known = torch_archive.is_allowed("aten", operator)
+            known = archive.is_allowed("aten", operator)
         case ["ops", namespace, operator]:
-            known = torch_archive.is_allowed(namespace, operator)
+            known = archive.is_allowed(namespace, operator)
         case ["torch" | "ops", *_]:
             known = False
         case _ if isinstance(function, ast.Attribute):

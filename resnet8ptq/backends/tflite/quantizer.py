@@ -14,23 +14,20 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
-from numpy.typing import NDArray
 
-from resnet8ptq.backends import tflite_converter
+from resnet8ptq.backends.contract import FLOAT, Artifact
+from resnet8ptq.backends.tflite import converter
+from resnet8ptq.backends.tflite.predictor import TflitePredictor, open_interpreter
 from resnet8ptq.calibration import Range
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import files, machine
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.interfaces import FLOAT, Artifact
 from resnet8ptq.model import Fp32Model
 
 log = logging.getLogger(__name__)
@@ -38,31 +35,6 @@ log = logging.getLogger(__name__)
 MODEL_FILE = "model.tflite"
 KERAS_SUFFIXES = (".h5", ".hdf5", ".keras")
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
-
-
-@dataclass(frozen=True)
-class TflitePredictor:
-    """An interpreter on the file at `path`; XNNPACK's kernels where it has them."""
-
-    interpreter: Any
-    path: Path
-    config: RunConfig
-
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        return _run(self.interpreter, batch)
-
-    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
-        if self._logits_interpreter is None:
-            return None
-        return _run(self._logits_interpreter, batch)
-
-    @cached_property
-    def _logits_interpreter(self) -> Any | None:
-        """A copy cut before the softmax: an interpreter that keeps all tensors has no XNNPACK."""
-        content = _end_at_logits(self.path.read_bytes())
-        return None if content is None else _interpreter(content, self.config)
 
 
 @dataclass(frozen=True)
@@ -111,7 +83,7 @@ class TfliteQuantizer:
 
     def load(self, path: Path) -> TflitePredictor:
         """Load a .tflite file."""
-        return TflitePredictor(_interpreter(path.read_bytes(), self.config), path, self.config)
+        return TflitePredictor(open_interpreter(path.read_bytes(), self.config), path, self.config)
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
@@ -121,7 +93,7 @@ class TfliteQuantizer:
         try:
             with ProcessPoolExecutor(1, mp_context=context) as pool:
                 done = pool.submit(
-                    tflite_converter.convert, source, images, quantized, self.config.per_channel
+                    converter.convert, source, images, quantized, self.config.per_channel
                 )
                 return done.result()
         except BrokenProcessPool as error:
@@ -196,46 +168,6 @@ def _refuse(settings: dict[str, tuple[bool, str]]) -> None:
     for setting, (asked, reason) in settings.items():
         if asked:
             raise UnsupportedError(f"{setting}: {reason}")
-
-
-def _interpreter(content: bytes, config: RunConfig) -> Any:
-    threads = machine.threads(config.threads)
-    interpreter = Interpreter(model_content=content, num_threads=threads)
-    interpreter.allocate_tensors()
-    return interpreter
-
-
-def _run(interpreter: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Run a batch of any size; integers in and out are scaled by the tensors' own parameters."""
-    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
-    if tuple(taken["shape"]) != batch.shape:
-        interpreter.resize_tensor_input(taken["index"], batch.shape)
-        interpreter.allocate_tensors()
-    if taken["dtype"] == np.int8:
-        scale, zero_point = taken["quantization"]
-        levels = np.rint(batch / np.float32(scale)) + np.float32(zero_point)
-        batch = np.clip(levels, -128, 127).astype(np.int8)
-    interpreter.set_tensor(taken["index"], batch)
-    interpreter.invoke()
-    output = interpreter.get_tensor(given["index"])
-    if given["dtype"] == np.int8:
-        scale, zero_point = given["quantization"]
-        output = (output.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
-    return np.asarray(output)
-
-
-def _end_at_logits(content: bytes) -> bytes | None:
-    """Make the final softmax's input the only output; None where the graph ends in no softmax."""
-    model = flatbuffer.convert_bytearray_to_object(content)
-    graph = model.subgraphs[0]
-    last = graph.operators[-1]
-    ends = flatbuffer.opcode_to_name(model, last.opcodeIndex) == "SOFTMAX"
-    if not ends or list(last.outputs) != list(graph.outputs):
-        return None
-    graph.operators.pop()
-    graph.outputs = [last.inputs[0]]
-    model.signatureDefs = None  # which name the old output
-    return bytes(flatbuffer.convert_object_to_bytearray(model))
 
 
 def _layers(model: Any) -> Iterator[tuple[Any, Any]]:

@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from resnet8ptq.backends.onnx_session import open_session
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.session import open_session
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -1,0 +1,39 @@
+"""An ONNX file, run in ONNX Runtime."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.graph.logits import end_at_logits
+from resnet8ptq.graph.session import open_session
+
+
+@dataclass(frozen=True)
+class OnnxPredictor:
+    """An inference session on the file at `path`."""
+
+    session: onnxruntime.InferenceSession
+    path: Path
+    config: RunConfig
+
+    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
+        return np.asarray(self.session.run(None, {self.session.get_inputs()[0].name: batch})[0])
+
+    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
+        session = self._logits_session
+        if session is None:
+            return None
+        return np.asarray(session.run(None, {session.get_inputs()[0].name: batch})[0])
+
+    @cached_property
+    def _logits_session(self) -> onnxruntime.InferenceSession | None:
+        proto = end_at_logits(onnx.load(self.path))
+        return None if proto is None else open_session(proto.SerializeToString(), self.config)

@@ -1,0 +1,1 @@
+"""ONNX graphs: their layers and weights, running them, cutting them, as a torch module."""

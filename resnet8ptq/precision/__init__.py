@@ -1,0 +1,1 @@
+"""Which levels values are rounded to, and for which nodes."""

@@ -1,0 +1,65 @@
+"""Which nodes of a graph stay in float, by name and by operator."""
+
+import difflib
+
+import onnx
+
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core.errors import ConfigError, QuantizationError
+
+_ACTIVATIONS = ("Relu", "Clip")
+
+
+def find_float_nodes(graph: onnx.GraphProto, config: RunConfig) -> list[str]:
+    """Return the names of the nodes that stay in float.
+
+    They are left so by `op_types`, `nodes_to_quantize` and `nodes_to_exclude`. A Relu or Clip goes
+    along with the chosen layer before it: both frameworks fuse the two, and the range of the sum
+    before it would cost the layer half of its levels. Behind an excluded layer it stays in float by
+    itself, in both frameworks. `nodes_to_exclude: auto` leaves out none: its choice is made by
+    quantizing, see `exclusion`.
+
+    Raises:
+        ConfigError: a name or an operator is not in the graph; lists the nearest.
+        QuantizationError: no node is left to quantize.
+    """
+    names = [node.name for node in graph.node]
+    chosen = set(names)
+    if config.op_types is not None:
+        operators = sorted({node.op_type for node in graph.node})
+        _check_known("op_types", config.op_types, operators, "operators of the model")
+        chosen = {node.name for node in graph.node if node.op_type in config.op_types}
+        chosen |= _activations_behind(graph, chosen)
+    if config.nodes_to_quantize is not None:
+        _check_known("nodes_to_quantize", config.nodes_to_quantize, names)
+        named = set(config.nodes_to_quantize)
+        chosen &= named | _activations_behind(graph, named)
+    excluded = [] if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
+    _check_known("nodes_to_exclude", excluded, names)
+    chosen -= set(excluded)
+    if not chosen:
+        raise QuantizationError(
+            "op_types, nodes_to_quantize and nodes_to_exclude leave no node to quantize"
+        )
+    return [name for name in names if name not in chosen]
+
+
+def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
+    outputs = {node.output[0] for node in graph.node if node.name in chosen}
+    consumers = [name for node in graph.node for name in node.input]
+    return {
+        node.name
+        for node in graph.node
+        if node.op_type in _ACTIVATIONS
+        and node.input[0] in outputs
+        and consumers.count(node.input[0]) == 1
+    }
+
+
+def _check_known(
+    key: str, given: list[str], names: list[str], kind: str = "names of the model's ONNX nodes"
+) -> None:
+    for name in given:
+        if name not in names:
+            nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
+            raise ConfigError(f"{key}: got {name!r}, takes {kind}; nearest: {', '.join(nearest)}")
