@@ -140,9 +140,9 @@ def load_keras(source: Path) -> Any:
     Raises:
         ModelError: it holds code, or Keras refuses it.
     """
-    from resnet8ptq import keras_file
+    from resnet8ptq import keras_file as gate
 
-    keras_file.check(source)
+    gate.check(source)
     import keras
 
     try:

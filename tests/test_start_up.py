@@ -49,7 +49,10 @@ def test_a_cached_run_imports_its_own_framework_only(
 
 
 def test_the_fx_flow_does_without_torchao() -> None:
-    code = "import sys, resnet8ptq.backends.torch.quantizer; print('torch' in sys.modules, *sys.modules)"
+    code = (
+        "import sys, resnet8ptq.backends.torch.quantizer;"
+        "print('torch' in sys.modules, *sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -40,6 +40,7 @@ class TflitePredictor:
 
 
 def open_interpreter(content: bytes, config: RunConfig) -> Any:
+    """Return an interpreter with the run's number of threads, ready to run."""
     threads = machine.threads(config.threads)
     interpreter = Interpreter(model_content=content, num_threads=threads)
     interpreter.allocate_tensors()
