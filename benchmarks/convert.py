@@ -3,10 +3,10 @@
 from hydra import compose, initialize_config_dir
 
 from benchmarks.setting import REPO
-from resnet8ptq import model
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
+from resnet8ptq.models import model
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def onnx() -> Target:
     """An ONNX file, as far as it is read before ONNX Runtime sees it."""
     from onnx import TensorProto, helper, numpy_helper
 
-    from resnet8ptq import onnx_file
+    from resnet8ptq.models.gates import onnx
 
     weights = numpy_helper.from_array(np.ones((12, 10), np.float32), "w")
     nodes = [
@@ -84,14 +84,14 @@ def onnx() -> Target:
     given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10])
     graph = helper.make_graph(nodes, "g", [taken], [given], [weights])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return Target(proto.SerializeToString(), onnx_file.read, "model.onnx")
+    return Target(proto.SerializeToString(), onnx.read, "model.onnx")
 
 
 def keras() -> Target:
     """A Keras file, as far as it is read before Keras sees it."""
     import h5py
 
-    from resnet8ptq import keras_file
+    from resnet8ptq.models.gates import keras
 
     layer = {"class_name": "Dense", "module": "keras.layers", "config": {"units": 10}}
     weights, archive = io.BytesIO(), io.BytesIO()
@@ -100,12 +100,12 @@ def keras() -> Target:
     with zipfile.ZipFile(archive, "w") as whole:
         whole.writestr("config.json", json.dumps({"class_name": "Sequential", "config": [layer]}))
         whole.writestr("model.weights.h5", weights.getvalue())
-    return Target(archive.getvalue(), keras_file.check, "model.keras")
+    return Target(archive.getvalue(), keras.check, "model.keras")
 
 
 def table() -> Target:
     """A calibration table whose hash is right, whatever is in it."""
-    from resnet8ptq import calibration_table
+    from resnet8ptq.calibration import table
 
     number = {"data": [1.5], "dtype": "float32", "CLS": "numpy.array"}
     tensor = {"CLS": "TensorData", "lowest": number, "highest": number}
@@ -113,8 +113,8 @@ def table() -> Target:
     def read(path: Path) -> None:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         record = json.dumps({"sha256": {"calibration.json": digest}, "model": "m"})
-        path.with_name(calibration_table.PROVENANCE_FILE).write_text(record)
-        for low, high in calibration_table.load(path, {"model": "m"}).values():
+        path.with_name(table.PROVENANCE_FILE).write_text(record)
+        for low, high in table.load(path, {"model": "m"}).values():
             assert -(2**128) < low <= high < 2**128
 
     return Target(json.dumps({"data": {"input": tensor}}).encode(), read, "calibration.json")

@@ -15,7 +15,7 @@ from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Scores
 
 LOGIT_IMAGES = 1000
@@ -85,7 +85,7 @@ def find_pace(config: RunConfig, path: Path, split: Split) -> tuple[int, int]:
         "image_shape": str(split.images.shape[1:]),
         "sizes": str(sizes),
         "threads": f"{threads}, {fewer}",
-        **cache.made_with("evaluate"),
+        **cache.made_with("evaluation"),
     }
 
     def make(folder: Path) -> None:
@@ -150,7 +150,7 @@ def load_baseline(config: RunConfig, model: Fp32Model, data: Dataset, cache_root
         "model": files.sha256(model.onnx_path),
         "backend": json.dumps(asdict(config.backend), sort_keys=True),
         "images": data.test.digest,
-        **cache.made_with(),
+        **cache.made_with("backends", "data", "evaluation", "graph", "models"),
     }
 
     def make(folder: Path) -> None:

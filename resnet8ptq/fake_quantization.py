@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 
 

@@ -5,11 +5,15 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from resnet8ptq import model
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.data import locate
+from resnet8ptq.models.locate import locate as locate_model
 
+CODE = (  # of this package, on which what a run finds depends
+    *("core", "config", "tasks", "data", "graph", "precision", "models", "calibration"),
+    *("backends", "corrections", "finetuning", "evaluation", "experiment"),
+)
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
 # neither, since their contents are hashed.
 _IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
@@ -28,10 +32,10 @@ def find(config: RunConfig) -> str:
     images = locate.load(settled.name, settled.root)
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     settings["data"] = [images.name, images.train.digest, images.test.digest]
-    network = model.locate(config.model, images.name)
+    network = locate_model(config.model, images.name)
     settings["model"] = {**settings["model"], "path": files.sha256(network)}
     if config.calib.table is not None:
         settings["calib"] |= {"table": files.sha256(Path(config.calib.table))}
-    made_with = {"code": cache.code(), **machine.versions()}
+    made_with = {"code": cache.code(*CODE), **machine.versions()}
     text = json.dumps([settings, made_with], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

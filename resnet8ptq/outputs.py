@@ -29,7 +29,7 @@ from resnet8ptq.core import figures, files
 from resnet8ptq.data.dataset import CalibrationSet
 from resnet8ptq.experiment import plots
 from resnet8ptq.graph import layers
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.results import Measurement, RunResult
 
 

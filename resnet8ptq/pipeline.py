@@ -6,14 +6,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import calibration_table, evaluate, latency, model, outputs, preparation
+from resnet8ptq import evaluate, latency, outputs, preparation
 from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate
 from resnet8ptq.data.draw import choose_scored, draw_calibration
+from resnet8ptq.models import model
 from resnet8ptq.recorder import Recorder
 from resnet8ptq.results import Measurement, RunResult
 from resnet8ptq.tasks.classification import Comparison
@@ -67,7 +69,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         artifact = quantizer.quantize(prepared.network, calibration.split, folder, prepared.ranges)
         quantize_s = time.perf_counter() - start
     if artifact.ranges:
-        calibration_table.write(folder, artifact.ranges, prepared.provenance)
+        table.write(folder, artifact.ranges, prepared.provenance)
 
     # What is measured is what lies on the disk.
     found = evaluate.evaluate(prepared.config, artifact.path, scored.test)

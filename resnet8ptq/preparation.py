@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from resnet8ptq import calibration_table, corrections, exclusion
+from resnet8ptq import corrections, exclusion
 from resnet8ptq.backends.registry import BACKENDS
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration import table
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.recorder import Recorder
 
@@ -30,7 +31,7 @@ class Preparation:
 
     config: RunConfig
     network: Fp32Model
-    provenance: calibration_table.Provenance
+    provenance: table.Provenance
     ranges: Mapping[str, Range] | None = None
     seconds: float | None = None
     params: dict[str, str] = field(default_factory=dict)
@@ -58,15 +59,15 @@ def prepare(
     network, ranges = fp32, None
     start = time.perf_counter()
     if config.dtype.name == "fp32":
-        provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
+        provenance = table.provenance(config, network.onnx_path, calibration.split)
         return Preparation(config, network, provenance)
     if config.method == "qat":
         network, ranges = _fine_tune(config, fp32, dataset, calibration, folder, run)
     trained = network
     network = corrections.correct(config, trained, calibration.split, scratch)
-    provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
+    provenance = table.provenance(config, network.onnx_path, calibration.split)
     if config.calib.table is not None:
-        ranges = calibration_table.load(config.calib.table, provenance)
+        ranges = table.load(config.calib.table, provenance)
     params: dict[str, str] = {}
     metrics: dict[str, float] = {}
     if config.nodes_to_exclude == "auto":
@@ -75,7 +76,7 @@ def prepare(
         params, metrics = chosen.to_params(), chosen.to_metrics()
         if chosen.nodes:  # whose weights are not to be rounded after all
             network = corrections.correct(config, trained, calibration.split, scratch)
-            provenance = calibration_table.provenance(config, network.onnx_path, calibration.split)
+            provenance = table.provenance(config, network.onnx_path, calibration.split)
     idle = network is fp32 and not params
     seconds = None if idle else time.perf_counter() - start
     return Preparation(config, network, provenance, ranges, seconds, params, metrics)

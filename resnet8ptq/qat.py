@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from resnet8ptq.activations import Activations
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset
 from resnet8ptq.data.draw import draw_held_out, leave_out
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import find_float_nodes
 
@@ -27,10 +27,8 @@ if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat n
     from resnet8ptq.qat_training import Point
 
 NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
-_TRAINERS = (  # whose code makes the network
-    *("qat", "qat_network", "qat_training", "fake_quantization", "grid"),
-    *("activations", "calibration", "torch_module", "nodes"),
-)
+# Whose code makes the network.
+_TRAINERS = ("finetuning", "calibration", "data", "graph", "precision")
 
 
 def fine_tune(

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from torch import nn
 from torch.nn.utils import parametrize
 
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.fake_quantization import FakeQuantize, FakeQuantizeWeight
 from resnet8ptq.graph.layers import channel_axis, weight_layers

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from resnet8ptq import history, journal
+from resnet8ptq import history, identity, journal
 from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.history import Record
@@ -25,7 +25,7 @@ _ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # no part of what
 def sweep_key(overrides: Sequence[str]) -> str:
     """Return a hash of what a sweep asks for, and the code and versions it runs with."""
     asked = [word for word in overrides if not word.lstrip("+~").startswith(_ELSEWHERE)]
-    text = json.dumps([asked, cache.code(), machine.versions()], sort_keys=True)
+    text = json.dumps([asked, cache.code(*identity.CODE), machine.versions()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

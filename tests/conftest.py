@@ -20,7 +20,6 @@ from filelock import FileLock
 from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
-from resnet8ptq import model
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.loading import parse_config, register_schemas
@@ -28,6 +27,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.models import model
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from mlflow import MlflowClient

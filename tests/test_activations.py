@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import numpy_helper
 
-from resnet8ptq import activations
-from resnet8ptq.activations import Activations
 from resnet8ptq.backends.registry import BACKENDS
-from resnet8ptq.calibration import Range, count_into
+from resnet8ptq.calibration import activations
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.statistics import Range, count_into
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 
 METHODS = ("minmax", "moving_average", "percentile", "entropy", "mse")
 

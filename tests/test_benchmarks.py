@@ -15,11 +15,11 @@ from test_cifar10 import pickle_published
 
 from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
 from benchmarks.memory import imported
-from resnet8ptq import model
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data import cifar10
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.models import model
 
 TESTED = 500  # images
 

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from resnet8ptq import calibration, model
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
-from resnet8ptq.calibration import Range, TensorStats, find_range, needs_histogram
+from resnet8ptq.calibration import methods
+from resnet8ptq.calibration.methods import find_range, needs_histogram
+from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.models import model
 
 BINS, LEVELS = 512, 128
 
@@ -109,7 +111,7 @@ def divergence_of(stats: TensorStats, low: float, levels: int) -> float:
     """Score the candidate whose window begins at `low`."""
     middle = len(stats.counts) // 2
     start = int(np.abs(stats.edges - low).argmin())
-    return calibration._divergence(stats.counts, middle, middle - start, levels)
+    return methods._divergence(stats.counts, middle, middle - start, levels)
 
 
 def squared_error(values: np.ndarray, low: float, high: float) -> float:
@@ -214,7 +216,7 @@ def test_entropy_is_another_range_than_minmax_at_the_default_settings():
 
 
 def test_which_methods_do_without_a_histogram():
-    without = [name for name in calibration.METHODS if not needs_histogram(name)]
+    without = [name for name in methods.METHODS if not needs_histogram(name)]
     assert without == ["minmax", "moving_average"]
 
 

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from onnxruntime.quantization import quantize_static
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
-from resnet8ptq import calibration, calibration_table, pipeline, tracking
+from resnet8ptq import pipeline, tracking
 from resnet8ptq.backends.onnx.quantizer import DTYPES, OnnxQuantizer
-from resnet8ptq.calibration_table import FILES, PROVENANCE_FILE, load, write
+from resnet8ptq.calibration import methods, table
+from resnet8ptq.calibration.table import FILES, PROVENANCE_FILE, load, write
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
@@ -90,7 +91,7 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes
     def of(name: str = "minmax", samples: int = 2, **calib: Any) -> Any:
         split = draw_calibration(shapes, samples, 42).split
         changed = replace(config, calib=CalibConfig(name=name, **calib))
-        return calibration_table.provenance(changed, model, split)
+        return table.provenance(changed, model, split)
 
     assert of("minmax", batch_size=7) == of("minmax")
     assert of("mse", percentile=99) == of("mse")
@@ -98,7 +99,7 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes
     assert of("moving_average", batch_size=7) != of("moving_average")
     assert of()["images"] != of(samples=3)["images"]
     assert of()["model"] == files.sha256(model)
-    for name in calibration.PARAMETERS:
+    for name in methods.PARAMETERS:
         assert of(name)["method"]["name"] == name
 
 

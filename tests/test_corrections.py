@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq import corrections, model
+from resnet8ptq import corrections
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import adaround, bias_correction, equalization, layers, windows
@@ -23,7 +23,8 @@ from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models import model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 
 SCHEMES = [("int8", "false"), ("int8", "true"), ("uint8", "false"), ("uint8", "true")]

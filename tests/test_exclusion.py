@@ -18,7 +18,7 @@ from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.exclusion import Exclusion
 from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.graph.layers import weight_layers
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import find_float_nodes
 
 NODES = [f"layer_{i}" for i in range(6)]

@@ -27,8 +27,8 @@ from onnx import helper
 from test_cifar10 import make_batch, pickle_published, read_test
 from test_onnx_source import IMAGES, build
 
-from resnet8ptq import calibration_table, comparison, convert, keras_file
-from resnet8ptq import model as model_module
+from resnet8ptq import comparison
+from resnet8ptq.calibration import table
 from resnet8ptq.comparison import Cell
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
@@ -39,6 +39,9 @@ from resnet8ptq.data import cifar10
 from resnet8ptq.history import Record
 from resnet8ptq.journal import SWEEP_FILE
 from resnet8ptq.mlflow_store import Store, open_store
+from resnet8ptq.models import conversion
+from resnet8ptq.models import model as model_module
+from resnet8ptq.models.gates import keras
 from resnet8ptq.sweep_file import Sweep, Worker
 
 NASTY = "../../x\n| $a$ <script>alert(1)</script> \x1b[31m\u202e [red]"
@@ -94,7 +97,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, kind: str) ->
         cifar10.read_split(tmp_path, "test")
     path.rename(tmp_path / "calibration.json")
     with pytest.raises(ConfigError, match=r"calib\.table"):
-        calibration_table.load(str(tmp_path / "calibration.json"), {})
+        table.load(str(tmp_path / "calibration.json"), {})
 
 
 def test_a_deeply_nested_pickle_is_one_error(tmp_path: Path) -> None:
@@ -176,7 +179,7 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
     target = tmp_path / "target"
     path = write_keras(tmp_path / f"model{suffix}", [layer(), evil_layers(target)[name]])
     with pytest.raises(ModelError) as caught:
-        keras_file.check(path)
+        keras.check(path)
     assert line(caught.value).startswith(f"{path}: ")
     assert "refuses" not in str(caught.value)
     assert not target.exists()
@@ -184,8 +187,8 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
 
 def test_layers_of_keras_are_taken(tmp_path: Path) -> None:
     for suffix in (".h5", ".keras"):
-        keras_file.check(write_keras(tmp_path / f"model{suffix}", [layer()]))
-    keras_file.check(Path(model_module.__file__).parent / "shapes" / "resnet8.h5")
+        keras.check(write_keras(tmp_path / f"model{suffix}", [layer()]))
+    keras.check(Path(model_module.__file__).parent / "shapes" / "resnet8.h5")
 
 
 def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache_root) -> None:
@@ -234,20 +237,20 @@ def test_weights_outside_of_the_file_are_refused(
     with h5py.File(path, "a") as file:
         plant(file.create_group("deep"))
     with pytest.raises(ModelError, match=r"stolen|claims"):
-        keras_file.check(path)
+        keras.check(path)
     inside = tmp_path / "model.keras"
     write_keras(inside, [layer()])
     with zipfile.ZipFile(inside, "a") as archive:
         archive.write(path, "model.weights.h5")
     with pytest.raises(ModelError, match=r"stolen|claims"):
-        keras_file.check(inside)
+        keras.check(inside)
 
 
 def test_a_group_that_holds_itself_is_looked_through_once(tmp_path: Path) -> None:
     path = write_keras(tmp_path / "model.h5", [layer()])
     with h5py.File(path, "a") as file:
         file["again"] = file["/"]
-    keras_file.check(path)
+    keras.check(path)
 
 
 def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
@@ -259,7 +262,7 @@ def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
         for _ in range(17):
             config.write(b" " * 2**20)
     with pytest.raises(ModelError, match="unpacks to"):
-        keras_file.check(path)
+        keras.check(path)
 
 
 # ONNX files that claim more than they hold
@@ -271,7 +274,7 @@ def test_a_claim_of_many_weights_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(proto, path)
     with pytest.raises(ModelError) as caught:
-        convert.convert(path, tmp_path, IMAGES, 10)
+        conversion.convert(path, tmp_path, IMAGES, 10)
     line(caught.value)
 
 
@@ -305,7 +308,7 @@ def test_the_conversion_takes_no_more_than_the_machine_has() -> None:
 def forge_table(folder: Path, text: str) -> None:
     (folder / "calibration.json").write_text(text)
     hashes = {"calibration.json": files.sha256(folder / "calibration.json")}
-    (folder / calibration_table.PROVENANCE_FILE).write_text(json.dumps({"sha256": hashes}))
+    (folder / table.PROVENANCE_FILE).write_text(json.dumps({"sha256": hashes}))
 
 
 @pytest.mark.parametrize(
@@ -329,17 +332,17 @@ def forge_table(folder: Path, text: str) -> None:
 def test_a_table_that_holds_no_ranges_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     forge_table(tmp_path, text)
     with pytest.raises(ConfigError, match=r"calib\.table: ") as caught:
-        calibration_table.load(str(tmp_path), {})
+        table.load(str(tmp_path), {})
     assert len(line(caught.value)) < 1000
 
 
 def test_provenance_is_quoted_without_control_characters(tmp_path: Path) -> None:
     forge_table(tmp_path, '{"data": {"a": {"lowest": 0, "highest": 1}}}')
-    path = tmp_path / calibration_table.PROVENANCE_FILE
+    path = tmp_path / table.PROVENANCE_FILE
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "model": NASTY, "method": {"name": NASTY, NASTY: 1}}))
     with pytest.raises(ConfigError, match="made from") as caught:
-        calibration_table.load(str(tmp_path), {"model": "0" * 64, "method": {"name": "mse"}})
+        table.load(str(tmp_path), {"model": "0" * 64, "method": {"name": "mse"}})
     line(caught.value)
 
 

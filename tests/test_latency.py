@@ -13,7 +13,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.latency import Latency, Timings
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 
 OWN = {f"latency{size}_p{percent}_ms" for size in ("", "_batch") for percent in (50, 95)}
 FEW = ("data=shapes", "latency.repeats=4", "latency.batch_repeats=2", "latency.batch_size=8")

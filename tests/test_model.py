@@ -20,13 +20,14 @@ import torch
 from conftest import make_config
 from numpy.typing import NDArray
 
-from resnet8ptq import convert, model
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph.torch_module import load_torch_module
+from resnet8ptq.models import conversion, model
+from resnet8ptq.models.locate import SHA256, URL
 
 # Makes Keras files, tries to convert each, and writes down what came of it.
 PROBE = """
@@ -205,7 +206,7 @@ def test_without_any_the_message_says_how_to_have_one(shapes, cache_root, monkey
     with pytest.raises(ModelError) as caught:
         model.load(ModelConfig(name="resnet8"), cifar10_of(shapes), cache_root)
     message = one_line(caught)
-    for part in ("model.path", "$RESNET8_H5", model.URL, "data=shapes"):
+    for part in ("model.path", "$RESNET8_H5", URL, "data=shapes"):
         assert part in message
 
 
@@ -225,7 +226,7 @@ def test_sound_models_are_converted(kept, report):
     for name in ("good.h5", "good.keras"):
         assert report[name] == ["", "", False]
         made = {path.name for path in (kept / f"{name}.converted").iterdir()}
-        assert made == {convert.UNFOLDED, convert.FOLDED, convert.RECORD}
+        assert made == {conversion.UNFOLDED, conversion.FOLDED, conversion.RECORD}
 
 
 @pytest.mark.parametrize(
@@ -253,9 +254,9 @@ def test_a_model_that_does_not_fit_is_refused_by_its_file(kept, report, name, sa
 
 def test_a_model_that_only_onnx_can_run_is_converted_for_it(kept, report):
     assert report["loop.keras"] == ["", "", False]
-    record = convert.read_record(kept / "loop.keras.converted")
+    record = conversion.read_record(kept / "loop.keras.converted")
     assert set(record.parity) == {"onnx, folded", "onnx, unfolded"}
-    assert "onnx2torch cannot convert it" in record.without_torch[convert.FOLDED]
+    assert "onnx2torch cannot convert it" in record.without_torch[conversion.FOLDED]
 
 
 @pytest.mark.parametrize("name", ["lambda.h5", "lambda.keras"])
@@ -277,7 +278,7 @@ def graph_of(path: Path) -> onnx.GraphProto:
 def test_the_network_takes_and_gives_what_it_says(shapes_model):
     proto = onnx.load(shapes_model.onnx_path)
     opset = {entry.domain: entry.version for entry in proto.opset_import}
-    assert opset[""] == convert.OPSET == 17
+    assert opset[""] == conversion.OPSET == 17
     [taken], [given] = proto.graph.input, proto.graph.output
     dims = [
         [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -401,20 +402,20 @@ SURE = np.array([[0.9, 0.1], [0.2, 0.8]], dtype=np.float32)
 
 def test_the_gate_returns_the_largest_difference():
     shifted = SURE + np.array([[0, 0], [5e-5, 0]], dtype=np.float32)
-    assert convert._compare(SURE, SURE, "x") == 0
-    assert convert._compare(shifted, SURE, "x") == pytest.approx(5e-5, rel=1e-2)
+    assert conversion._compare(SURE, SURE, "x") == 0
+    assert conversion._compare(shifted, SURE, "x") == pytest.approx(5e-5, rel=1e-2)
 
 
 def test_the_gate_refuses_a_difference_and_says_how_large():
     got = SURE + np.array([[0.01, 0], [0, 0]], dtype=np.float32)
     with pytest.raises(ParityError, match=r"^torch, folded: .* 0 of 2 top-1 .* 1\.00e-02 "):
-        convert._compare(got, SURE, "torch, folded")
+        conversion._compare(got, SURE, "torch, folded")
 
 
 def test_the_gate_refuses_another_class_even_where_the_difference_is_small():
     expected = np.array([[0.50001, 0.49999]], dtype=np.float32)
     with pytest.raises(ParityError, match=r"differs from the original on 1 of 1 top-1"):
-        convert._compare(expected[:, ::-1], expected, "onnx")
+        conversion._compare(expected[:, ::-1], expected, "onnx")
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -422,13 +423,13 @@ def test_the_gate_refuses_what_is_no_number(wrong):
     got = SURE.copy()
     got[1, 0] = wrong
     with pytest.raises(ParityError):
-        convert._compare(got, SURE, "onnx")
+        conversion._compare(got, SURE, "onnx")
 
 
 def test_the_gate_refuses_what_is_no_number_on_either_side():
     wrong = np.full_like(SURE, np.nan)
     with pytest.raises(ParityError, match="nan"):
-        convert._compare(wrong, wrong, "onnx")
+        conversion._compare(wrong, wrong, "onnx")
 
 
 # The real network
@@ -439,7 +440,7 @@ def test_the_gate_refuses_what_is_no_number_on_either_side():
 def test_the_real_network(cache_root):
     real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
     loaded = model.load(make_config().model, real, cache_root)
-    assert loaded.sha256 == model.SHA256
+    assert loaded.sha256 == SHA256
     assert max(loaded.parity.values()) <= 1e-4
     [images] = real.test.take(np.arange(1000)).batches(1000)
     right = (run_onnx(loaded.onnx_path, images).argmax(1) == real.test.labels[:1000]).mean()

@@ -13,7 +13,7 @@ from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 DTYPES = {"int8": ("int8", "int8"), "uint8": ("uint8", "uint8"), "u8s8": ("int8", "uint8")}

@@ -22,7 +22,6 @@ from onnxruntime.quantization import (
     shape_inference,
 )
 
-from resnet8ptq import convert, model, onnx_file, preprocessing
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
@@ -30,6 +29,8 @@ from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.graph.torch_module import load_torch_module
+from resnet8ptq.models import conversion, folding, model
+from resnet8ptq.models.gates import onnx as gate
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
@@ -75,21 +76,21 @@ def build(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=4)
 
 
-Take = Callable[[onnx.ModelProto | Path], convert.Conversion]
+Take = Callable[[onnx.ModelProto | Path], conversion.Conversion]
 
 
 @pytest.fixture
 def take(tmp_path: Path) -> Take:
     """Convert here, not in a process of its own, into `tmp_path / "made"`."""
 
-    def run(given: onnx.ModelProto | Path) -> convert.Conversion:
+    def run(given: onnx.ModelProto | Path) -> conversion.Conversion:
         path = given if isinstance(given, Path) else tmp_path / "network.onnx"
         if not isinstance(given, Path):
             onnx.save(given, path)
         folder = tmp_path / "made"
         folder.mkdir()
-        convert.convert(path, folder, IMAGES, 10)
-        return convert.read_record(folder)
+        conversion.convert(path, folder, IMAGES, 10)
+        return conversion.read_record(folder)
 
     return run
 
@@ -115,7 +116,7 @@ def test_the_graph_gets_the_names_that_the_package_takes(take, tmp_path):
     assert set(record.parity) == {
         f"{framework}, {file}" for framework in ("onnx", "torch") for file in ("folded", "unfolded")
     }
-    graph = onnx.load(tmp_path / "made" / convert.UNFOLDED).graph
+    graph = onnx.load(tmp_path / "made" / conversion.UNFOLDED).graph
     [taken], [given] = graph.input, graph.output
     assert (taken.name, given.name) == ("input", "probabilities")
     names = [node.name for node in graph.node]
@@ -156,7 +157,7 @@ def reshape(*shape: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
 def test_a_fixed_batch_dimension_is_freed(take, tmp_path, batch):
     nodes, constants = reshape(batch, 8, 32, 32)
     take(build(takes=[batch, 32, 32, 3], gives=[batch, 10], middle=nodes, constants=constants))
-    session = onnxruntime.InferenceSession(tmp_path / "made" / convert.FOLDED)
+    session = onnxruntime.InferenceSession(tmp_path / "made" / conversion.FOLDED)
     assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "N"
     assert session.run(None, {"input": IMAGES[:7].astype(np.float32)})[0].shape == (7, 10)
 
@@ -172,9 +173,9 @@ def test_what_onnx2torch_does_not_know_is_for_onnx_alone(take, tmp_path):
     nodes = [helper.make_node("ThresholdedRelu", ["relu"], ["middle"], alpha=0.1)]
     record = take(build(middle=nodes))
     assert set(record.parity) == {"onnx, folded", "onnx, unfolded"}
-    assert "ThresholdedRelu" in record.without_torch[convert.FOLDED]
+    assert "ThresholdedRelu" in record.without_torch[conversion.FOLDED]
     with pytest.raises(ModelError, match=r"ThresholdedRelu.*backend=onnx") as caught:
-        load_torch_module(tmp_path / "made" / convert.FOLDED)
+        load_torch_module(tmp_path / "made" / conversion.FOLDED)
     assert "\n" not in str(caught.value)
 
 
@@ -238,10 +239,13 @@ def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("odd\ngraph")
 
-    unfolded, folded = shapes_model.onnx_path.with_name(convert.UNFOLDED), tmp_path / "folded.onnx"
+    unfolded, folded = (
+        shapes_model.onnx_path.with_name(conversion.UNFOLDED),
+        tmp_path / "folded.onnx",
+    )
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        found = preprocessing.preprocess(unfolded, folded)
+        found = folding.preprocess(unfolded, folded)
     assert not folded.exists()
     assert found.failure is not None
     assert "odd graph" in found.failure
@@ -392,7 +396,7 @@ SOUND = build().SerializeToString()
 def read_or_refuse(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     try:
-        onnx_file.read(path)
+        gate.read(path)
     except ModelError as error:
         assert str(error).startswith(f"{path}: ")
         assert "\n" not in str(error)
@@ -404,7 +408,7 @@ def test_random_bytes_are_refused_in_one_line(tmp_path, content):
     path = tmp_path / "random.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError):
-        onnx_file.read(path)
+        gate.read(path)
     read_or_refuse(path, content)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import evaluate, history, journal, mlflow_store, model, pipeline, tracking
+from resnet8ptq import evaluate, history, journal, mlflow_store, pipeline, tracking
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.registry import BACKENDS
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
@@ -23,7 +23,8 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models import model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.results import RunResult
 from resnet8ptq.tasks.classification import Scores
 

@@ -11,14 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from resnet8ptq import model, qat, qat_network, qat_training
-from resnet8ptq.activations import Activations
+from resnet8ptq import qat, qat_network, qat_training
 from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.fake_quantization import FakeQuantize, Round
+from resnet8ptq.models import model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import find_float_nodes
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
-from resnet8ptq import readers
+from resnet8ptq.calibration import reader
+from resnet8ptq.calibration.reader import CalibrationReader
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.model import Fp32Model
-from resnet8ptq.readers import CalibrationReader
+from resnet8ptq.models.model import Fp32Model
 
 
 def images(count: int) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_the_example_of_the_docstring(
     """As it is written, in a folder with a model; and the result is quantized."""
     shutil.copyfile(shapes_model.onnx_path, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
-    (example,) = doctest.DocTestFinder(recurse=False).find(CalibrationReader, module=readers)
+    (example,) = doctest.DocTestFinder(recurse=False).find(CalibrationReader, module=reader)
     assert len(example.examples) == 4
     assert doctest.DocTestRunner().run(example).failed == 0
     operators = {node.op_type for node in onnx.load("model.int8.onnx").graph.node}

@@ -22,7 +22,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.experiment import plots
 from resnet8ptq.graph.layers import weight_layers
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import find_float_nodes
 
 CHOOSING = [backend for backend in BACKENDS if backend != "tflite"]  # it quantizes all or nothing

@@ -14,7 +14,7 @@ from resnet8ptq import evaluate
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import KL_EPSILON, Comparison, Scores
 
 CASES = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import COMMAND, clean_environment
 
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 
 FRAMEWORKS = {"tensorflow", "keras", "torch", "torchvision", "torchao", "ai_edge_litert"}
 # MLflow imports pandas and scipy.sparse by itself.

@@ -14,14 +14,15 @@ from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils
 from conftest import make_config
 
-from resnet8ptq import evaluate, model
+from resnet8ptq import evaluate
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.backends.tflite import converter, quantizer
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models import model
+from resnet8ptq.models.model import Fp32Model
 
 Quantize = Callable[..., Path]
 

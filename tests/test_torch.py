@@ -19,7 +19,7 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedEr
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.graph.layers import weight_layers
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.selection import find_float_nodes
 
@@ -237,8 +237,8 @@ def test_a_program_that_would_run_code_is_refused(
 def test_pt2e_uint8_keeps_the_accuracy_of_the_real_network(
     real_files: None, tmp_path: Path, cache_root: Path
 ) -> None:
-    from resnet8ptq import model
     from resnet8ptq.data import locate
+    from resnet8ptq.models import model
 
     config = make_config("backend=torch_pt2e", "dtype=uint8", "per_channel=true")
     dataset = locate.load("cifar10", locate.settle(config.data).root)

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 
 # What `Quantizer.resolve` returns for dtype=fp32, in every framework.
 FLOAT = {"weight_dtype": "float32", "activation_dtype": "float32", "execution": "float"}

@@ -17,7 +17,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.corrections import bias_correction, equalization, layers
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 
 log = logging.getLogger(__name__)
 

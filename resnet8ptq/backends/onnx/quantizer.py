@@ -16,18 +16,18 @@ from onnxruntime.quantization.calibrate import (
     save_tensors_data,
 )
 
-from resnet8ptq.activations import Activations
 from resnet8ptq.backends.contract import FLOAT, Artifact
 from resnet8ptq.backends.onnx import dynamic, output, slim
 from resnet8ptq.backends.onnx.predictor import OnnxPredictor
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import LAYERS
 from resnet8ptq.graph.session import open_session
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.selection import find_float_nodes
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.convert import load_keras
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.arrays import Batches, Images
+from resnet8ptq.models.sources.keras import load_keras
 
 
 def convert(source: Path, images: Images | None, quantized: bool, per_channel: bool) -> bytes:

@@ -23,12 +23,12 @@ from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from resnet8ptq.backends.contract import FLOAT, Artifact
 from resnet8ptq.backends.tflite import converter
 from resnet8ptq.backends.tflite.predictor import TflitePredictor, open_interpreter
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 
 log = logging.getLogger(__name__)
 

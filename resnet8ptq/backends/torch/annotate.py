@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.precision.grid import Grid, WeightScheme
 
 

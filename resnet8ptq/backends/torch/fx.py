@@ -17,9 +17,11 @@ from torch.ao.quantization.observer import (
 )
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
-from resnet8ptq.activations import Activations
 from resnet8ptq.backends.torch.torchscript import known_warnings
-from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.methods import find_range
+from resnet8ptq.calibration.passes import run_passes
+from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split

@@ -10,13 +10,15 @@ import onnx
 import torch
 from torch.export import ExportedProgram
 
-from resnet8ptq.activations import Activations
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.torch import program
 from resnet8ptq.backends.torch.annotate import OnnxNodeQuantizer
 from resnet8ptq.backends.torch.program import MODEL_FILE, load, save
 from resnet8ptq.backends.torch.torchscript import known_warnings
-from resnet8ptq.calibration import Range, TensorStats, find_range, run_passes
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.methods import find_range
+from resnet8ptq.calibration.passes import run_passes
+from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split

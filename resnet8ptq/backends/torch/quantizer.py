@@ -12,16 +12,16 @@ from pathlib import Path
 import onnx
 import torch
 
-from resnet8ptq.activations import Activations
 from resnet8ptq.backends.contract import FLOAT, Artifact, Predictor
 from resnet8ptq.backends.torch import dynamic, fx, torchscript
-from resnet8ptq.calibration import Range
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig, TorchConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
-from resnet8ptq.model import Fp32Model
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import find_float_nodes
 
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # as torch chose it, before any run did

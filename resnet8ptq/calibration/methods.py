@@ -7,105 +7,14 @@ memory stays flat.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import rel_entr
 
+from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
-from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.data.dataset import Split
-
-Batch = NDArray[np.float32]
-Range = tuple[float, float]
-
-
-@dataclass
-class TensorStats:
-    """What calibration knows of one tensor.
-
-    The histogram has equal bins over [-threshold, threshold], the threshold being the largest
-    magnitude of the first pass: zero lies in the middle, where the entropy search starts.
-
-    Attributes:
-        zeros: how many of the values counted are exactly zero, as many are after a ReLU.
-        batches: the range of each batch of the first pass, in order.
-    """
-
-    low: float = np.inf
-    high: float = -np.inf
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    zeros: int = 0
-    batches: list[Range] = field(default_factory=list)
-
-    @classmethod
-    def of_batches(cls, batches: NDArray[np.float64]) -> "TensorStats":
-        """Make what the first pass makes, from its ranges of the batches [n, 2]."""
-        ranges = [(float(low), float(high)) for low, high in batches]
-        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-        return cls(low, high, batches=ranges)
-
-    @property
-    def threshold(self) -> float:
-        """The largest magnitude seen."""
-        return max(abs(self.low), abs(self.high))
-
-    @property
-    def edges(self) -> NDArray[np.float64]:
-        """Bin edges [len(counts) + 1]."""
-        return np.linspace(-self.threshold, self.threshold, len(self.counts) + 1)
-
-    def observe_range(self, values: NDArray[np.float32]) -> None:
-        """First pass: widen the range.
-
-        Raises:
-            QuantizationError: a value is NaN or infinite.
-        """
-        low, high = float(values.min()), float(values.max())
-        if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
-            raise QuantizationError("an activation of the calibration images is NaN or infinite")
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        self.batches.append((low, high))
-
-    def observe_histogram(self, values: NDArray[np.float32], num_bins: int) -> None:
-        """Second pass: count values into bins; call it after the whole first pass."""
-        if len(self.counts) == 0:
-            self.counts = np.zeros(num_bins, dtype=np.int64)
-        count_into(self.counts, values.reshape(-1), self.threshold)
-        self.zeros += values.size - int(np.count_nonzero(values))
-
-    def observe(self, values: NDArray[np.float32], stage: str, config: CalibConfig) -> None:
-        """Take what the pass `stage` of `run_passes` is for."""
-        if stage == "ranges":
-            self.observe_range(values)
-        else:
-            self.observe_histogram(values, config.num_bins)
-
-
-def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold: float) -> None:
-    """Add `values` [n] to the `counts` [bins] of equal bins over [-threshold, threshold], in place.
-
-    As numpy.histogram has it, but for values within rounding of an edge, in less than half of its
-    time. In blocks, so that what is made on the way stays in the processor's cache.
-    """
-    half, threshold = len(counts) / 2, threshold or 1.0
-    places = np.empty(min(_BLOCK, values.size))
-    bins = np.empty(len(places), dtype=np.intp)
-    for start in range(0, values.size, _BLOCK):
-        block = values[start : start + _BLOCK]
-        place, bin_ = places[: block.size], bins[: block.size]
-        np.divide(block, threshold, out=place)  # a product with 1 / threshold might overflow
-        place *= half
-        place += half
-        bin_[...] = place  # rounds down: no place is negative
-        np.minimum(bin_, len(counts) - 1, out=bin_)  # the last bin has both of its edges
-        counts += np.bincount(bin_, minlength=len(counts))
-
-
-_BLOCK = 65_536  # values
 
 
 def minmax(stats: TensorStats, config: CalibConfig) -> Range:
@@ -273,22 +182,6 @@ def describe_method(config: CalibConfig) -> dict[str, str | int | float]:
 def needs_histogram(method: str) -> bool:
     """Tell whether a method needs the second pass."""
     return method not in ("minmax", "moving_average", "histogram")
-
-
-def run_pass(stage: str, calibration: Split, config: CalibConfig) -> Iterator[Batch]:
-    """Yield the batches [n, H, W, C] of the pass `stage`, with a bar."""
-    yield from track(calibration.batches(config.batch_size), f"Calibrating: {stage}")
-
-
-def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, Batch]]:
-    """Yield (stage, batch) of the passes that `config.name` takes.
-
-    The stages are `ranges` and, where the method needs it, `histograms`. torch's own observer
-    (`histogram`) takes one pass.
-    """
-    for stage in ["ranges", "histograms"] if needs_histogram(config.name) else ["ranges"]:
-        for batch in run_pass(stage, calibration, config):
-            yield stage, batch
 
 
 def find_range(stats: TensorStats, config: CalibConfig) -> Range:

@@ -9,7 +9,7 @@ from onnx import TensorProto, defs, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.onnx_file import ONNX_DOMAINS, find_all, graph_inputs
+from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, find_all, graph_inputs
 
 OPSET = 17
 MIN_OPSET = 13  # the first whose QuantizeLinear knows channels

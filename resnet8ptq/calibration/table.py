@@ -25,7 +25,8 @@ import numpy as np
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 from onnxruntime.quantization.quant_utils import write_calibration_table
 
-from resnet8ptq.calibration import Range, describe_method
+from resnet8ptq.calibration.methods import describe_method
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError

@@ -15,15 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from resnet8ptq.calibration import (
-    METHODS,
-    Range,
-    TensorStats,
-    describe_method,
-    find_range,
-    needs_histogram,
-    run_pass,
-)
+from resnet8ptq.calibration.methods import METHODS, describe_method, find_range, needs_histogram
+from resnet8ptq.calibration.passes import run_pass
+from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.data.dataset import Split
@@ -142,7 +136,7 @@ class Activations:
         key: cache.Key = {
             "network": files.sha256(self.onnx_path),
             "images": self.calibration.digest,
-            **cache.made_with(),
+            **cache.made_with("calibration", "data", "graph"),
             **more,
         }
         return cache.entry(cache.folder(self.config.cache_dir), kind, key, make)

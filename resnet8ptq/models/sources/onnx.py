@@ -14,8 +14,8 @@ from onnx import TensorProto, numpy_helper
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.normalization import normalize, opset, raise_opset
-from resnet8ptq.onnx_file import find_weights, graph_inputs, read, type_name
+from resnet8ptq.models.gates.onnx import find_weights, graph_inputs, read, type_name
+from resnet8ptq.models.normalization import normalize, opset, raise_opset
 
 Predict = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 

@@ -1,40 +1,25 @@
-"""Where the FP32 network comes from, and its conversion to ONNX, checked and cached."""
+"""The FP32 network: its conversion to ONNX, checked, and cached by content."""
 
 import functools
 import logging
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pooch
 
-from resnet8ptq import convert
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, files, machine
-from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data import shapes
 from resnet8ptq.data.dataset import Dataset
-
-URL = (
-    "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
-    "trained_models/pretrainedResnet.h5"
-)
-SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
+from resnet8ptq.models import conversion
+from resnet8ptq.models.locate import locate
 
 log = logging.getLogger(__name__)
 
-_CONVERTERS = (
-    *("convert", "keras_file", "onnx_file", "onnx_source", "normalization", "preprocessing"),
-    *("torch_module", "nodes"),
-)
-_TAKES = "takes a Keras .h5 or .keras file, or an .onnx file"
-_HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"  # .h5
-_ZIP_MAGIC = b"PK\x03\x04"  # .keras
+_CONVERTERS = ("models", "graph")  # whose code makes an entry of the cache
 
 
 @dataclass(frozen=True)
@@ -52,7 +37,7 @@ class Fp32Model:
     sha256: str
     onnx_path: Path
     fold: bool
-    conversion: convert.Conversion
+    conversion: conversion.Conversion
 
     @property
     def parity(self) -> dict[str, float]:
@@ -78,10 +63,10 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     """
     source = locate(config, data.name)
     digest = files.sha256(source)
-    checked = data.train.take(np.arange(len(data.train))[: convert.PARITY_IMAGES])
+    checked = data.train.take(np.arange(len(data.train))[: conversion.PARITY_IMAGES])
     key: cache.Key = {
         "model": digest,
-        "onnx": convert.is_onnx(source),
+        "onnx": conversion.is_onnx(source),
         "code": cache.code(*_CONVERTERS),
         "images": checked.digest,
         "classes": len(data.class_names),
@@ -93,8 +78,8 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         # A process of its own: TensorFlow's memory and settings go when it ends, and a file that
         # crashes the reader does not take the sweep along.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, context, convert.limit_process) as pool:
-            pool.submit(convert.convert, source, folder, images, classes).result()
+        with ProcessPoolExecutor(1, context, conversion.limit_process) as pool:
+            pool.submit(conversion.convert, source, folder, images, classes).result()
 
     try:
         folder = cache.entry(cache_root, "models", key, make)
@@ -106,9 +91,9 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         name=config.name,
         source=source,
         sha256=digest,
-        onnx_path=folder / (convert.FOLDED if config.fold else convert.UNFOLDED),
+        onnx_path=folder / (conversion.FOLDED if config.fold else conversion.UNFOLDED),
         fold=config.fold,
-        conversion=convert.read_record(folder),
+        conversion=conversion.read_record(folder),
     )
     _report(model)
     return model
@@ -140,45 +125,3 @@ def _report(model: Fp32Model) -> None:
 @functools.cache  # once a process, not once for each job of a sweep
 def _say(text: str, *values: str) -> None:
     log.info(text.format(*values))
-
-
-def locate(config: ModelConfig, data_name: str) -> Path:
-    """Return the network's file, downloaded where it must be.
-
-    Raises:
-        ModelError: it is missing, empty or no model.
-    """
-    if config.path is not None:
-        return _checked(Path(config.path).expanduser().absolute(), "model.path")
-    if data_name == "shapes":
-        return shapes.WEIGHTS
-    named = os.environ.get("RESNET8_H5")
-    if named:
-        return _checked(Path(named).absolute(), "$RESNET8_H5")
-    try:
-        found = pooch.retrieve(
-            URL,
-            known_hash=f"sha256:{SHA256}",
-            path=downloads_folder(),
-            fname="pretrainedResnet.h5",
-            downloader=pooch.HTTPDownloader(progressbar=True, timeout=15),
-        )
-    except Exception as error:  # requests, urllib and pooch each have their own
-        raise ModelError(
-            f"model.path: not set, neither is $RESNET8_H5, and {URL} cannot be had "
-            f"({type(error).__name__}); set one to the .h5 file, or use data=shapes"
-        ) from error
-    return Path(found)
-
-
-def _checked(path: Path, key: str) -> Path:
-    if not path.is_file():
-        raise ModelError(f"{key}: got {path}, no such file; {_TAKES}")
-    with path.open("rb") as file:
-        magic = file.read(len(_HDF5_MAGIC))
-    if not magic:
-        raise ModelError(f"{key}: {path} is empty")
-    keras = magic == _HDF5_MAGIC or magic.startswith(_ZIP_MAGIC)
-    if not keras and not convert.is_onnx(path):
-        raise ModelError(f"{key}: {path} is not a model; {_TAKES}")
-    return path

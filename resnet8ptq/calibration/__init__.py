@@ -1,0 +1,1 @@
+"""From calibration images to a range of each tensor."""

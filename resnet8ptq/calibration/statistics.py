@@ -1,0 +1,96 @@
+"""What calibration knows of a tensor: its range in each batch, and a histogram."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import CalibConfig
+from resnet8ptq.core.errors import QuantizationError
+
+Range = tuple[float, float]
+
+
+@dataclass
+class TensorStats:
+    """What calibration knows of one tensor.
+
+    The histogram has equal bins over [-threshold, threshold], the threshold being the largest
+    magnitude of the first pass: zero lies in the middle, where the entropy search starts.
+
+    Attributes:
+        zeros: how many of the values counted are exactly zero, as many are after a ReLU.
+        batches: the range of each batch of the first pass, in order.
+    """
+
+    low: float = np.inf
+    high: float = -np.inf
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    zeros: int = 0
+    batches: list[Range] = field(default_factory=list)
+
+    @classmethod
+    def of_batches(cls, batches: NDArray[np.float64]) -> "TensorStats":
+        """Make what the first pass makes, from its ranges of the batches [n, 2]."""
+        ranges = [(float(low), float(high)) for low, high in batches]
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        return cls(low, high, batches=ranges)
+
+    @property
+    def threshold(self) -> float:
+        """The largest magnitude seen."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """Bin edges [len(counts) + 1]."""
+        return np.linspace(-self.threshold, self.threshold, len(self.counts) + 1)
+
+    def observe_range(self, values: NDArray[np.float32]) -> None:
+        """First pass: widen the range.
+
+        Raises:
+            QuantizationError: a value is NaN or infinite.
+        """
+        low, high = float(values.min()), float(values.max())
+        if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
+            raise QuantizationError("an activation of the calibration images is NaN or infinite")
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.batches.append((low, high))
+
+    def observe_histogram(self, values: NDArray[np.float32], num_bins: int) -> None:
+        """Second pass: count values into bins; call it after the whole first pass."""
+        if len(self.counts) == 0:
+            self.counts = np.zeros(num_bins, dtype=np.int64)
+        count_into(self.counts, values.reshape(-1), self.threshold)
+        self.zeros += values.size - int(np.count_nonzero(values))
+
+    def observe(self, values: NDArray[np.float32], stage: str, config: CalibConfig) -> None:
+        """Take what the pass `stage` of `run_passes` is for."""
+        if stage == "ranges":
+            self.observe_range(values)
+        else:
+            self.observe_histogram(values, config.num_bins)
+
+
+def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold: float) -> None:
+    """Add `values` [n] to the `counts` [bins] of equal bins over [-threshold, threshold], in place.
+
+    As numpy.histogram has it, but for values within rounding of an edge, in less than half of its
+    time. In blocks, so that what is made on the way stays in the processor's cache.
+    """
+    half, threshold = len(counts) / 2, threshold or 1.0
+    places = np.empty(min(_BLOCK, values.size))
+    bins = np.empty(len(places), dtype=np.intp)
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        place, bin_ = places[: block.size], bins[: block.size]
+        np.divide(block, threshold, out=place)  # a product with 1 / threshold might overflow
+        place *= half
+        place += half
+        bin_[...] = place  # rounds down: no place is negative
+        np.minimum(bin_, len(counts) - 1, out=bin_)  # the last bin has both of its edges
+        counts += np.bincount(bin_, minlength=len(counts))
+
+
+_BLOCK = 65_536  # values

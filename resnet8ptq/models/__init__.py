@@ -1,0 +1,1 @@
+"""The FP32 network: from the user's file to ONNX that is checked and cached."""

@@ -1,0 +1,1 @@
+"""One module for each file format that a network may come in."""
