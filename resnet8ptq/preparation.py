@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from resnet8ptq import corrections, exclusion
+from resnet8ptq import exclusion
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.corrections import sequence
 from resnet8ptq.data.dataset import CalibrationSet, Dataset
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
@@ -64,7 +65,7 @@ def prepare(
     if config.method == "qat":
         network, ranges = _fine_tune(config, fp32, dataset, calibration, folder, run)
     trained = network
-    network = corrections.correct(config, trained, calibration.split, scratch)
+    network = sequence.correct(config, trained, calibration.split, scratch)
     provenance = table.provenance(config, network.onnx_path, calibration.split)
     if config.calib.table is not None:
         ranges = table.load(config.calib.table, provenance)
@@ -75,7 +76,7 @@ def prepare(
         config = replace(config, nodes_to_exclude=chosen.nodes)
         params, metrics = chosen.to_params(), chosen.to_metrics()
         if chosen.nodes:  # whose weights are not to be rounded after all
-            network = corrections.correct(config, trained, calibration.split, scratch)
+            network = sequence.correct(config, trained, calibration.split, scratch)
             provenance = table.provenance(config, network.onnx_path, calibration.split)
     idle = network is fp32 and not params
     seconds = None if idle else time.perf_counter() - start
@@ -91,9 +92,9 @@ def _fine_tune(
     run: Recorder,
 ) -> tuple[Fp32Model, Mapping[str, Range]]:
     """Fine-tune for what the run's backend rounds to; draw `qat_loss.png`."""
-    from resnet8ptq import qat  # which imports torch
     from resnet8ptq.core import figures
     from resnet8ptq.experiment import plots
+    from resnet8ptq.finetuning import qat  # which imports torch
 
     resolved = BACKENDS[config.backend.name](config).resolve()
     weights = WeightScheme.of(config, resolved.get("weight_bits", "8") == "7")

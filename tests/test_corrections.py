@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq import corrections
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.corrections import adaround, bias_correction, equalization, layers, windows
+from resnet8ptq.corrections import (
+    adaround,
+    bias_correction,
+    equalization,
+    layers,
+    sequence,
+    windows,
+)
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
@@ -82,9 +88,7 @@ def normal(*shape: int) -> NDArray[np.float32]:
 def test_nothing_to_correct(
     overrides: tuple[str, ...], shapes_model: Fp32Model, images: Split, tmp_path: Path
 ) -> None:
-    assert (
-        corrections.correct(configure(*overrides), shapes_model, images, tmp_path) is shapes_model
-    )
+    assert sequence.correct(configure(*overrides), shapes_model, images, tmp_path) is shapes_model
     assert not list(tmp_path.iterdir())
 
 
@@ -223,7 +227,7 @@ def test_the_artifact_holds_the_learned_levels(
 
     monkeypatch.setattr(adaround, "learn_levels", note)
     config = configure(f"dtype={dtype}", f"per_channel={per_channel}", *switch_on("adaround"))
-    corrected = corrections.correct(config, shapes_model, images, tmp_path)
+    corrected = sequence.correct(config, shapes_model, images, tmp_path)
     artifact = BACKENDS["onnx"](config).quantize(corrected, images, tmp_path)
 
     quantized = onnx.load(artifact.path).graph
@@ -283,7 +287,7 @@ def test_layers_in_float_are_left_alone(
     *others, first, last = layers.find(proto.graph, config).values()
     first, last = others[1], last  # the first of a pair, and the dense layer
     config.nodes_to_exclude = [first.name, last.name]
-    corrected = onnx.load(corrections.correct(config, shapes_model, images, tmp_path).onnx_path)
+    corrected = onnx.load(sequence.correct(config, shapes_model, images, tmp_path).onnx_path)
     assert [node.name for node in corrected.graph.node] == [n.name for n in proto.graph.node]
     tensors = {item.name: numpy_helper.to_array(item) for item in proto.graph.initializer}
     changed = {
@@ -308,7 +312,7 @@ def test_same_seed_same_file(shapes_model: Fp32Model, images: Split, tmp_path: P
     def write(folder: str, *overrides: str) -> bytes:
         config = configure(*switch_on(*CORRECTIONS), *overrides)
         (tmp_path / folder).mkdir()
-        corrected = corrections.correct(config, shapes_model, images, tmp_path / folder)
+        corrected = sequence.correct(config, shapes_model, images, tmp_path / folder)
         return corrected.onnx_path.read_bytes()
 
     one = write("one")
@@ -332,7 +336,7 @@ def test_real_network(cache_root: Path, tmp_path: Path, caplog: pytest.LogCaptur
     before = layers.errors(*[onnx.load(fp32.onnx_path)] * 2, config, images)
     config.corrections = replace(config.corrections, adaround=True, bias_correction=True)
     with caplog.at_level("INFO"):
-        corrected = corrections.correct(config, fp32, images, tmp_path)
+        corrected = sequence.correct(config, fp32, images, tmp_path)
     after = layers.errors(onnx.load(fp32.onnx_path), onnx.load(corrected.onnx_path), config, images)
     assert all(after[name] < 0.5 * before[name] for name in before)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [

@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from resnet8ptq import qat, qat_network, qat_training
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.fake_quantization import FakeQuantize, Round
+from resnet8ptq.finetuning import network, qat, training
+from resnet8ptq.finetuning.fake_quantization import FakeQuantize, Round
 from resnet8ptq.models import model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import find_float_nodes
@@ -114,9 +114,7 @@ def prepare(fp32: model.Fp32Model, calibration: Split, *overrides: str):
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, config)
     ranges = Activations(fp32.onnx_path, calibration, config).find_around(skipped)
     schemes = WeightScheme.of(config), ActivationScheme()
-    return config, qat_network.prepare(
-        fp32.onnx_path, skipped, ranges, *schemes, config.float_output
-    )
+    return config, network.prepare(fp32.onnx_path, skipped, ranges, *schemes, config.float_output)
 
 
 def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
@@ -142,7 +140,7 @@ def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
     found = student.module(torch.from_numpy(images)).detach().numpy()
     assert (found.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.97
     # What differs are ties, and what the layers behind make of them.
-    floats = qat_network.load_logits(fp32.onnx_path)(torch.from_numpy(images)).detach().numpy()
+    floats = network.load_logits(fp32.onnx_path)(torch.from_numpy(images)).detach().numpy()
     assert np.abs(found - expected).mean() < 0.8 * np.abs(expected - floats).mean()
 
 
@@ -209,7 +207,7 @@ def test_second_run_reuses_the_first_and_logs_the_same_curves(
     tuned, few, shapes_model, monkeypatch
 ):
     folder, run, network, ranges = tuned
-    monkeypatch.setattr(qat_training.Trainer, "run", lambda self: pytest.fail("trained again"))
+    monkeypatch.setattr(training.Trainer, "run", lambda self: pytest.fail("trained again"))
     again = Curves()
     found = fine_tune(few, shapes_model, folder, "backend=torch", "dtype=int8", run=again)
     assert found == (network, ranges)
@@ -235,7 +233,7 @@ def test_interrupted_training_goes_on_to_the_same_bits(tuned, few, shapes_model,
     damaged = bytearray(kept)
     damaged[len(kept) // 2] ^= 1
     checkpoint.write_bytes(damaged)
-    assert qat_training._load(checkpoint) is None
+    assert training._load(checkpoint) is None
     assert "is damaged; training starts again" in caplog.text
 
 
@@ -246,7 +244,7 @@ def test_neither_held_out_nor_test_images_are_trained_on(few, shapes_model, tmp_
         seen.append(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(qat_training.Trainer, "run", look)
+    monkeypatch.setattr(training.Trainer, "run", look)
     leaky = Dataset(few.name, few.class_names, few.train, few.train.take(np.arange(7)))
     with pytest.raises(KeyboardInterrupt):
         config = make_config(*QUICK, f"cache_dir={tmp_path}")
@@ -272,7 +270,7 @@ def test_settings_that_cannot_be_fine_tuned_are_unsupported(few, shapes_model, t
 @settings(max_examples=25, deadline=None)
 def test_augmentation_shifts_and_flips(seed):
     images = np.random.default_rng(seed).integers(0, 256, (3, 8, 6, 3), dtype=np.uint8)
-    found = qat_training.augment(images, np.random.default_rng(seed))
+    found = training.augment(images, np.random.default_rng(seed))
     assert found.shape == images.shape and found.dtype == np.float32
     for before, after in zip(images, found, strict=True):
         padded = np.pad(before, ((4, 4), (4, 4), (0, 0)), mode="edge")

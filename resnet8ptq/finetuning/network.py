@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.fake_quantization import FakeQuantize, FakeQuantizeWeight
+from resnet8ptq.finetuning.fake_quantization import FakeQuantize, FakeQuantizeWeight
 from resnet8ptq.graph.layers import channel_axis, weight_layers
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme

@@ -24,7 +24,8 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import find_float_nodes
 
 if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat needs
-    from resnet8ptq.qat_training import Point
+    from resnet8ptq.finetuning.training import Point
+
 
 NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
 # Whose code makes the network.
@@ -85,10 +86,10 @@ def fine_tune(
         report(point)
 
     def make(entry: Path) -> None:
-        from resnet8ptq import qat_network, qat_training
+        from resnet8ptq.finetuning import network, training
 
         started = Activations(fp32.onnx_path, calibration.split, config).find_around(skipped)
-        student = qat_network.prepare(
+        student = network.prepare(
             fp32.onnx_path,
             skipped,
             started,
@@ -96,16 +97,16 @@ def fine_tune(
             activations,
             config.float_output,
         )
-        qat_training.Trainer(
+        training.Trainer(
             config,
             student.module,
-            qat_network.load_logits(fp32.onnx_path),
+            network.load_logits(fp32.onnx_path),
             leave_out(dataset.train, (held_out, dataset.test)),
             held_out,
             checkpoint,
             note,
         ).run()
-        onnx.save(qat_network.write_back(fp32.onnx_path, student), entry / NETWORK_FILE)
+        onnx.save(network.write_back(fp32.onnx_path, student), entry / NETWORK_FILE)
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
         (entry / CURVES_FILE).write_text(json.dumps(points))
 

@@ -1,0 +1,73 @@
+"""Corrections of the FP32 network so that quantization costs it less, the same for every backend.
+
+Each takes an ONNX graph and returns another one, which is then quantized like any other.
+
+Order: equalization first, since it keeps the function and moves the weights, and with them the grid
+that they are rounded to. Then AdaRound, which settles the levels. Bias correction last: it takes
+away the mean of whatever error the rounding has left, so the rounding has to be known.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import files
+from resnet8ptq.corrections import bias_correction, equalization, layers
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.models.model import Fp32Model
+
+log = logging.getLogger(__name__)
+
+FILE = "corrected.onnx"
+
+
+def correct(config: RunConfig, model: Fp32Model, calibration: Split, folder: Path) -> Fp32Model:
+    """Apply the corrections that are switched on; the model itself where none is.
+
+    The log says for each what it does to the layers' relative squared error (`layers.errors`) with
+    rounded weights and float activations on the calibration images.
+
+    Args:
+        model: the network; its file is only read.
+        calibration: images that the corrections learn from.
+        folder: existing; `corrected.onnx` is written there.
+
+    Raises:
+        ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names no node.
+        QuantizationError: no layer with weights is left to quantize.
+    """
+    chosen = config.corrections
+    any_chosen = chosen.equalization or chosen.adaround or chosen.bias_correction
+    if config.dtype.name == "fp32" or not any_chosen:
+        return model
+    fp32 = corrected = onnx.load(model.onnx_path)
+    before = layers.errors(fp32, corrected, config, calibration)
+    if chosen.equalization:
+        fp32 = corrected = equalization.equalize(corrected, config)
+        before = _log("equalization", before, layers.errors(fp32, corrected, config, calibration))
+    if chosen.adaround:
+        from resnet8ptq.corrections import adaround  # imports torch
+
+        corrected = adaround.round_weights(corrected, config, calibration)
+        before = _log("adaround", before, layers.errors(fp32, corrected, config, calibration))
+    if chosen.bias_correction:
+        corrected = bias_correction.correct_biases(fp32, corrected, config, calibration)
+        _log("bias_correction", before, layers.errors(fp32, corrected, config, calibration))
+    path = folder / FILE
+    with files.atomic(path) as temporary:
+        onnx.save(corrected, temporary)
+    return replace(model, onnx_path=path)
+
+
+def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    changes = [after[layer] / before[layer] - 1 for layer in before if before[layer] > 0]
+    mean = sum(changes) / len(changes) if changes else 0.0
+    log.info(
+        "corrections.%s: squared error of a layer's output %+.1f%% on average", name, 100 * mean
+    )
+    for layer in before:
+        log.debug("corrections.%s: %s: %.3g, was %.3g", name, layer, after[layer], before[layer])
+    return after
