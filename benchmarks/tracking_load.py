@@ -25,9 +25,9 @@ from resnet8ptq import mlflow_store, server, tracking
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.latency import Latency, Timings
+from resnet8ptq.evaluation.latency import Latency, Timings
+from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.mlflow_store import Store
-from resnet8ptq.results import Measurement, RunResult
 from resnet8ptq.tasks.classification import Comparison, Scores
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

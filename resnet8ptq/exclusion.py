@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from resnet8ptq import latency, sensitivity
+from resnet8ptq import sensitivity
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_held_out
+from resnet8ptq.evaluation import latency
 from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model

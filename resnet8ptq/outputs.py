@@ -27,10 +27,10 @@ from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.data.dataset import CalibrationSet
+from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import plots
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.results import Measurement, RunResult
 
 
 def write(

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import evaluate, latency, outputs, preparation
+from resnet8ptq import outputs, preparation
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
@@ -15,9 +15,11 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate
 from resnet8ptq.data.draw import choose_scored, draw_calibration
+from resnet8ptq.evaluation import evaluate, latency
+from resnet8ptq.evaluation.baseline import load_baseline
+from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.models import model
 from resnet8ptq.recorder import Recorder
-from resnet8ptq.results import Measurement, RunResult
 from resnet8ptq.tasks.classification import Comparison
 
 log = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     single = None
     if config.method == "dynamic" and config.dtype.name != "fp32":
         single = evaluate.one_by_one(prepared.config, artifact.path, scored.test)
-    baseline = evaluate.load_baseline(config, fp32, scored, cache_root)
+    baseline = load_baseline(config, fp32, scored, cache_root)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
     timed = None
     if config.latency.enabled and resolved["execution"] != "simulated":

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from resnet8ptq.results import RunResult
+from resnet8ptq.evaluation.result import RunResult
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset
-from resnet8ptq.results import RunResult
+from resnet8ptq.evaluation.result import RunResult
 
 
 class Recorder(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq import evaluate, sensitivity_table
+from resnet8ptq import sensitivity_table
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
@@ -21,6 +21,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.evaluation import evaluate
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model

@@ -20,10 +20,10 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.text import one_line, redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.history import Record
 from resnet8ptq.journal import Journal
 from resnet8ptq.mlflow_store import Store, is_away, without_password
-from resnet8ptq.results import RunResult
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import evaluate
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluate import BATCH_SIZES
+from resnet8ptq.evaluation import evaluate
+from resnet8ptq.evaluation.pace import BATCH_SIZES
 
 Cost = Callable[[int, int], float]  # batch size, threads -> seconds for each image
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import evaluate, latency
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.latency import Latency, Timings
+from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.baseline import load_baseline
+from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.models.model import Fp32Model
 
 OWN = {f"latency{size}_p{percent}_ms" for size in ("", "_batch") for percent in (50, 95)}
@@ -47,7 +48,7 @@ def measure(
     quantizer = BACKENDS[config.backend.name](config)
     calibration = draw_calibration(shapes, 5, config.seed).split
     artifact = quantizer.quantize(fp32, calibration, into)
-    baseline = evaluate.load_baseline(config, fp32, shapes, cache_root)
+    baseline = load_baseline(config, fp32, shapes, cache_root)
     assert baseline.path.stat().st_size == baseline.size_bytes
     images = shapes.test.images[:5]  # fewer than a batch
     return latency.measure(config, artifact.path, baseline.path, images).to_metrics()

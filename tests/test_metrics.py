@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix
 from statsmodels.stats.multitest import multipletests
 
-from resnet8ptq.results import Measurement, RunResult
+from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.tasks.classification import Comparison, Scores, confusion
 from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import evaluate, history, journal, mlflow_store, pipeline, tracking
+from resnet8ptq import history, journal, mlflow_store, pipeline, tracking
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.registry import BACKENDS
@@ -21,11 +21,13 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.evaluation import evaluate
+from resnet8ptq.evaluation.baseline import load_baseline
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.results import RunResult
 from resnet8ptq.tasks.classification import Scores
 
 Ranges = Mapping[str, Range] | None
@@ -184,7 +186,7 @@ def test_fp32_accuracy_is_reproduced(
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
     config = make_config(f"backend={backend}")
-    baseline = evaluate.load_baseline(config, network, dataset, cache_root).scores
+    baseline = load_baseline(config, network, dataset, cache_root).scores
     assert (baseline.correct, baseline.total) == (8703, 9980)
     dog = dataset.class_names.index("dog")
     assert baseline.class_accuracy(dog) == pytest.approx(0.742, abs=0.0005)

@@ -11,8 +11,8 @@ from conftest import make_config
 from resnet8ptq import report, spread, table, tracking
 from resnet8ptq.comparison import Comparison, compare
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.mlflow_store import Store
-from resnet8ptq.results import RunResult
 from resnet8ptq.sweep_file import Sweep
 from resnet8ptq.sweep_plots import (
     activation_ranges,

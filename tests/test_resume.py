@@ -12,8 +12,8 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import shapes
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.mlflow_store import Store
-from resnet8ptq.results import RunResult
 from resnet8ptq.sweep_file import Sweep
 
 SHAPES = ("data=shapes", "calib.samples_per_class=20")

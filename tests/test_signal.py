@@ -10,10 +10,11 @@ import pytest
 import torch
 from conftest import make_config
 
-from resnet8ptq import evaluate
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.evaluation import evaluate
+from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import KL_EPSILON, Comparison, Scores
 
@@ -96,7 +97,7 @@ def test_softmax_of_the_logits_is_the_probabilities(
     backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path
 ) -> None:
     config = make_config("data=shapes", f"backend={backend}")
-    baseline = evaluate.load_baseline(config, shapes_model, shapes, cache_root)
+    baseline = load_baseline(config, shapes_model, shapes, cache_root)
     logits = baseline.scores.logits
     assert logits is not None
     assert logits.shape == (min(evaluate.LOGIT_IMAGES, len(shapes.test)), 10)
@@ -127,7 +128,7 @@ def test_sqnr_of_a_quantized_model(
     assert logits is not None
     assert logits.dtype == np.float32
     np.testing.assert_array_equal(scores.probabilities, before)  # the copy left the model alone
-    theirs = evaluate.load_baseline(config, shapes_model, shapes, cache_root).scores
+    theirs = load_baseline(config, shapes_model, shapes, cache_root).scores
     baseline = Scores(theirs.probabilities[:200], images.labels, theirs.logits[:200])
     comparison = Comparison(Scores(scores.probabilities, images.labels, logits), baseline)
     assert comparison.sqnr_db is not None

@@ -25,9 +25,9 @@ from resnet8ptq import history, journal, mlflow_store, sync, tracking
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.journal import Journal
 from resnet8ptq.mlflow_store import Store
-from resnet8ptq.results import RunResult
 
 AWAY = Store("http://127.0.0.1:9", "0", "resnet8ptq")  # nobody listens there
 

@@ -14,13 +14,14 @@ from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils
 from conftest import make_config
 
-from resnet8ptq import evaluate
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.backends.tflite import converter, quantizer
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.evaluation import evaluate
+from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 
@@ -239,9 +240,9 @@ def test_the_real_network(cache_root: Path, tmp_path: Path) -> None:
     real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
     network = model.load(make_config().model, real, cache_root)
     config = make_config("backend=tflite", "per_channel=true")
-    fp32 = evaluate.load_baseline(config, network, real, cache_root).scores
+    fp32 = load_baseline(config, network, real, cache_root).scores
     assert (fp32.correct, fp32.total) == (8703, 9980)
-    onnx = evaluate.load_baseline(make_config("backend=onnx"), network, real, cache_root).scores
+    onnx = load_baseline(make_config("backend=onnx"), network, real, cache_root).scores
     np.testing.assert_array_equal(fp32.predictions, onnx.predictions)
 
     quantizer = BACKENDS["tflite"](config)

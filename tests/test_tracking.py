@@ -25,10 +25,10 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.journal import Journal
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.results import RunResult
 
 URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
 

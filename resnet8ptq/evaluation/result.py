@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from resnet8ptq.latency import Latency
+from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.tasks.classification import Comparison, Scores
 
 
