@@ -89,8 +89,8 @@ def record(
 ) -> "Record":
     """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record."""
     from resnet8ptq import tracking
-    from resnet8ptq.pipeline import run_experiment
-    from resnet8ptq.sensitivity import run_analysis
+    from resnet8ptq.experiment.pipeline import run_experiment
+    from resnet8ptq.experiment.sensitivity import run_analysis
 
     granularity = "per_channel" if cfg.per_channel else "per_tensor"
     backend = "torch_pt2e" if cfg.backend.get("flow") == "pt2e" else cfg.backend.name

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq import pipeline
+from resnet8ptq.experiment import pipeline
 
 REPO = Path(__file__).parents[1]
 

@@ -10,13 +10,13 @@ from conftest import call, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resnet8ptq import exclusion
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.exclusion import Exclusion
-from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.experiment import exclusion
+from resnet8ptq.experiment.exclusion import Exclusion
+from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import find_float_nodes

@@ -11,12 +11,12 @@ import pytest
 from cells import predictions, sweep, unmeasured
 from rich.console import Console
 
-from resnet8ptq import report, sensitivity_table, sweep_plots, table
+from resnet8ptq import report, sweep_plots, table
 from resnet8ptq.comparison import Comparison, compare
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures, files
-from resnet8ptq.experiment import plots
-from resnet8ptq.sensitivity import Layer, SensitivityResult
+from resnet8ptq.experiment import plots, sensitivity_table
+from resnet8ptq.experiment.sensitivity import Layer, SensitivityResult
 
 NASTY = (
     '</td><script>alert("1")</script> | $\\frac{x$ $y$ [red]b[/red] [a](javascript:x) '

@@ -123,7 +123,7 @@ def test_a_wrong_setting_names_its_key(key: str) -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_run_has_latency_metrics_unless_disabled(enabled: bool, tmp_path: Path) -> None:
-    from resnet8ptq.pipeline import run_experiment
+    from resnet8ptq.experiment.pipeline import run_experiment
 
     class Silent:
         """An MLflow run that records nothing."""

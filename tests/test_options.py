@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import preparation
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.experiment import preparation
 from resnet8ptq.models import model
 
 IMAGES = 500

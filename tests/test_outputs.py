@@ -14,13 +14,12 @@ from matplotlib import image
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
-from resnet8ptq import outputs
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures
 from resnet8ptq.data.dataset import CalibrationSet, Split
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.experiment import plots
+from resnet8ptq.experiment import outputs, plots
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Comparison, Paired, Scores
 

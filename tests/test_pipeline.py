@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import history, journal, mlflow_store, pipeline, tracking
+from resnet8ptq import history, journal, mlflow_store, tracking
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.registry import BACKENDS
@@ -24,6 +24,7 @@ from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation import evaluate
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import pipeline
 from resnet8ptq.history import Record
 from resnet8ptq.mlflow_store import Store
 from resnet8ptq.models import model

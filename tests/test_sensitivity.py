@@ -13,14 +13,13 @@ import pytest
 from conftest import RunCli, make_config
 from onnx import numpy_helper
 
-from resnet8ptq import sensitivity
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
-from resnet8ptq.experiment import plots
+from resnet8ptq.experiment import plots, sensitivity
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import find_float_nodes

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from resnet8ptq import sensitivity
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
@@ -22,12 +21,13 @@ from resnet8ptq.core import files
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_held_out
 from resnet8ptq.evaluation import latency
-from resnet8ptq.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.experiment import sensitivity
+from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.experiment.ranking import Layer
+from resnet8ptq.experiment.sensitivity import Figures
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import find_float_nodes
-from resnet8ptq.ranking import Layer
-from resnet8ptq.sensitivity import Figures
 
 log = logging.getLogger(__name__)
 

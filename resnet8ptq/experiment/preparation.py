@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from resnet8ptq import exclusion
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import sequence
 from resnet8ptq.data.dataset import CalibrationSet, Dataset
+from resnet8ptq.experiment import exclusion
+from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.recorder import Recorder
 
 
 @dataclass(frozen=True)

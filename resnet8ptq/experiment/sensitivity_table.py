@@ -12,7 +12,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.text import show
 from resnet8ptq.experiment import plots
-from resnet8ptq.ranking import Layer, SensitivityResult
+from resnet8ptq.experiment.ranking import Layer, SensitivityResult
 
 COLUMNS = ("rank", "layer", "SQNR dB", "accuracy lost", "correct", "saved kB")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq import sensitivity_table
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DtypeConfig, RunConfig
@@ -22,11 +21,12 @@ from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.evaluation import evaluate
+from resnet8ptq.experiment import sensitivity_table
+from resnet8ptq.experiment.ranking import Layer, SensitivityResult
+from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.ranking import Layer, SensitivityResult
-from resnet8ptq.recorder import Recorder
 from resnet8ptq.tasks.classification import Comparison, Scores
 
 

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq import outputs, preparation
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
@@ -18,8 +17,9 @@ from resnet8ptq.data.draw import choose_scored, draw_calibration
 from resnet8ptq.evaluation import evaluate, latency
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.result import Measurement, RunResult
+from resnet8ptq.experiment import outputs, preparation
+from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
-from resnet8ptq.recorder import Recorder
 from resnet8ptq.tasks.classification import Comparison
 
 log = logging.getLogger(__name__)
