@@ -8,9 +8,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from resnet8ptq import job, search, sweep
+from resnet8ptq import job
 from resnet8ptq.config import loading
 from resnet8ptq.core import command
+from resnet8ptq.sweep import callback
+from resnet8ptq.sweep.objectives import to_return_value
 
 loading.register_schemas()
 
@@ -25,8 +27,8 @@ def run(cfg: DictConfig) -> float | list[float] | None:
     else:
         with command.exit_on_error():
             done = job.run_alone(cfg, folder)
-    return search.to_return_value(done, cfg.objectives)
+    return to_return_value(done, cfg.objectives)
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, sweep.find_current))
+    sys.exit(command.main(run, callback.find_current))

@@ -47,12 +47,13 @@ def command(*args: str) -> list[str]:
 
 def finished(folder: Path) -> list[Any]:
     """Return the finished runs of the one sweep in the store below `folder`; none without one."""
-    from resnet8ptq import history, mlflow_store
     from resnet8ptq.config.schema import TrackingConfig
+    from resnet8ptq.tracking import history
+    from resnet8ptq.tracking.store import open_store
 
     if not any((folder / "runs" / "sweeps").glob("*/*/sweep.json")):
         return []
-    store = mlflow_store.open_store(TrackingConfig(root=str(folder / "mlruns")))
+    store = open_store(TrackingConfig(root=str(folder / "mlruns")))
     (parent,) = history.find_runs(store, "tags.kind = 'sweep'")
     children = f"tags.`mlflow.parentRunId` = '{parent.run_id}' and attributes.status = 'FINISHED'"
     return history.find_runs(store, children)
@@ -82,7 +83,7 @@ def kill_node(node: Any) -> None:
 
 def wait_for_no_job(folder: Path) -> None:
     """Return once no process works in a run's folder: Ray ends those of a sweep that is gone."""
-    from resnet8ptq import journal
+    from resnet8ptq.tracking import journal
 
     while any(journal.is_alive(path.parent) for path in (folder / "runs").rglob(journal.FILE)):
         time.sleep(0.5)

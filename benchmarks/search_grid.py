@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from benchmarks.setting import REPO
-from resnet8ptq import pareto
 from resnet8ptq.config.schema import OBJECTIVES
+from resnet8ptq.report import pareto
 
 RECORD = REPO / "benchmarks" / "search.csv"
 NEAR = 0.99  # of the whole front's hypervolume

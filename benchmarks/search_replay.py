@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from benchmarks.search_grid import NEAR, Grid, Run, runs_to_best, runs_to_front
 from benchmarks.setting import REPO
 from benchmarks.tables import table
-from resnet8ptq import pareto
 from resnet8ptq.core import figures, files
+from resnet8ptq.report import pareto
 
 FIGURE = REPO / "docs" / "images" / "search.png"
 SEEDS = range(100)

@@ -21,14 +21,15 @@ from hydra import compose, initialize_config_dir
 from sqlalchemy import create_engine, text
 
 from benchmarks.setting import REPO
-from resnet8ptq import mlflow_store, server, tracking
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.mlflow_store import Store
+from resnet8ptq.serving import server
 from resnet8ptq.tasks.classification import Comparison, Scores
+from resnet8ptq.tracking.run import start_parent, start_run
+from resnet8ptq.tracking.store import Store, open_store
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FILES = {  # name -> bytes, as large as those of a run on CIFAR-10
@@ -60,7 +61,7 @@ def _enter(barrier: Any) -> None:
 def open_at_once(config: TrackingConfig) -> Store:
     """Open a store in the same moment as every other process of the pool."""
     _meet()
-    return mlflow_store.open_store(config)
+    return open_store(config)
 
 
 def log_at_once(task: tuple[Store, str, Path, range]) -> tuple[float, float]:
@@ -90,7 +91,7 @@ def log_run(store: Store, parent_id: str | None, folder: Path, number: int) -> s
     images = Split(np.zeros((100, 2, 2, 3), np.uint8), np.arange(100) % 10, "made up")
     data = Dataset("made up", CLASSES, images, images)
     tags = {"job_number": str(number)}
-    with tracking.start_run(store, f"run {number}", {}, own, parent_id, tags) as run:
+    with start_run(store, f"run {number}", {}, own, parent_id, tags) as run:
         run.log_config(make_config())
         run.log_params({"model_sha256": "0" * 64})
         run.log_datasets(data, CalibrationSet(images, np.arange(100)))
@@ -137,7 +138,7 @@ def measure(config: TrackingConfig, processes: int, runs: int, folder: Path) -> 
     with start_processes(processes) as pool:
         store, *_ = pool.map(open_at_once, [config] * processes)
         folder.mkdir()
-        parent_id = tracking.start_parent(store, "load", folder, {})
+        parent_id = start_parent(store, "load", folder, {})
         share = runs // processes
         tasks = [
             (store, parent_id, folder, range(first, first + share))

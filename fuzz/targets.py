@@ -137,8 +137,8 @@ def entry() -> Target:
 
 def sweep() -> Target:
     """The file that tells jobs of their sweep."""
-    from resnet8ptq.journal import SWEEP_FILE
-    from resnet8ptq.sweep_file import Sweep
+    from resnet8ptq.tracking.journal import SWEEP_FILE
+    from resnet8ptq.tracking.sweep_file import Sweep
 
     store = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
     worker = {"at_once": 2, "threads": 1, "folder": "x", "variables": {}}
@@ -148,7 +148,7 @@ def sweep() -> Target:
 
 def reference() -> Target:
     """Other tools' figures."""
-    from resnet8ptq import reference as figures
+    from resnet8ptq.report import reference as figures
 
     lines = f"{','.join(figures.COLUMNS)}\nONNX Runtime,int8,8700,8699.5,9980,93000\n"
     return Target(lines.encode(), lambda path: figures.load(str(path)), "figures.csv")

@@ -14,20 +14,21 @@ from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
-    from resnet8ptq.history import Record
-    from resnet8ptq.mlflow_store import Store
+    from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
 
 
 def run_alone(cfg: DictConfig, folder: Path) -> "Record":
     """Run, and show the result beside its baseline."""
-    from resnet8ptq import mlflow_store, table
+    from resnet8ptq.report import table
+    from resnet8ptq.tracking.store import open_store
 
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
-    store = mlflow_store.open_store(config.tracking)
+    store = open_store(config.tracking)
     found = record(cfg, folder, store, tags=identify(cfg))
     if config.analysis.name is None:  # an analysis has printed its own table
         table.print_table([found])
@@ -41,8 +42,8 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
     Args:
         settings: Hydra's own: the sweep's folder, the job's number and overrides.
     """
-    from resnet8ptq import jobs, resume
-    from resnet8ptq.sweep_file import Sweep
+    from resnet8ptq.sweep import jobs, resume
+    from resnet8ptq.tracking.sweep_file import Sweep
 
     sweep, number = Sweep.load(Path(settings.sweep.dir)), settings.job.num
     if sweep.worker:
@@ -71,7 +72,7 @@ def identify(cfg: DictConfig) -> dict[str, str]:
 
     The run says what is wrong with them, on record.
     """
-    from resnet8ptq import identity
+    from resnet8ptq.sweep import identity
 
     try:
         return {"identity": identity.find(parse_config(cfg))}
@@ -88,9 +89,9 @@ def record(
     earlier: Sequence["Record"] = (),
 ) -> "Record":
     """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record."""
-    from resnet8ptq import tracking
     from resnet8ptq.experiment.pipeline import run_experiment
     from resnet8ptq.experiment.sensitivity import run_analysis
+    from resnet8ptq.tracking.run import replace_runs, start_run
 
     granularity = "per_channel" if cfg.per_channel else "per_tensor"
     backend = "torch_pt2e" if cfg.backend.get("flow") == "pt2e" else cfg.backend.name
@@ -100,8 +101,8 @@ def record(
         name += f"-{cfg.analysis.name}"
     log.info("%s: started", name)
     composed = OmegaConf.to_container(cfg, resolve=True)
-    with tracking.start_run(store, name, composed, folder, parent_id, tags) as opened:
-        tracking.replace_runs(store, earlier, opened)
+    with start_run(store, name, composed, folder, parent_id, tags) as opened:
+        replace_runs(store, earlier, opened)
         config = parse_config(cfg)
         experiment = run_experiment if config.analysis.name is None else run_analysis
         result = experiment(config, folder, opened)

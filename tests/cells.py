@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 
-from resnet8ptq import table
-from resnet8ptq.comparison import Cell, Comparison, compare
-from resnet8ptq.history import Record
+from resnet8ptq.report import table
+from resnet8ptq.report.comparison import Cell, Comparison, compare
 from resnet8ptq.tasks.classification import Paired
 from resnet8ptq.tasks.statistics import mcnemar
+from resnet8ptq.tracking.history import Record
 
 NAMES = ("cat", "dog")
 IMAGES = 1000

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # most tests do without MLflow
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-    from resnet8ptq.mlflow_store import Store
+    from resnet8ptq.tracking.store import Store
 
 REPO = Path(__file__).parents[1]
 COMMAND = (sys.executable, str(REPO / "run.py"))
@@ -182,7 +182,7 @@ class Called:
 
     @property
     def client(self) -> "MlflowClient":
-        from resnet8ptq.mlflow_store import mlflow
+        from resnet8ptq.tracking.store import mlflow
 
         return mlflow.MlflowClient(tracking_uri=f"sqlite:///{self.folder / 'mlruns' / 'mlflow.db'}")
 
@@ -260,24 +260,24 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SQLite file of an empty store, to be copied: making one takes a second."""
-    from resnet8ptq import mlflow_store
     from resnet8ptq.config.schema import TrackingConfig
+    from resnet8ptq.tracking.store import open_store
 
     root = tmp_path_factory.mktemp("mlruns")
-    mlflow_store.open_store(TrackingConfig(root=str(root)))
+    open_store(TrackingConfig(root=str(root)))
     return root / "mlflow.db"
 
 
 @pytest.fixture
 def own_store(database: Path, tmp_path: Path) -> "Store":
     """An empty store of the test's own, in `mlruns` below its folder."""
-    from resnet8ptq import mlflow_store
     from resnet8ptq.config.schema import TrackingConfig
+    from resnet8ptq.tracking.store import open_store
 
     root = tmp_path / "mlruns"
     root.mkdir()
     shutil.copy(database, root)
-    return mlflow_store.open_store(TrackingConfig(root=str(root)))
+    return open_store(TrackingConfig(root=str(root)))
 
 
 @pytest.fixture

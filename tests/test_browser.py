@@ -13,7 +13,7 @@ from conftest import Called
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from resnet8ptq import ui_view
+from resnet8ptq.tracking import view
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -91,7 +91,7 @@ def test_comparison_page_lists_parent_and_children_with_columns(
     ui: str,
     page: Page,
 ) -> None:
-    page.goto(ui + ui_view.path(sweep.parent.info.experiment_id))
+    page.goto(ui + view.path(sweep.parent.info.experiment_id))
     for run in [sweep.parent, *sweep.children]:
         link = page.get_by_role("link", name=run.info.run_name).first  # other tests add their runs
         expect(link).to_be_visible(timeout=PATIENCE_MS)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from onnxruntime.quantization import quantize_static
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
-from resnet8ptq import tracking
 from resnet8ptq.backends.onnx.quantizer import DTYPES, OnnxQuantizer
 from resnet8ptq.calibration import methods, table
 from resnet8ptq.calibration.table import FILES, PROVENANCE_FILE, load, write
@@ -28,6 +27,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.experiment import pipeline
+from resnet8ptq.tracking.run import Run
 
 RANGES = {"input": (0.0, 255.0), "a/b": (-0.1, 0.3), "dead": (0.0, 0.0), "below": (-4.0, -1.0)}
 AS_FLOAT32 = {name: tuple(float(np.float32(v)) for v in ends) for name, ends in RANGES.items()}
@@ -234,7 +234,7 @@ def run(folder: Path, *overrides: str) -> Path:
     folder.mkdir()
     few = ("data=shapes", "calib.samples_per_class=5", "latency.enabled=false")
     pipeline.run_experiment(
-        make_config(*few, *overrides), folder, mock.create_autospec(tracking.Run, instance=True)
+        make_config(*few, *overrides), folder, mock.create_autospec(Run, instance=True)
     )
     return folder
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 
-from resnet8ptq.comparison import compare, indistinguishable
+from resnet8ptq.report.comparison import compare, indistinguishable
 from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
 
 

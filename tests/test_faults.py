@@ -14,12 +14,11 @@ import pytest
 from conftest import NO_REAL_FILES, call
 from test_sync import log_everything, only_run, synchronize
 
-from resnet8ptq import mlflow_store
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.journal import Journal
-from resnet8ptq.mlflow_store import Store
+from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.store import Store, open_store
 
 QUICK = ("data=shapes", "dtype=fp32", "latency.enabled=false")
 
@@ -60,7 +59,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 @pytest.fixture
 def store_on_disk(disk: Disk, database: Path) -> Store:
     shutil.copy(database, disk.folder / "mlflow.db")
-    return mlflow_store.open_store(TrackingConfig(root=str(disk.folder)))
+    return open_store(TrackingConfig(root=str(disk.folder)))
 
 
 def test_a_full_store_leaves_the_run_in_its_folder(
@@ -88,7 +87,7 @@ def test_a_store_that_cannot_be_written_is_refused_at_the_start(disk: Disk, faul
     else:
         disk.make_read_only()
     with pytest.raises(TrackingError, match=r"^tracking\.") as caught:
-        mlflow_store.open_store(TrackingConfig(root=str(disk.folder)))
+        open_store(TrackingConfig(root=str(disk.folder)))
     assert "\n" not in str(caught.value)
     assert not (disk.folder / "mlflow.db").exists()
 
@@ -154,14 +153,14 @@ def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(
     root.mkdir()
     shutil.copy(database, root / "mlflow.db")
     config = TrackingConfig(root=str(root))
-    log_everything(mlflow_store.open_store(config), tmp_path / "runs" / "run")
+    log_everything(open_store(config), tmp_path / "runs" / "run")
     damage(root / "mlflow.db")
     with pytest.raises(TrackingError, match=r"is damaged; move it away, and `python") as caught:
-        mlflow_store.open_store(config)
+        open_store(config)
     assert "\n" not in str(caught.value)
 
     # Elsewhere: this process still has the damaged file open.
-    fresh = mlflow_store.open_store(TrackingConfig(root=str(tmp_path / "fresh")))
+    fresh = open_store(TrackingConfig(root=str(tmp_path / "fresh")))
     assert synchronize(fresh, tmp_path / "runs").logged == [tmp_path / "runs" / "run"]
     found = only_run(fresh)
     assert (found.info.status, found.data.metrics["loss"]) == ("FINISHED", 1 / 3)

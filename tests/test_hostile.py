@@ -27,22 +27,22 @@ from onnx import helper
 from test_cifar10 import make_batch, pickle_published, read_test
 from test_onnx_source import IMAGES, build
 
-from resnet8ptq import comparison
 from resnet8ptq.calibration import table
-from resnet8ptq.comparison import Cell
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data import cifar10
-from resnet8ptq.history import Record
-from resnet8ptq.journal import SWEEP_FILE
-from resnet8ptq.mlflow_store import Store, open_store
 from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
-from resnet8ptq.sweep_file import Sweep, Worker
+from resnet8ptq.report import comparison
+from resnet8ptq.report.comparison import Cell
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.journal import SWEEP_FILE
+from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.sweep_file import Sweep, Worker
 
 NASTY = "../../x\n| $a$ <script>alert(1)</script> \x1b[31m\u202e [red]"
 
@@ -497,7 +497,7 @@ def test_no_setting_takes_control_characters(key: str, bad: str) -> None:
 
 @pytest.mark.parametrize("name", ["../../../x", "/tmp/x_of_experiment"])
 def test_artifacts_of_an_experiment_stay_in_the_store(tmp_path: Path, name: str) -> None:
-    from resnet8ptq.mlflow_store import mlflow
+    from resnet8ptq.tracking.store import mlflow
 
     root = tmp_path / "a" / "b" / "mlruns"
     store = open_store(TrackingConfig(root=str(root), experiment_name=name))

@@ -11,12 +11,12 @@ import pytest
 from cells import predictions, sweep, unmeasured
 from rich.console import Console
 
-from resnet8ptq import report, sweep_plots, table
-from resnet8ptq.comparison import Comparison, compare
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.experiment import plots, sensitivity_table
 from resnet8ptq.experiment.sensitivity import Layer, SensitivityResult
+from resnet8ptq.report import page, table
+from resnet8ptq.report.comparison import Comparison, compare
 
 NASTY = (
     '</td><script>alert("1")</script> | $\\frac{x$ $y$ [red]b[/red] [a](javascript:x) '
@@ -57,19 +57,19 @@ class Tags(HTMLParser):
 
 
 def test_the_page_has_no_elements_but_its_own(found: Comparison) -> None:
-    markdown = report.to_markdown(found, ReportConfig(), {"trade_offs.png": b"x"})
-    page = report.to_html(markdown, table.title(found.records), {"trade_offs.png": b"x"})
-    seen = Tags(page)
+    markdown = page.to_markdown(found, ReportConfig(), {"trade_offs.png": b"x"})
+    html = page.to_html(markdown, table.title(found.records), {"trade_offs.png": b"x"})
+    seen = Tags(html)
     assert not seen.tags & {"script", "iframe", "object", "form", "base", "link", "a"}
     assert not {name for name in seen.attributes if name.startswith("on")}
-    assert len(re.findall("<h1>", page)) == 1  # no heading of the text's own
+    assert len(re.findall("<h1>", html)) == 1  # no heading of the text's own
     for sign in SIGNS:
-        assert sign not in page
+        assert sign not in html
         assert sign not in markdown
 
 
 def test_rows_of_the_markdown_table_keep_their_cells(found: Comparison) -> None:
-    text = report.to_markdown(found, ReportConfig(), {})
+    text = page.to_markdown(found, ReportConfig(), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("|")]
     rows = rows[: 2 + len(table.rows(found.records))]
     counts = {len(re.findall(r"(?<!\\)\|", row)) for row in rows if not row.startswith("|---")}
@@ -139,7 +139,7 @@ def test_files_of_the_report_stay_in_its_folder(found: Comparison) -> None:
     for cell in cells:
         cell.record.params["backend"] = "../../x"
         cell.record.params["calib"] = "minmax"
-    drawn = report._draw(Comparison(tuple(replace(cell, label="x") for cell in cells)))
+    drawn = page._draw(Comparison(tuple(replace(cell, label="x") for cell in cells)))
     assert any(name.startswith("ranges_") for name in drawn)
     assert not any("/" in name for name in drawn)
 

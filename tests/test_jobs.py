@@ -13,11 +13,11 @@ from conftest import REPO
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
-from resnet8ptq import jobs
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.core import command, machine
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.sweep_file import Worker
+from resnet8ptq.sweep import jobs
+from resnet8ptq.tracking.sweep_file import Worker
 
 CORES = machine.threads(None)
 

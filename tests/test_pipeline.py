@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from resnet8ptq import history, journal, mlflow_store, tracking
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.registry import BACKENDS
@@ -25,11 +24,13 @@ from resnet8ptq.evaluation import evaluate
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import pipeline
-from resnet8ptq.history import Record
-from resnet8ptq.mlflow_store import Store
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Scores
+from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.run import start_run
+from resnet8ptq.tracking.store import Store, open_store
 
 Ranges = Mapping[str, Range] | None
 FEW = ("calib.samples_per_class=20", "latency.enabled=false")
@@ -37,7 +38,7 @@ FEW = ("calib.samples_per_class=20", "latency.enabled=false")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def no_run_left_open() -> Iterator[None]:
 
 def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, Record]:
     config = make_config("data=shapes", *FEW, *overrides)
-    with tracking.start_run(store, "name", {}, folder) as opened:
+    with start_run(store, "name", {}, folder) as opened:
         result = pipeline.run_experiment(config, folder, opened)
     return result, history.load_run(store, opened.run_id)
 
@@ -133,7 +134,7 @@ def test_damaged_artifact_fails_the_run(
     config = make_config("data=shapes", *FEW)
     with (
         pytest.raises(Exception, match=r"(?i)protobuf|parse|load"),
-        tracking.start_run(store, "name", {}, tmp_path) as opened,
+        start_run(store, "name", {}, tmp_path) as opened,
     ):
         pipeline.run_experiment(config, tmp_path, opened)
     record = history.load_run(store, opened.run_id)

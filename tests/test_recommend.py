@@ -3,7 +3,7 @@
 from cells import predictions, sweep
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.recommend import broken_limits, recommend
+from resnet8ptq.report.recommend import broken_limits, recommend
 
 LIMITS = ReportConfig()
 

@@ -8,18 +8,14 @@ import pytest
 from cells import predictions, sweep, unmeasured
 from conftest import make_config
 
-from resnet8ptq import report, spread, table, tracking
-from resnet8ptq.comparison import Comparison, compare
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.mlflow_store import Store
-from resnet8ptq.sweep_file import Sweep
-from resnet8ptq.sweep_plots import (
-    activation_ranges,
-    class_impact,
-    trade_offs,
-    weight_ranges,
-)
+from resnet8ptq.report import page, spread, table
+from resnet8ptq.report.comparison import Comparison, compare
+from resnet8ptq.report.plots import activation_ranges, class_impact, trade_offs, weight_ranges
+from resnet8ptq.tracking.run import start_parent, start_run
+from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.sweep_file import Sweep
 
 LIMITS = ReportConfig()
 
@@ -36,7 +32,7 @@ def found() -> Comparison:
 
 
 def test_every_requested_cell_and_reason_is_in_the_table(found: Comparison) -> None:
-    text = report.to_markdown(found, LIMITS, {})
+    text = page.to_markdown(found, LIMITS, {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + 2 + 4  # head, baselines, cells
     assert [row.split(" | ")[-3] for row in rows[-2:]] == ["unsupported", "failed"]
@@ -44,7 +40,7 @@ def test_every_requested_cell_and_reason_is_in_the_table(found: Comparison) -> N
 
 
 def test_summary_counts_and_says_who_is_worse(found: Comparison) -> None:
-    text = report.to_markdown(found, LIMITS, {})
+    text = page.to_markdown(found, LIMITS, {})
     assert "4 combinations asked for: 2 measured, 1 unsupported, 1 failed" in text
     assert (
         "Significantly less accurate than FP32: 1 of the 2 quantized models; for the other 1"
@@ -54,36 +50,36 @@ def test_summary_counts_and_says_who_is_worse(found: Comparison) -> None:
 
 
 def test_numbers_equal_the_records(found: Comparison) -> None:
-    text = report.to_markdown(found, LIMITS, {})
+    text = page.to_markdown(found, LIMITS, {})
     for cell in found.measured:
         assert f"{cell.metric('accuracy'):.2%}" in text
         assert f"{100 * cell.metric('delta'):+.2f}" in text
 
 
 def test_text_from_outside_is_escaped_in_the_page(found: Comparison) -> None:
-    page = report.to_html(report.to_markdown(found, LIMITS, {}), "title", {})
-    assert "<b>kernel</b>" not in page
-    assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in page
-    assert "<script" not in page.lower()
+    html = page.to_html(page.to_markdown(found, LIMITS, {}), "title", {})
+    assert "<b>kernel</b>" not in html
+    assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in html
+    assert "<script" not in html.lower()
 
 
 def test_the_page_holds_its_figures_and_asks_for_nothing(found: Comparison) -> None:
     images = {"trade_offs.png": b"\x89PNG"}
-    page = report.to_html(report.to_markdown(found, LIMITS, images), "title", images)
-    assert '<img src="data:image/png;base64,iVBORw==' in page
-    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+    html = page.to_html(page.to_markdown(found, LIMITS, images), "title", images)
+    assert '<img src="data:image/png;base64,iVBORw==' in html
+    assert re.findall(r'(?:src|href)="(?!data:)', html) == []
 
 
 def test_nothing_measured_recommends_nothing() -> None:
     bare = compare([unmeasured("a", "unsupported", "why")])
-    text = report.to_markdown(bare, LIMITS, {})
+    text = page.to_markdown(bare, LIMITS, {})
     assert "nothing can be recommended" in text
     assert "## Recommendation" not in text
 
 
 def test_limits_show_as_pass_and_fail(found: Comparison) -> None:
     strict = ReportConfig(max_drop=0.01)
-    text = report.to_markdown(found, strict, {})
+    text = page.to_markdown(found, strict, {})
     assert "fail: drop \\> 1 points" in text
     assert "| pass |" in text
 
@@ -129,14 +125,14 @@ def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(
     folder, here = tmp_path / "sweep", tmp_path / "here"
     for path in (folder / "0", here):
         path.mkdir(parents=True)
-    parent_id = tracking.start_parent(own_store, "sweep", folder, {})
-    with tracking.start_run(own_store, "cell", {}, folder / "0", parent_id) as run:
+    parent_id = start_parent(own_store, "sweep", folder, {})
+    with start_run(own_store, "cell", {}, folder / "0", parent_id) as run:
         run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "no such kernel"))
     monkeypatch.chdir(here)
-    report.main([f"root={tmp_path / 'mlruns'}"])  # without its sweep.json it is not that folder
+    page.main([f"root={tmp_path / 'mlruns'}"])  # without its sweep.json it is not that folder
     assert "no such kernel" in (here / "report.md").read_text()
     assert not (folder / "report.md").exists()
     Sweep(own_store, parent_id, folder).save()
-    report.main([f"root={tmp_path / 'mlruns'}"])
+    page.main([f"root={tmp_path / 'mlruns'}"])
     assert (folder / "report.md").read_text() == (here / "report.md").read_text()

@@ -7,21 +7,23 @@ from pathlib import Path
 import pytest
 from conftest import NO_REAL_FILES, REPO, Called, call, clean_environment, make_config
 
-from resnet8ptq import history, identity, journal, mlflow_store, resume, tracking
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import shapes
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.mlflow_store import Store
-from resnet8ptq.sweep_file import Sweep
+from resnet8ptq.sweep import identity, resume
+from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.run import replace_runs, start_parent, start_run
+from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.sweep_file import Sweep
 
 SHAPES = ("data=shapes", "calib.samples_per_class=20")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def own(store: Store, tmp_path: Path) -> Sweep:
 
 def start_sweep(store: Store, folder: Path, key: str) -> Sweep:
     folder.mkdir()
-    parent_id = tracking.start_parent(store, "sweep", folder, {"sweep_key": key})
+    parent_id = start_parent(store, "sweep", folder, {"sweep_key": key})
     return Sweep(store, parent_id, folder, resume=True)
 
 
@@ -42,8 +44,8 @@ def run_job(sweep: Sweep, number: int, digest: str, error: BaseException | None 
     folder.mkdir()
     earlier = resume.find_attempts(sweep, number)
     try:
-        with tracking.start_run(sweep.store, "job", {}, folder, sweep.parent_id, tags) as run:
-            tracking.replace_runs(sweep.store, earlier, run)
+        with start_run(sweep.store, "job", {}, folder, sweep.parent_id, tags) as run:
+            replace_runs(sweep.store, earlier, run)
             run.log_result(RunResult("ok"))
             if error is not None:
                 raise error
@@ -134,7 +136,7 @@ def test_a_job_that_is_still_running_is_not_started_again(own: Sweep) -> None:
     folder.mkdir()
     tags = {"job_number": "0"}
     with (
-        tracking.start_run(own.store, "job", {}, folder, own.parent_id, tags),
+        start_run(own.store, "job", {}, folder, own.parent_id, tags),
         pytest.raises(TrackingError, match=f"job 0 is still running in {folder}"),
     ):
         resume.find_attempts(own, 0)

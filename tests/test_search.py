@@ -18,10 +18,11 @@ from hypothesis.extra.numpy import arrays
 from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.search_grid import read_grid, runs_to_best, runs_to_front
-from resnet8ptq import pareto, report, search, sweep_plots
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import OBJECTIVES, ReportConfig
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.report import page, pareto, plots
+from resnet8ptq.sweep.objectives import prepare, to_return_value
 
 SPACE = ("experiment=search", "data=shapes", "calib=percentile", "per_backend.onnx.slim=true")
 QUICK = ("latency.repeats=5", "latency.batch_repeats=1", "held_out_images=500")
@@ -56,13 +57,13 @@ def test_the_front_by_hand() -> None:
 
 def test_a_sweeper_is_told_what_it_asked_for() -> None:
     measured = record("a", predictions(lost=10))  # 890 of 1,000 right, the baseline 900
-    assert search.to_return_value(measured, ["accuracy", "size_bytes"]) == [0.89, 1e5]
-    assert search.to_return_value(measured, ["size_bytes"]) == 1e5
-    assert search.to_return_value(measured, ["accuracy", "latency_p50_ms"]) is None
-    assert search.to_return_value(measured, None) == pytest.approx(0.01)
+    assert to_return_value(measured, ["accuracy", "size_bytes"]) == [0.89, 1e5]
+    assert to_return_value(measured, ["size_bytes"]) == 1e5
+    assert to_return_value(measured, ["accuracy", "latency_p50_ms"]) is None
+    assert to_return_value(measured, None) == pytest.approx(0.01)
     unsupported = replace(measured, metrics={})
-    assert search.to_return_value(unsupported, ["accuracy"]) is None
-    assert search.to_return_value(unsupported, None) is None
+    assert to_return_value(unsupported, ["accuracy"]) is None
+    assert to_return_value(unsupported, None) is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_what_does_not_fit_is_refused_before_the_first_trial(
     overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        search.prepare(compose_whole("experiment=search", *overrides))
+        prepare(compose_whole("experiment=search", *overrides))
     assert message in str(caught.value)
 
 
@@ -95,8 +96,8 @@ def test_every_objective_is_a_metric_with_a_direction() -> None:
 
 
 def test_other_sweepers_still_get_the_accuracy_drop() -> None:
-    assert search.prepare(compose_whole()) == {}
-    assert search.prepare(compose_whole("hydra/sweeper=optuna")) == {}
+    assert prepare(compose_whole()) == {}
+    assert prepare(compose_whole("hydra/sweeper=optuna")) == {}
 
 
 def test_every_axis_of_the_search_composes() -> None:
@@ -123,7 +124,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
     assert front is not None
     assert len(front.commands) == 1
     assert [cell.record.run_id for cell in front.members] == ["best", "small"]
-    text = report.to_markdown(found, ReportConfig(), {})
+    text = page.to_markdown(found, ReportConfig(), {})
     section = text.split("## Pareto front")[1].split("## All runs")[0]
     assert "| configuration | accuracy | size kB |" in section
     assert "| onnx uint8 minmax per tensor | 90.50% | 100.0 |" in section
@@ -132,7 +133,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
         "    python run.py experiment=search 'op_types=[Conv, Gemm]' evaluate.split=test "
         "hydra.mode=RUN" in section
     )
-    figure = sweep_plots.trade_offs(found)
+    figure = plots.trade_offs(found)
     assert figure is not None
     assert "on the front of the search" in {t.get_text() for t in figure.legends[0].get_texts()}
 
@@ -140,7 +141,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
 def test_a_sweep_that_looks_for_nothing_has_no_front() -> None:
     found = sweep(("a", predictions(), {}))
     assert pareto.find(found) is None
-    assert "Pareto" not in report.to_markdown(found, ReportConfig(), {})
+    assert "Pareto" not in page.to_markdown(found, ReportConfig(), {})
 
 
 def test_without_the_extra_one_line_names_it(tmp_path: Path) -> None:

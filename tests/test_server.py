@@ -17,13 +17,15 @@ import requests
 from conftest import REPO, clean_environment
 
 from benchmarks import tracking_load
-from resnet8ptq import access, history, mlflow_store, server, tracking
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
-from resnet8ptq.history import Record
-from resnet8ptq.mlflow_store import Store
-from resnet8ptq.server import Arguments
+from resnet8ptq.serving import access, server
+from resnet8ptq.serving.server import Arguments
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.run import start_parent
+from resnet8ptq.tracking.store import Store, open_store
 
 PROCESSES, RUNS = 8, 25  # runs of each
 
@@ -58,7 +60,7 @@ def serve(*words: str, **env: str) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="server-") as name:
         Path(name).chmod(0o755)
         words = (f"folder={name}", f"port={free_port()}", "workers=2", *words)
-        command = [sys.executable, "-m", "resnet8ptq.server", *words]
+        command = [sys.executable, "-m", "resnet8ptq.serving.server", *words]
         process = subprocess.Popen(
             command, cwd=REPO, env=clean_environment(**env), stdout=subprocess.PIPE, text=True
         )
@@ -83,7 +85,7 @@ def test_eight_processes_lose_nothing(tmp_path: Path) -> None:
             stores = set(pool.map(tracking_load.open_at_once, [config] * PROCESSES))
             (store,) = stores  # one experiment, whoever was first
             (tmp_path / "parent").mkdir()
-            parent_id = tracking.start_parent(store, "load", tmp_path / "parent", {})
+            parent_id = start_parent(store, "load", tmp_path / "parent", {})
             tasks = [
                 (store, parent_id, tmp_path, range(first, first + RUNS))
                 for first in range(0, PROCESSES * RUNS, RUNS)
@@ -115,7 +117,7 @@ def check_refusals(served: Served) -> None:
 
 def check_runs(records: list[Record], folder: Path) -> None:
     """All that was logged is what one run logs to an SQLite file."""
-    alone = mlflow_store.open_store(TrackingConfig(root=str(folder / "mlruns")))
+    alone = open_store(TrackingConfig(root=str(folder / "mlruns")))
     run_id = tracking_load.log_run(alone, None, folder / "alone", 0)
     expected = history.load_run(alone, run_id)
     assert len(expected.params) > 60
@@ -158,13 +160,13 @@ def test_server_with_users_takes_nobody_else(
         assert served.get("experiments/search?max_results=9").status_code == 401
         config = TrackingConfig(uri=served.uri)
         with pytest.raises(PtqError, match=r"^tracking\.uri: .* cannot be used .*401"):
-            mlflow_store.open_store(config)
+            open_store(config)
         password = (served.folder / "admin_password").read_text()
         for name in ("admin_password", "secret_key", "auth.ini"):
             assert (served.folder / name).stat().st_mode & 0o077 == 0
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
-        store = mlflow_store.open_store(config)
+        store = open_store(config)
         run_id = tracking_load.log_run(store, None, tmp_path, 1)
         record = history.load_run(store, run_id)
         assert record.tags["status"] == "ok"

@@ -13,7 +13,7 @@ from resnet8ptq.models.model import Fp32Model
 FRAMEWORKS = {"tensorflow", "keras", "torch", "torchvision", "torchao", "ai_edge_litert"}
 # MLflow imports pandas and scipy.sparse by itself.
 YARDSTICKS = {"scipy.stats", "sklearn", "statsmodels", "cpuinfo"}
-REPORT = {"jinja2", "markdown_it", "resnet8ptq.report", "resnet8ptq.sweep_plots"}
+REPORT = {"jinja2", "markdown_it", "resnet8ptq.report.page", "resnet8ptq.report.plots"}
 LIBRARIES = {"mlflow", "numpy", "scipy", "pandas", "matplotlib", "onnx", "onnxruntime"}
 
 

@@ -21,13 +21,14 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from requests.adapters import HTTPAdapter, Retry
 
-from resnet8ptq import history, journal, mlflow_store, sync, tracking
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.journal import Journal
-from resnet8ptq.mlflow_store import Store
+from resnet8ptq.tracking import history, journal, sync
+from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.run import Run, _start_journal, end_parent, start_parent, start_run
+from resnet8ptq.tracking.store import Store, open_store
 
 AWAY = Store("http://127.0.0.1:9", "0", "resnet8ptq")  # nobody listens there
 
@@ -45,7 +46,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def log_everything(store: Store, folder: Path, parent_id: str | None = None) -> str:
     folder.mkdir(parents=True)
     split = Split(np.zeros((10, 2, 2, 3), np.uint8), np.arange(10), "made up")
-    with tracking.start_run(store, "a run", {}, folder, parent_id, {"job_number": "3"}) as run:
+    with start_run(store, "a run", {}, folder, parent_id, {"job_number": "3"}) as run:
         run.log_config(make_config("data=shapes"))
         run.log_datasets(
             Dataset("made up", ("a", "b"), split, split), CalibrationSet(split, np.arange(10))
@@ -101,7 +102,7 @@ def test_a_store_that_goes_away_in_the_middle_gets_the_rest_when_it_is_back(
     log_batch = mlflow.MlflowClient.log_batch
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", fail)
     monkeypatch.setattr(
-        tracking.Run,
+        Run,
         "upload_folder",  # at the end of the run
         lambda _: monkeypatch.setattr(mlflow.MlflowClient, "log_batch", log_batch),
     )
@@ -130,8 +131,8 @@ def test_what_a_store_will_never_take_fails_the_run(
 def leave_open(store: Store, folder: Path) -> None:
     """Leave what a run leaves that is killed before it can close anything."""
     folder.mkdir(parents=True)
-    kept = tracking._start_journal(store, "killed", None, {"folder": str(folder)})
-    run = tracking.Run(store, kept, folder)
+    kept = _start_journal(store, "killed", None, {"folder": str(folder)})
+    run = Run(store, kept, folder)
     run.open()
     (folder / journal.LOCK).touch()
 
@@ -161,14 +162,14 @@ def test_an_empty_store_takes_sweeps_with_their_runs(store: Store, tmp_path: Pat
     lost = tmp_path / "lost"
     lost.mkdir()
     shutil.copy(store.uri.removeprefix("sqlite:///"), lost / "mlflow.db")
-    before = mlflow_store.open_store(TrackingConfig(root=str(lost)))
+    before = open_store(TrackingConfig(root=str(lost)))
     folder = tmp_path / "sweeps" / "one"
     folder.mkdir(parents=True)
-    parent_id = tracking.start_parent(before, "a sweep", folder, {"overrides": "dtype=int8"})
+    parent_id = start_parent(before, "a sweep", folder, {"overrides": "dtype=int8"})
     log_everything(before, folder / "0", parent_id)
     (folder / "report.md").write_text("# Report")
     (folder / "sweep.json").write_text("secret")
-    tracking.end_parent(before, parent_id, "ok", folder)
+    end_parent(before, parent_id, "ok", folder)
 
     found = synchronize(store, tmp_path / "sweeps")
     assert found.logged == [folder, folder / "0"]
@@ -212,14 +213,14 @@ def test_two_runs_do_not_work_in_one_folder(store: Store, tmp_path: Path) -> Non
     with (
         journal.lock(tmp_path),
         pytest.raises(TrackingError, match="another run works here"),
-        tracking.start_run(store, "second", {}, tmp_path),
+        start_run(store, "second", {}, tmp_path),
     ):
         pass
     assert store.client.search_runs([store.experiment_id]) == []
 
 
 def call_sync(folder: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "resnet8ptq.sync", *words]
+    command = [sys.executable, "-m", "resnet8ptq.tracking.sync", *words]
     env = clean_environment(PYTHONPATH=str(REPO), **env)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
@@ -305,7 +306,7 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
     found = Called(tmp_path, done.returncode, done.stdout, done.stderr)
     assert found.code == 1, found.err
     (error,) = found.errors
-    assert "`python -m resnet8ptq.sync folder=" in error
+    assert "`python -m resnet8ptq sync folder=" in error
     assert "Traceback" not in found.err
     assert [row["status"] for row in found.table] == ["baseline", "ok", "ok", "ok"]
 
@@ -313,7 +314,7 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
     synced = call_sync(tmp_path, **env)
     assert synced.returncode == 0, synced.stderr
     assert "3 runs logged, 0 closed as killed, 0 still running, 1 were" in synced.stdout
-    store = mlflow_store.open_store(TrackingConfig(uri=server.uri))
+    store = open_store(TrackingConfig(uri=server.uri))
     parent = history.find_parent(store)
     assert parent is not None
     children = history.load_children(store, parent.run_id)

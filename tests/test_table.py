@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from resnet8ptq import table
-from resnet8ptq.history import Record
+from resnet8ptq.report import table
+from resnet8ptq.tracking.history import Record
 
 REASON = "kernels take qint8 weights"
 

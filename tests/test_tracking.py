@@ -18,7 +18,6 @@ from conftest import REPO, make_config
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from resnet8ptq import history, journal, mlflow_store, sweep, tracking, upload
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import TrackingConfig
@@ -26,16 +25,20 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.journal import Journal
-from resnet8ptq.mlflow_store import Store
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.sweep import callback
+from resnet8ptq.tracking import history, journal, upload
+from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.run import end_parent, start_parent, start_run
+from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.sweep_file import Sweep
 
 URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return mlflow_store.open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +71,7 @@ def fail_in_a_run(
     config = {"backend": {"name": "onnx"}, "seed": 42}
     with (
         pytest.raises(type(error)),
-        tracking.start_run(store, "name", config, folder) as run,
+        start_run(store, "name", config, folder) as run,
     ):
         run_id = run.run_id
         prepare()
@@ -78,9 +81,9 @@ def fail_in_a_run(
 
 def test_store_and_experiment_are_made_once(tmp_path: Path) -> None:
     config = TrackingConfig(root=str(tmp_path / "new" / "mlruns"), experiment_name="mine")
-    first = mlflow_store.open_store(config)
+    first = open_store(config)
     assert first.uri == f"sqlite:///{tmp_path}/new/mlruns/mlflow.db"
-    assert mlflow_store.open_store(config) == first
+    assert open_store(config) == first
     names = [found.name for found in client(first).search_experiments()]
     assert sorted(names) == ["Default", "mine"]
     location = client(first).get_experiment(first.experiment_id).artifact_location
@@ -95,7 +98,7 @@ def test_store_that_cannot_be_made_leaves_no_half_of_it(
 
     monkeypatch.setattr(shutil, "copyfile", fail)
     with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used \(disk full\)"):
-        mlflow_store.open_store(TrackingConfig(root=str(tmp_path)))
+        open_store(TrackingConfig(root=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -103,7 +106,7 @@ def test_store_that_cannot_be_made_leaves_no_half_of_it(
 def test_four_processes_make_one_store(tmp_path: Path) -> None:
     config = TrackingConfig(root=str(tmp_path / "mlruns"))
     with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
-        stores = list(pool.map(mlflow_store.open_store, [config] * 4))
+        stores = list(pool.map(open_store, [config] * 4))
     assert len(set(stores)) == 1
     found = client(stores[0]).search_experiments(view_type=mlflow.entities.ViewType.ALL)
     assert sorted(experiment.name for experiment in found) == ["Default", "resnet8ptq"]
@@ -115,14 +118,14 @@ def log_images(store: Store, folder: Path, number: int, barrier: Any) -> None:
     drawn = CalibrationSet(split, np.arange(10))
     own = folder / str(number)
     own.mkdir()
-    with tracking.start_run(store, f"run {number}", {}, own) as run:
+    with start_run(store, f"run {number}", {}, own) as run:
         run._config_logged = True
         barrier.wait()
         run.log_datasets(Dataset("made up", ("a", "b"), split, split), drawn)
 
 
 def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(tmp_path: Path) -> None:
-    found = mlflow_store.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+    found = open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(4)
     processes = [
@@ -154,7 +157,7 @@ def test_logging_a_data_set_is_tried_three_times(
     data = Dataset("made up", ("a", "b"), split, split)
     with (
         pytest.raises(RuntimeError) if failures == 3 else nullcontext(),
-        tracking.start_run(store, "retried", {}, tmp_path) as run,
+        start_run(store, "retried", {}, tmp_path) as run,
     ):
         run._config_logged = True
         run.log_datasets(data, CalibrationSet(split, np.arange(10)))
@@ -164,13 +167,13 @@ def test_logging_a_data_set_is_tried_three_times(
 def test_deleted_experiment_is_refused(own_store: Store, tmp_path: Path) -> None:
     client(own_store).delete_experiment(own_store.experiment_id)
     with pytest.raises(TrackingError, match="'resnet8ptq' was deleted"):
-        mlflow_store.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+        open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
 
 
 def test_file_in_the_way_of_the_root_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mlruns").write_text("")
     with pytest.raises(TrackingError, match=r"tracking.root: cannot write to .*mlruns"):
-        mlflow_store.open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+        open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
 
 
 WITH_PASSWORD = pytest.mark.parametrize("uri", [URI_WITH_PASSWORD, "nosuch://user:hunter2@host/db"])
@@ -180,7 +183,7 @@ WITH_PASSWORD = pytest.mark.parametrize("uri", [URI_WITH_PASSWORD, "nosuch://use
 def test_password_in_the_config_is_refused(uri: str, tmp_path: Path) -> None:
     """The config is written down in many places: Hydra's, MLflow's, our own."""
     with pytest.raises(ConfigError, match=r"^tracking.uri: holds a password") as caught:
-        mlflow_store.open_store(TrackingConfig(uri=uri, root=str(tmp_path / "unused")))
+        open_store(TrackingConfig(uri=uri, root=str(tmp_path / "unused")))
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -192,7 +195,7 @@ def test_unusable_uri_is_refused_without_its_password(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(TrackingError, match=r"^tracking.uri: ") as caught:
-        mlflow_store.open_store(TrackingConfig(root=str(tmp_path)))
+        open_store(TrackingConfig(root=str(tmp_path)))
     assert uri.rpartition("@")[2] in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -202,7 +205,7 @@ def test_server_that_goes_away_is_reported_without_the_password(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with tracking.start_run(Store(URI_WITH_PASSWORD, "0", "name"), "name", {}, folder):
+    with start_run(Store(URI_WITH_PASSWORD, "0", "name"), "name", {}, folder):
         pass
     assert "THE TRACKING STORE DOES NOT TAKE THE RUN" in caplog.text
     assert "127.0.0.1:9" in caplog.text
@@ -216,8 +219,8 @@ def test_config_uri_wins_over_environment_wins_over_root(
 ) -> None:
     root = str(tmp_path / "unused")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", own_store.uri)
-    assert mlflow_store.open_store(TrackingConfig(root=root)).uri == own_store.uri
-    assert mlflow_store.open_store(TrackingConfig(uri=store.uri, root=root)).uri == store.uri
+    assert open_store(TrackingConfig(root=root)).uri == own_store.uri
+    assert open_store(TrackingConfig(uri=store.uri, root=root)).uri == store.uri
     assert not Path(root).exists()
 
 
@@ -228,7 +231,7 @@ def test_empty_uri_is_no_uri(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.chdir(tmp_path)  # where MLflow would put a store of its own
     config = TrackingConfig(uri=uri, root=str(tmp_path / "mlruns"))
-    assert mlflow_store.open_store(config).uri == own_store.uri
+    assert open_store(config).uri == own_store.uri
 
 
 def test_ui_command_hides_the_password() -> None:
@@ -239,7 +242,7 @@ def test_ui_command_hides_the_password() -> None:
 def test_finished_run(store: Store, folder: Path) -> None:
     (folder / "result.json").write_text("{}")
     (folder / ".hydra").mkdir()
-    with tracking.start_run(store, "a name", {}, folder) as run:
+    with start_run(store, "a name", {}, folder) as run:
         run.log_config(make_config("data=shapes", "dtype=uint8", "calib=percentile"))
         run.log_result(RunResult("ok", resolved={"weight_dtype": "uint8"}))
     found = client(store).get_run(run.run_id)
@@ -260,7 +263,7 @@ def test_finished_run(store: Store, folder: Path) -> None:
 
 
 def test_unsupported_run_says_why(store: Store, folder: Path) -> None:
-    with tracking.start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", {}, folder) as run:
         run.log_config(make_config("backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "the reason"))
     found = history.load_run(store, run.run_id)
@@ -305,7 +308,7 @@ def test_run_whose_failure_cannot_be_recorded_is_closed(store: Store, folder: Pa
     """Else MLflow would refuse every later run of the sweep, as one is still open."""
     with (
         pytest.raises(Exception, match=r"the cause|No such file"),
-        tracking.start_run(store, "name", {}, folder) as run,
+        start_run(store, "name", {}, folder) as run,
     ):
         shutil.rmtree(folder)
         raise ValueError("the cause")
@@ -316,7 +319,7 @@ def test_run_whose_failure_cannot_be_recorded_is_closed(store: Store, folder: Pa
 def test_run_whose_files_cannot_be_uploaded_has_failed(store: Store, folder: Path) -> None:
     with (
         pytest.raises(FileNotFoundError),
-        tracking.start_run(store, "name", {}, folder) as run,
+        start_run(store, "name", {}, folder) as run,
     ):
         run.log_result(RunResult("ok"))
         shutil.rmtree(folder)
@@ -337,12 +340,12 @@ def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
 def test_sweep_with_a_password_in_its_config_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep, "current", None)
+    monkeypatch.setattr(callback, "current", None)
     config = compose_sweep(tmp_path / "sweep", f"tracking.uri={URI_WITH_PASSWORD}")
     with pytest.raises(SystemExit) as caught:
-        sweep.SweepCallback().on_multirun_start(config)
+        callback.SweepCallback().on_multirun_start(config)
     assert caught.value.code == 2
-    assert sweep.current is None
+    assert callback.current is None
     err = capsys.readouterr().err
     assert err.startswith("error: tracking.uri: holds a password")
     assert err.count("\n") == 1
@@ -354,22 +357,22 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = Store(URI_WITH_PASSWORD, store.experiment_id, store.experiment_name)
-    start_parent = tracking.start_parent
     monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
-    monkeypatch.setattr(
-        mlflow_store, "open_store", lambda config: reached
-    )  # no server to log in to
-    monkeypatch.setattr(tracking, "start_parent", lambda _, *args: start_parent(store, *args))
-    monkeypatch.setattr(sweep, "current", None)
-    sweep.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
-    assert sweep.current is not None
+    # No server to log in to.
+    monkeypatch.setattr("resnet8ptq.tracking.store.open_store", lambda config: reached)
+    make = start_parent
+    monkeypatch.setattr("resnet8ptq.tracking.run.start_parent", lambda _, *args: make(store, *args))
+    monkeypatch.setattr(callback, "_current", None)
+    callback.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
+    current = callback.find_current()
+    assert current is not None
     holders = [
         path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
     ]
     (private,) = holders
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert sweep.Sweep.load(tmp_path / "sweep").store == reached
-    parent = history.load_run(store, sweep.current.parent_id)
+    assert Sweep.load(tmp_path / "sweep").store == reached
+    parent = history.load_run(store, current.sweep.parent_id)
     assert "hunter2" not in json.dumps([parent.params, parent.tags])
 
 
@@ -380,7 +383,7 @@ def test_password_of_the_environment_is_not_logged(
     (folder / "run.log").write_text("started")
     with (
         pytest.raises(ValueError, match="broken") if fails else nullcontext(),
-        tracking.start_run(store, "name", {}, folder) as run,
+        start_run(store, "name", {}, folder) as run,
     ):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
         run.log_config(make_config("data=shapes"))
@@ -396,7 +399,7 @@ def test_password_of_the_environment_is_not_logged(
 
 def test_data_sets_are_logged_with_digests(store: Store, folder: Path, shapes: Dataset) -> None:
     calibration = draw_calibration(shapes, 5, 42)
-    with tracking.start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", {}, folder) as run:
         run.log_datasets(shapes, calibration)
     found = client(store).get_run(run.run_id)
     assert found.data.tags["test_digest"] == shapes.test.digest
@@ -415,7 +418,7 @@ def test_logged_onnx_model_loads_back(
 ) -> None:
     quantizer = BACKENDS["onnx"](make_config("data=shapes"))
     artifact = quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 42).split, folder)
-    with tracking.start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", {}, folder) as run:
         run.log_model(artifact.path, shapes)
     (output,) = client(store).get_run(run.run_id).outputs.model_outputs
     uri = f"models:/{output.model_id}"
@@ -437,17 +440,17 @@ def test_logged_onnx_model_loads_back(
 
 
 def test_torch_file_is_no_onnx_model(store: Store, folder: Path) -> None:
-    with tracking.start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", {}, folder) as run:
         run.log_model(folder / "model.pt", SimpleNamespace())  # type: ignore[arg-type]
     assert client(store).get_run(run.run_id).outputs.model_outputs == []
 
 
 def test_children_come_back_in_order(store: Store, folder: Path) -> None:
-    parent_id = tracking.start_parent(store, "sweep", folder, {"overrides": "dtype=int8,uint8"})
+    parent_id = start_parent(store, "sweep", folder, {"overrides": "dtype=int8,uint8"})
     for name in ("first", "second", "third"):
-        with tracking.start_run(store, name, {}, folder, parent_id):
+        with start_run(store, name, {}, folder, parent_id):
             pass
-    with tracking.start_run(store, "another", {}, folder):
+    with start_run(store, "another", {}, folder):
         pass
     children = history.load_children(store, parent_id)
     assert [r.tags["mlflow.runName"] for r in children] == ["first", "second", "third"]
@@ -459,16 +462,16 @@ def test_children_come_back_in_order(store: Store, folder: Path) -> None:
 def test_parent_is_closed_as_what_it_became(
     store: Store, folder: Path, status: str, expected: str
 ) -> None:
-    parent_id = tracking.start_parent(store, "sweep", folder, {"overrides": "dtype=int8"})
+    parent_id = start_parent(store, "sweep", folder, {"overrides": "dtype=int8"})
     assert client(store).get_run(parent_id).info.status == "RUNNING"
-    tracking.end_parent(store, parent_id, status, folder)
+    end_parent(store, parent_id, status, folder)
     found = client(store).get_run(parent_id)
     assert (found.info.status, found.data.tags["status"]) == (expected, status)
     assert found.data.tags["overrides"] == "dtype=int8"
 
 
 def test_files_are_added_to_a_run_and_replaced(store: Store, folder: Path) -> None:
-    parent_id = tracking.start_parent(store, "sweep", folder, {})
+    parent_id = start_parent(store, "sweep", folder, {})
     first, second = folder / "report.md", folder / "runs.csv"
     first.write_text("stale")
     second.write_text("a,b")
@@ -481,7 +484,7 @@ def test_files_are_added_to_a_run_and_replaced(store: Store, folder: Path) -> No
 
 def test_artifact_is_lent_as_a_copy(store: Store, folder: Path) -> None:
     (folder / "ranges.json").write_text("{}")
-    with tracking.start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", {}, folder) as run:
         pass
     record = history.load_run(store, run.run_id)
     with history.artifact(store, record, "ranges.json") as path:
@@ -493,7 +496,7 @@ def test_artifact_is_lent_as_a_copy(store: Store, folder: Path) -> None:
 
 
 def test_missing_artifact_is_named(store: Store, folder: Path) -> None:
-    with tracking.start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", {}, folder) as run:
         pass
     with (
         pytest.raises(TrackingError, match=f"run {run.run_id}: no artifact ranges.json"),
@@ -504,15 +507,13 @@ def test_missing_artifact_is_named(store: Store, folder: Path) -> None:
 
 def test_newest_sweep_is_found_among_other_runs(store: Store, folder: Path) -> None:
     root = Path(store.uri.removeprefix("sqlite:///")).parent
-    fresh = mlflow_store.open_store(
-        TrackingConfig(root=str(root), experiment_name="without sweeps")
-    )
-    with tracking.start_run(fresh, "no sweep", {}, folder):
+    fresh = open_store(TrackingConfig(root=str(root), experiment_name="without sweeps"))
+    with start_run(fresh, "no sweep", {}, folder):
         pass
     assert history.find_parent(fresh) is None
     for name in ("old", "new"):
-        newest = tracking.start_parent(fresh, name, folder, {})
-        with tracking.start_run(fresh, "child", {}, folder, newest):
+        newest = start_parent(fresh, name, folder, {})
+        with start_run(fresh, "child", {}, folder, newest):
             pass
     found = history.find_parent(fresh)
     assert found is not None

@@ -20,8 +20,8 @@ from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import JobError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.jobs import fit, variables
-from resnet8ptq.sweep_file import Worker
+from resnet8ptq.sweep.jobs import fit, variables
+from resnet8ptq.tracking.sweep_file import Worker
 
 LOCAL = "local"  # the address of a Ray that starts and ends with the sweep
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from resnet8ptq.comparison import SIGNIFICANCE, Cell, Comparison, indistinguishable
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report.comparison import SIGNIFICANCE, Cell, Comparison, indistinguishable
 
 CLOSE = 0.05  # latencies and sizes within 5% count as equal
 

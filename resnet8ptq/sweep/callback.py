@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq import jobs, journal, search
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import PtqError, TrackingError
+from resnet8ptq.sweep import jobs
+from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
+from resnet8ptq.tracking import journal
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
 
-    from resnet8ptq.sweep_file import Sweep
+    from resnet8ptq.tracking.sweep_file import Sweep
+
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +57,26 @@ class RunningSweep:
         except PtqError:
             raise
         except Exception as error:
-            from resnet8ptq import mlflow_store, sync, table, tracking
+            from resnet8ptq.report import table
+            from resnet8ptq.tracking import sync
+            from resnet8ptq.tracking.run import end_record
+            from resnet8ptq.tracking.store import is_away
 
-            if not mlflow_store.is_away(error):
+            if not is_away(error):
                 raise
             folder = self.sweep.folder
-            tracking.end_record(status, folder)
+            end_record(status, folder)
             table.print_table(sync.load_records(folder))
             raise TrackingError(
                 f"the tracking store does not answer ({command.one_line(error)[:200]}); the runs "
-                f"are kept in {folder}: `python -m resnet8ptq.sync folder={folder}` logs them "
+                f"are kept in {folder}: `python -m resnet8ptq sync folder={folder}` logs them "
                 "when it is back"
             ) from error
 
     def _close(self, status: str) -> str:
-        from resnet8ptq import history, report, sync, table, tracking, upload
+        from resnet8ptq.report import page, table
+        from resnet8ptq.tracking import history, sync, upload
+        from resnet8ptq.tracking.run import end_parent
 
         known = history.find_runs(
             self.sweep.store, history.under(self.sweep.parent_id), deleted=True
@@ -82,19 +90,19 @@ class RunningSweep:
         records = history.load_compared(self.sweep.store, self.sweep.parent_id)
         if records:
             table.print_table(records)
-            report.write(
+            page.write(
                 self.sweep.store, self.sweep.parent_id, records, self.sweep.folder, self.limits
             )
         if self.sweep.resume:
             here = [r for r in records if self.sweep.folder in Path(r.tags["folder"]).parents]
             skipped = len(records) - len(here)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        if (found := self.sweep.folder / search.RESULTS_FILE).exists():
+        if (found := self.sweep.folder / RESULTS_FILE).exists():
             upload.log_files(self.sweep.store, self.sweep.parent_id, [found])
         # A search goes on past a failure, and its sweeper ends in peace.
         if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
             status = "failed"
-        tracking.end_parent(self.sweep.store, self.sweep.parent_id, status, self.sweep.folder)
+        end_parent(self.sweep.store, self.sweep.parent_id, status, self.sweep.folder)
         table.print_places(self.sweep.folder, self.sweep.store)
         return status
 
@@ -125,21 +133,25 @@ class SweepCallback(Callback):
 
 def _start(config: DictConfig, folder: Path) -> RunningSweep:
     """Open the store and the sweep's run: a new one, or that of the sweep to go on with."""
-    from resnet8ptq import history, mlflow_store, reference, resume, sync, tracking
-    from resnet8ptq.sweep_file import Sweep
+    from resnet8ptq.report import reference
+    from resnet8ptq.sweep import resume
+    from resnet8ptq.tracking import history, sync
+    from resnet8ptq.tracking.run import restart_parent, start_parent
+    from resnet8ptq.tracking.store import open_store
+    from resnet8ptq.tracking.sweep_file import Sweep
 
     settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
     if limits.reference is not None:
         reference.load(limits.reference)  # a wrong name now rather than after the sweep
-    objectives = search.prepare(config)
+    objectives = prepare(config)
     worker = jobs.plan(config.hydra.launcher)
     if worker:
         jobs.prepare_workers()
         if worker.at_once > 1 and config.latency.enabled:
             log.warning("%d jobs at once: each is timed while others run", worker.at_once)
-    store = mlflow_store.open_store(settings)
+    store = open_store(settings)
     overrides = list(config.hydra.overrides.task)
     key = resume.sweep_key(overrides)
     earlier = resume.find_sweep(store, key) if config.sweep.resume else None
@@ -149,11 +161,11 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
         if config.sweep.resume:
             log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
         name = f"sweep {folder.parent.name} {folder.name}"
-        parent_id = tracking.start_parent(store, name, folder, tags)
+        parent_id = start_parent(store, name, folder, tags)
     else:
         print(f"Resume: going on with {earlier.tags['mlflow.runName']}")  # no log is set up yet
         known = history.find_runs(store, history.under(earlier.run_id), deleted=True)
         sync.sync(store, Path(earlier.tags["folder"]), [earlier, *known], wait_s=5)
-        parent_id = tracking.restart_parent(store, earlier, folder)
+        parent_id = restart_parent(store, earlier, folder)
     sweep = Sweep(store, parent_id, folder, worker, config.sweep.resume)
     return RunningSweep(sweep, limits, held)

@@ -10,12 +10,13 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from resnet8ptq import history, identity, journal
 from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.history import Record
-from resnet8ptq.mlflow_store import Store, is_away
-from resnet8ptq.sweep_file import Sweep
+from resnet8ptq.sweep import identity
+from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.store import Store, is_away
+from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
 

@@ -26,11 +26,11 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from resnet8ptq import ui_view
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
+from resnet8ptq.tracking import view
 
 for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
@@ -63,7 +63,7 @@ class Store:
     @property
     def ui_command(self) -> str:
         """What to type, or where to look, to browse the runs."""
-        page = ui_view.path(self.experiment_id)
+        page = view.path(self.experiment_id)
         if self.uri.startswith("http"):
             return f"{without_password(self.uri)}{page}"
         return f"make ui, then http://127.0.0.1:5000{page}"
@@ -134,7 +134,7 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
         if root is not None and any(words in reason for words in _DAMAGED):
             raise TrackingError(
                 f"tracking.root: {root / 'mlflow.db'} is damaged; move it away, and "
-                "`python -m resnet8ptq.sync` makes it again from the folders of the runs"
+                "`python -m resnet8ptq sync` makes it again from the folders of the runs"
             ) from error
         raise TrackingError(f"tracking.uri: {shown} cannot be used ({reason})") from error
     return Store(uri, experiment_id, name)
@@ -182,7 +182,7 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
 def _offer_view(uri: str, experiment_id: str) -> None:
     """Give MLflow's UI the columns that matter, unless somebody has changed that view."""
     client = mlflow.MlflowClient(tracking_uri=uri)
-    wanted = {ui_view.TAG: ui_view.tag_value(), "mlflow.experimentKind": "custom_model_development"}
+    wanted = {view.TAG: view.tag_value(), "mlflow.experimentKind": "custom_model_development"}
     for key, value in wanted.items():
         try:
             if key not in client.get_experiment(experiment_id).tags:

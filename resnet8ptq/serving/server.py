@@ -1,8 +1,8 @@
 """A tracking server for many: `mlflow server` on PostgreSQL, artifacts served through it.
 
-    python -m resnet8ptq.server                     PostgreSQL in mlruns/server/, for as long as it
+    python -m resnet8ptq server                     PostgreSQL in mlruns/server/, for as long as it
                                                     runs (Debian: apt-get install postgresql)
-    python -m resnet8ptq.server database=postgresql://user@host/name        one that is there
+    python -m resnet8ptq server database=postgresql://user@host/name        one that is there
 
 `host=127.0.0.1` and `port=5000` say where it listens, `hosts=name,name:port` under which other
 names clients reach it, `auth=true` asks them for a password, `workers=4` is the number of
@@ -27,10 +27,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from resnet8ptq import access, postgres
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
+from resnet8ptq.serving import access, postgres
 
 START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
 STOP_S = 15
@@ -45,7 +45,7 @@ CONNECTIONS_BESIDE = 20  # for psql, pg_dump, and those that PostgreSQL keeps fo
 
 @dataclass
 class Arguments:
-    """What `python -m resnet8ptq.server` takes, as key=value."""
+    """What `python -m resnet8ptq server` takes, as key=value."""
 
     database: str | None = None
     host: str = "127.0.0.1"
@@ -248,7 +248,3 @@ def serve(given: Arguments) -> None:
         )
         code = server.process.wait()
         raise TrackingError(f"the server has ended with code {code}: {folder / 'server.log'}")
-
-
-if __name__ == "__main__":
-    sys.exit(command.main(lambda: main(sys.argv[1:])))

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from resnet8ptq.comparison import Cell, Comparison
-from resnet8ptq.table import varied
+from resnet8ptq.report.comparison import Cell, Comparison
+from resnet8ptq.report.table import varied
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from resnet8ptq.core import machine
-from resnet8ptq.journal import FILE, SWEEP_FILE, Journal, Point
-from resnet8ptq.mlflow_store import Store
+from resnet8ptq.tracking.journal import FILE, SWEEP_FILE, Journal, Point
+from resnet8ptq.tracking.store import Store
 
 _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
 

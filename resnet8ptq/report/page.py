@@ -1,8 +1,8 @@
 """The report of a sweep: `report.md`, `report.html` and its figures, from MLflow alone.
 
-    python -m resnet8ptq.report                        the newest sweep
-    python -m resnet8ptq.report experiment=NAME        the newest sweep of that MLflow experiment
-    python -m resnet8ptq.report run_id=ID              the sweep with that parent run
+    python -m resnet8ptq report                        the newest sweep
+    python -m resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
+    python -m resnet8ptq report run_id=ID              the sweep with that parent run
 
 `max_drop=0.05` and `min_accuracy=0.85` set the limits, `reference=NAME` puts other tools' figures
 beside (see `reference.py`), `folder=PATH` where the files go (the
@@ -11,7 +11,6 @@ sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged o
 
 import base64
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,27 +19,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
-from resnet8ptq import (
-    comparison,
-    history,
-    methodology,
-    mlflow_store,
-    pareto,
-    reference,
-    spread,
-    sweep_plots,
-    table,
-    upload,
-)
-from resnet8ptq.comparison import SIGNIFICANCE, Comparison
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command, figures, files
 from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import printable, safe_name
-from resnet8ptq.history import Record
-from resnet8ptq.mlflow_store import Store
-from resnet8ptq.recommend import Recommendation, broken_limits, recommend
-from resnet8ptq.sweep_file import Sweep
+from resnet8ptq.report import comparison, methodology, pareto, plots, reference, spread, table
+from resnet8ptq.report.comparison import SIGNIFICANCE, Comparison
+from resnet8ptq.report.recommend import Recommendation, broken_limits, recommend
+from resnet8ptq.tracking import history, upload
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.sweep_file import Sweep
 
 Images = Mapping[str, bytes]  # file name -> PNG
 
@@ -77,7 +66,7 @@ def write(
 def to_markdown(found: Comparison, limits: ReportConfig, figures: Collection[str]) -> str:
     """Return the report in Markdown; `figures` are the file names of those to link."""
     environment = Environment(
-        loader=PackageLoader("resnet8ptq"),
+        loader=PackageLoader("resnet8ptq.report"),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
@@ -123,7 +112,7 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     body = body.replace("<table>", '<div class="wide"><table>').replace(
         "</table>", "</table></div>"
     )
-    environment = Environment(loader=PackageLoader("resnet8ptq"), autoescape=True)
+    environment = Environment(loader=PackageLoader("resnet8ptq.report"), autoescape=True)
     page = environment.get_template("report.html.j2")
     return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
@@ -177,12 +166,12 @@ def _rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
 
 def _draw(found: Comparison) -> dict[str, bytes]:
     drawn: dict[str, Figure | None] = {
-        "trade_offs.png": sweep_plots.trade_offs(found),
-        "class_impact.png": sweep_plots.class_impact(found),
+        "trade_offs.png": plots.trade_offs(found),
+        "class_impact.png": plots.class_impact(found),
     }
     for backend in sorted({cell.backend for cell in found.measured}):
-        drawn[f"ranges_{safe_name(backend)}.png"] = sweep_plots.activation_ranges(found, backend)
-    drawn["ranges_of_weights.png"] = sweep_plots.weight_ranges(found)
+        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(found, backend)
+    drawn["ranges_of_weights.png"] = plots.weight_ranges(found)
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 
@@ -201,7 +190,7 @@ def _escape(text: object) -> str:
 
 @dataclass
 class Arguments:
-    """What `python -m resnet8ptq.report` takes, as key=value."""
+    """What `python -m resnet8ptq report` takes, as key=value."""
 
     experiment: str = "resnet8ptq"
     run_id: str | None = None
@@ -216,7 +205,7 @@ class Arguments:
 def main(words: list[str]) -> None:
     """Make a sweep's report again."""
     given = command.parse_words(words, Arguments, __doc__)
-    store = mlflow_store.open_store(TrackingConfig(given.uri, given.root, given.experiment))
+    store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
     parent = history.load_run(store, given.run_id) if given.run_id else history.find_parent(store)
     if parent is None:
         raise TrackingError(f"experiment: {given.experiment!r} has no sweep to report on")
@@ -236,7 +225,3 @@ def _folder_of(parent: Record) -> Path:
     except PtqError:  # gone, or not what a sweep wrote
         own = False
     return folder if own else Path()
-
-
-if __name__ == "__main__":
-    sys.exit(command.main(lambda: main(sys.argv[1:])))

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.sweep_file import Worker
+from resnet8ptq.tracking.sweep_file import Worker
 
 # Environment variables that jobs depend on. MLflow's: credentials of a server, time limits.
 _PATHS = ("CIFAR10_DIR", "RESNET8_H5")

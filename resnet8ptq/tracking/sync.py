@@ -1,28 +1,27 @@
 """Bring to MLflow the runs that it has not got: the store was away, or the run was killed.
 
-    python -m resnet8ptq.sync                   every run below runs/
-    python -m resnet8ptq.sync folder=PATH       every run below that folder
+    python -m resnet8ptq sync                   every run below runs/
+    python -m resnet8ptq sync folder=PATH       every run below that folder
 
 A run that has ended and is not in the store, or not closed there, is logged from its folder; one
 whose process was killed is closed as killed; one that goes on is left alone. A second call changes
 nothing. An empty store takes all of them, with their sweeps. `uri=`, `root=` and `experiment=`
-name the store, as for `python -m resnet8ptq.report`.
+name the store, as for `python -m resnet8ptq report`.
 """
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resnet8ptq import history, journal, mlflow_store, upload
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.history import Record
-from resnet8ptq.journal import Journal
-from resnet8ptq.mlflow_store import Store
+from resnet8ptq.tracking import history, journal, upload
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Jou
 
 @dataclass
 class Arguments:
-    """What `python -m resnet8ptq.sync` takes, as key=value."""
+    """What `python -m resnet8ptq sync` takes, as key=value."""
 
     folder: str = "runs"
     experiment: str = "resnet8ptq"
@@ -121,15 +120,11 @@ def main(words: list[str]) -> None:
     folder = Path(given.folder)
     if not folder.is_dir():
         raise ConfigError(f"folder: got {folder}, takes the folder of runs or sweeps")
-    store = mlflow_store.open_store(TrackingConfig(given.uri, given.root, given.experiment))
+    store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
     found = sync(store, folder, history.find_runs(store, "", deleted=True))
     for state in ("logged", "killed", "running"):
         for path in getattr(found, state):
             print(f"{state:8} {path}")
     print(found)
     for parent in sorted(found.parents):
-        print(f"Report:  python -m resnet8ptq.report run_id={parent}")
-
-
-if __name__ == "__main__":
-    sys.exit(command.main(lambda: main(sys.argv[1:])))
+        print(f"Report:  python -m resnet8ptq report run_id={parent}")

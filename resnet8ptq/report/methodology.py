@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from resnet8ptq.comparison import SIGNIFICANCE, Comparison
-from resnet8ptq.history import Record
+from resnet8ptq.report.comparison import SIGNIFICANCE, Comparison
+from resnet8ptq.tracking.history import Record
 
 
 def describe(comparison: Comparison) -> list[tuple[str, str]]:

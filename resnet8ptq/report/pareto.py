@@ -9,8 +9,8 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.comparison import Cell, Comparison
 from resnet8ptq.config.schema import OBJECTIVES
+from resnet8ptq.report.comparison import Cell, Comparison
 
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:

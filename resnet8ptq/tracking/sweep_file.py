@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resnet8ptq import journal
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
+from resnet8ptq.tracking import journal
 
 if TYPE_CHECKING:  # Hydra imports this module at every start, --help too
-    from resnet8ptq.mlflow_store import Store
+    from resnet8ptq.tracking.store import Store
+
 
 MAX_BYTES = 2**20
 
@@ -69,7 +70,7 @@ class Sweep:
             ConfigError: this machine does not see the file.
             TrackingError: the file is damaged.
         """
-        from resnet8ptq.mlflow_store import Store
+        from resnet8ptq.tracking.store import Store
 
         path = folder / journal.SWEEP_FILE
         try:

@@ -15,15 +15,15 @@ import numpy as np
 from mlflow.tracking.context.registry import resolve_tags
 from omegaconf import OmegaConf
 
-from resnet8ptq import journal, upload
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.text import one_line, redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.history import Record
-from resnet8ptq.journal import Journal
-from resnet8ptq.mlflow_store import Store, is_away, without_password
+from resnet8ptq.tracking import journal, upload
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.store import Store, is_away, without_password
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from resnet8ptq import pareto, table
-from resnet8ptq.comparison import Cell, Comparison
 from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
+from resnet8ptq.report import pareto, table
+from resnet8ptq.report.comparison import Cell, Comparison
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _RING: dict[str, Any] = {"marker": "o", "ms": 13, "mec": "black", "mfc": "none"}

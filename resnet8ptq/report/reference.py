@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resnet8ptq.comparison import Cell, Comparison
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.spread import group_by_configuration
+from resnet8ptq.report.comparison import Cell, Comparison
+from resnet8ptq.report.spread import group_by_configuration
 
 COLUMNS = ("tool", "configuration", "correct", "expected_correct", "total", "size_bytes")
 HEADINGS = ("tool", "configuration", "draws", "correct", "with ties at random", "size bytes")

@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from resnet8ptq import history, table
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.history import Record
-from resnet8ptq.mlflow_store import Store
+from resnet8ptq.report import table
 from resnet8ptq.tasks.classification import Paired
 from resnet8ptq.tasks.statistics import holm, mcnemar
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.store import Store
 
 SIGNIFICANCE = 0.05  # of each family
 MAX_BYTES = 2**30  # of one artifact

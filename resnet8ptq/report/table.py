@@ -10,9 +10,9 @@ from rich.text import Text
 
 from resnet8ptq.core import files
 from resnet8ptq.core.text import show
-from resnet8ptq.history import Record
-from resnet8ptq.mlflow_store import Store
 from resnet8ptq.tasks.statistics import holm
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.store import Store
 
 COLUMNS = (
     *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),

@@ -15,7 +15,8 @@ from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.core.errors import ConfigError
 
 if TYPE_CHECKING:  # run.py imports this module for --help too
-    from resnet8ptq.history import Record
+    from resnet8ptq.tracking.history import Record
+
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import mlflow.artifacts
 from mlflow.entities import ViewType
 from mlflow.exceptions import MlflowException
 
-from resnet8ptq import journal
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.mlflow_store import Store
+from resnet8ptq.tracking import journal
+from resnet8ptq.tracking.store import Store
 
 _ADOPTED = "job_"  # and its number: a tag of a sweep's run that names a run of another sweep
 

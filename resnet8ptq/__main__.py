@@ -1,0 +1,44 @@
+"""What stands beside a run.
+
+    python -m resnet8ptq report     the report of a sweep again, from MLflow alone
+    python -m resnet8ptq sync       log the runs that MLflow has not got
+    python -m resnet8ptq server     MLflow on PostgreSQL, for many
+
+Each takes key=value, and says with --help what. Quantizing itself is `python run.py --help`.
+"""
+
+import sys
+
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.registry import import_from
+
+COMMANDS = {
+    "report": "resnet8ptq.report.page:main",
+    "sync": "resnet8ptq.tracking.sync:main",
+    "server": "resnet8ptq.serving.server:main",
+}
+
+
+def call(words: list[str]) -> None:
+    """Run the command that the first word names with the others.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    name, *others = words or ["--help"]
+    if name in ("-h", "--help"):
+        print(__doc__)
+    elif name not in COMMANDS:
+        raise ConfigError(f"{name}: no such command; takes {' | '.join(COMMANDS)}")
+    else:
+        import_from(COMMANDS[name])(others)
+
+
+def main() -> int:
+    """Answer the command line; return the exit code."""
+    return command.main(lambda: call(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

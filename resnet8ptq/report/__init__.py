@@ -1,0 +1,1 @@
+"""A finished sweep, read back from MLflow, compared and explained."""

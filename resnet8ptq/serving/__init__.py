@@ -1,0 +1,1 @@
+"""The tracking server for many."""

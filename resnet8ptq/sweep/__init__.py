@@ -1,0 +1,1 @@
+"""A sweep: its parent run, its jobs, and going on with it."""

@@ -1,0 +1,1 @@
+"""A run's record: in its own folder, and in MLflow."""
