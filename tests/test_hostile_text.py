@@ -16,6 +16,7 @@ from resnet8ptq.core import figures, files
 from resnet8ptq.experiment import plots, sensitivity_table
 from resnet8ptq.experiment.sensitivity import Layer, SensitivityResult
 from resnet8ptq.report import page, table
+from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Comparison, compare
 
 NASTY = (

@@ -449,8 +449,11 @@ def test_the_real_network(cache_root):
 
 def test_only_the_conversion_imports_tensorflow():
     code = (
-        "import sys; from resnet8ptq import convert, model, pipeline, sweep;"
-        "from resnet8ptq.backends import onnx, tflite, torch;"
+        "import sys; from resnet8ptq.models import conversion, model;"
+        "from resnet8ptq.experiment import pipeline; from resnet8ptq.sweep import callback;"
+        "from resnet8ptq.backends.onnx import quantizer;"
+        "from resnet8ptq.backends.tflite import quantizer;"
+        "from resnet8ptq.backends.torch import quantizer;"
         "print({'tensorflow', 'keras', 'tf2onnx'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

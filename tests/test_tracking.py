@@ -345,7 +345,7 @@ def test_sweep_with_a_password_in_its_config_does_not_start(
     with pytest.raises(SystemExit) as caught:
         callback.SweepCallback().on_multirun_start(config)
     assert caught.value.code == 2
-    assert callback.current is None
+    assert callback.find_current() is None
     err = capsys.readouterr().err
     assert err.startswith("error: tracking.uri: holds a password")
     assert err.count("\n") == 1
