@@ -19,10 +19,11 @@ sweep: .venv/.run ## Quantize with both frameworks, int8 and uint8, and compare
 test: .venv/.dev ## Run every test, a process for each core (CIFAR10_DIR and RESNET8_H5 name the real files)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-check: .venv/.dev ## Format, lint and type checks
+check: .venv/.dev ## Format, lint, types, and which package imports which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: .venv/.dev ## Measure time and memory beside the bare libraries: benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

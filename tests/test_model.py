@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, ParityError
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, shapes
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, model
@@ -351,7 +351,7 @@ def test_other_images_are_another_conversion(shapes, shapes_model, cache_root, m
         load(Dataset("shapes", shapes.class_names, other, shapes.test), cache_root, WEIGHTS)
 
 
-WEIGHTS = Path(locate.shapes.__file__).with_name("resnet8.h5")
+WEIGHTS = shapes.WEIGHTS
 
 
 def run_onnx(path: Path, images: NDArray[np.float32]) -> NDArray[np.float32]:
