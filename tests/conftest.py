@@ -137,7 +137,7 @@ class Cell:
     config: RunConfig
     artifact: Artifact
     folder: Path
-    locate: Dataset
+    data: Dataset
 
     def predict(self, batch_size: int = 256, images: int = TESTED) -> Probabilities:
         # As a fresh process would: nothing but the config and the file on disk.

@@ -391,8 +391,8 @@ def test_a_higher_percentile_is_no_narrower(values, cuts):
 @settings(deadline=None, max_examples=200)
 def test_statistics_do_not_depend_on_batches_or_order(values, data):
     whole = observe(values, bins=64)
-    shuffled = np.array(locate.draw(st.permutations(values.tolist())), dtype=np.float32)
-    places = sorted(locate.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
+    shuffled = np.array(data.draw(st.permutations(values.tolist())), dtype=np.float32)
+    places = sorted(data.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
     parts = [part for part in np.split(shuffled, places) if part.size]
     split = observe(*parts, bins=64)
     assert (split.low, split.high) == (whole.low, whole.high)

@@ -28,6 +28,7 @@ from resnet8ptq.corrections import (
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.graph.layers import channel_axis
 from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
@@ -237,7 +238,7 @@ def test_the_artifact_holds_the_learned_levels(
     moved = 0
     for levels, node in zip(learned, nodes.values(), strict=True):
         stored = tensors[f"{node.input[1]}_quantized"]
-        np.testing.assert_array_equal(np.moveaxis(stored, layers.channel_axis(node), 0), levels)
+        np.testing.assert_array_equal(np.moveaxis(stored, channel_axis(node), 0), levels)
         weights = read_weights(onnx.load(shapes_model.onnx_path).graph, node)
         moved += (layers.weight_scheme(config).grid(weights, 0).quantize(weights) != levels).sum()
     assert moved > 100  # from the nearest level

@@ -9,7 +9,7 @@ import pytest
 from conftest import make_config
 
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation import evaluate
+from resnet8ptq.evaluation import evaluate, pace
 from resnet8ptq.evaluation.pace import BATCH_SIZES
 
 Cost = Callable[[int, int], float]  # batch size, threads -> seconds for each image
@@ -21,9 +21,9 @@ class Counting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
         self.now, self.cost, self.batches = 0.0, cost, []
         backends = dict.fromkeys(("onnx", "torch"), lambda config: self.at(config.threads))
-        monkeypatch.setattr(evaluate, "BACKENDS", backends)
-        monkeypatch.setattr(evaluate.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(evaluate.environment, "threads", lambda setting: setting or 4)
+        monkeypatch.setattr(pace, "BACKENDS", backends)
+        monkeypatch.setattr(pace.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(pace.machine, "threads", lambda setting: setting or 4)
 
     def at(self, threads: int) -> "Counting":
         self.threads = threads

@@ -340,7 +340,7 @@ def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
 def test_sweep_with_a_password_in_its_config_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(callback, "current", None)
+    monkeypatch.setattr(callback, "_current", None)
     config = compose_sweep(tmp_path / "sweep", f"tracking.uri={URI_WITH_PASSWORD}")
     with pytest.raises(SystemExit) as caught:
         callback.SweepCallback().on_multirun_start(config)
