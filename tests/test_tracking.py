@@ -14,7 +14,8 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
-from conftest import REPO, make_config
+from calling import REPO
+from conftest import make_config
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
