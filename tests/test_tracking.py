@@ -15,11 +15,10 @@ import mlflow
 import numpy as np
 import pytest
 from calling import REPO
-from conftest import make_config
+from conftest import THREADS, make_config, quantizer_of
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -417,7 +416,7 @@ def test_data_sets_are_logged_with_digests(store: Store, folder: Path, shapes: D
 def test_logged_onnx_model_loads_back(
     store: Store, folder: Path, shapes: Dataset, shapes_model: Fp32Model
 ) -> None:
-    quantizer = BACKENDS["onnx"](make_config("data=shapes"))
+    quantizer = quantizer_of(make_config("data=shapes"))
     artifact = quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 42).split, folder)
     with start_run(store, "name", {}, folder) as run:
         run.log_model(artifact.path, shapes)
@@ -433,7 +432,7 @@ def test_logged_onnx_model_loads_back(
     assert (gives.shape, gives.type) == ((-1, 10), np.float32)
 
     batch = next(iter(shapes.test.batches(20)))
-    expected = quantizer.load(artifact.path).predict(batch)
+    expected = quantizer.load(artifact.path, THREADS).predict(batch)
     (got,) = mlflow.pyfunc.load_model(uri).predict(batch).values()
     np.testing.assert_array_equal(got, expected)
     graph = mlflow.onnx.load_model(uri).graph
