@@ -6,7 +6,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import bench_of, call, make_config
+from calling import call
+from conftest import bench_of, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,8 @@ import mlflow
 import numpy as np
 import onnx
 import pytest
-from conftest import THREADS, RunCli, make_config, quantizer_of
+from calling import call
+from conftest import THREADS, make_config, quantizer_of
 from onnx import numpy_helper
 
 from resnet8ptq.backends.contract import Artifact
@@ -239,10 +240,10 @@ def test_figure_has_a_row_for_each_layer() -> None:
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's store
 @pytest.mark.parametrize(("backend", "mode"), [("onnx", "one_at_a_time"), ("torch", "all_but_one")])
 def test_analysis_ranks_every_layer(
-    run_cli: RunCli, tmp_path: Path, nodes: dict[str, str], backend: str, mode: str
+    tmp_path: Path, nodes: dict[str, str], backend: str, mode: str
 ) -> None:
-    done = run_cli(*SHORT_RUN, f"backend={backend}", "dtype=u8s8", f"analysis.mode={mode}")
-    assert done.returncode == 0, done.stderr
+    done = call(tmp_path, *SHORT_RUN, f"backend={backend}", "dtype=u8s8", f"analysis.mode={mode}")
+    assert done.code == 0, done.err
     (table,) = tmp_path.glob("runs/*/*/sensitivity.csv")
     assert table.with_suffix(".png").stat().st_size > 0
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -250,7 +251,7 @@ def test_analysis_ranks_every_layer(
     assert [int(row["rank"]) for row in rows] == list(range(1, LAYERS + 1))
     ratios = [float(row["logits_sqnr_db"]) for row in rows]
     assert ratios == sorted(ratios, reverse=mode == "all_but_one")
-    assert all(name in done.stdout for name in (*nodes, "held-out training images"))
+    assert all(name in done.out for name in (*nodes, "held-out training images"))
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("resnet8ptq").experiment_id])
@@ -263,8 +264,8 @@ def test_analysis_ranks_every_layer(
 
 
 @pytest.mark.slow
-def test_analysis_in_a_sweep(run_cli: RunCli, tmp_path: Path) -> None:
-    done = run_cli("-m", "backend=onnx,torch", "dtype=uint8", *SHORT_RUN)
-    assert done.returncode == 0, done.stderr
+def test_analysis_in_a_sweep(tmp_path: Path) -> None:
+    done = call(tmp_path, "-m", "backend=onnx,torch", "dtype=uint8", *SHORT_RUN)
+    assert done.code == 0, done.err
     assert len(list(tmp_path.glob("runs/sweeps/*/*/*/sensitivity.csv"))) == 1
-    assert "unsupported" in done.stderr  # torch takes no uint8 weights
+    assert "unsupported" in done.err  # torch takes no uint8 weights

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import REPO, clean_environment
+from calling import REPO, clean_environment
 
 from benchmarks import tracking_load
 from resnet8ptq.config.schema import TrackingConfig

@@ -16,7 +16,8 @@ import mlflow
 import numpy as np
 import pytest
 import requests
-from conftest import NO_REAL_FILES, REPO, Called, clean_environment, make_config
+from calling import NO_REAL_FILES, REPO, Called, clean_environment
+from conftest import make_config
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from requests.adapters import HTTPAdapter, Retry

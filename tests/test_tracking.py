@@ -14,7 +14,8 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
-from conftest import REPO, THREADS, make_config, quantizer_of
+from calling import REPO
+from conftest import THREADS, make_config, quantizer_of
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
