@@ -200,18 +200,18 @@ def test_one_content_in_two_places_is_kept_once(tmp_path):
     kept = []
     for name in ("a", "b"):
         folder = write_folder(tmp_path / name)
-        locate.load("cifar10", str(folder), str(tmp_path / "cache"))
+        locate.load("cifar10", str(folder), tmp_path / "cache")
         kept.append(sorted((tmp_path / "cache" / "cifar10").iterdir()))
     assert kept[0] == kept[1] != []
 
 
 def test_an_image_that_changes_in_the_cache_is_read_again_from_its_file(tmp_path):
     folder = write_folder(tmp_path / "batches")
-    before = locate.load("cifar10", str(folder), str(tmp_path / "cache")).train.digest
+    before = locate.load("cifar10", str(folder), tmp_path / "cache").train.digest
     for path in (tmp_path / "cache" / "cifar10").glob("*/images.npy"):
         path.write_bytes(path.read_bytes()[:-1] + b"\x00")
     locate.load.cache_clear()
-    assert locate.load("cifar10", str(folder), str(tmp_path / "cache")).train.digest == before
+    assert locate.load("cifar10", str(folder), tmp_path / "cache").train.digest == before
 
 
 def test_an_empty_folder_is_refused_by_the_file_it_lacks(tmp_path):

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
+from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import cifar10
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.shapes import pictures
 
 log = logging.getLogger(__name__)
+SPLITS: tuple[pictures.Split, ...] = ("train", "test")
 
 
 def settle(config: DataConfig) -> DataConfig:
@@ -31,9 +34,10 @@ def settle(config: DataConfig) -> DataConfig:
         is `shapes` and `root` is None.
 
     Raises:
-        ConfigError: `data.root` is set and is no folder.
+        ConfigError: there is no such data set, or `data.root` is set and is not a folder.
         DataNotFoundError: CIFAR-10 cannot be had and `data.on_missing=error`.
     """
+    look_up("data.name", config.name, SOURCES)
     if config.name == "shapes":
         return replace(config, root=None)
     if config.root is not None:
@@ -74,34 +78,35 @@ def _find_cifar10() -> tuple[Path | None, str]:
         return None, ", ".join(tried)
 
 
-@functools.cache  # the jobs of one sweep share it
-def load(name: str, root: str | None, cache_dir: str | None = None) -> Dataset:
-    """Load a settled data set. Its images stay on disk: they are mapped from the cache.
+def _load_shapes(root: str | None, cache_root: Path) -> Dataset:
+    code = cache.code("data/shapes/pictures")
+    train, test = (
+        _keep("shapes", {"split": split, "code": code}, cache_root, partial(pictures.draw, split))
+        for split in SPLITS
+    )
+    source = "resnet8ptq.data.shapes"
+    return Dataset("shapes", pictures.CLASS_NAMES, Split(*train, source), Split(*test, source))
 
-    Raises:
-        DataError: a file is missing, damaged, or its labels do not fit; names the file.
-        ConfigError: the cache folder cannot be written.
-    """
-    folder, cache_root, shapes = Path(str(root)), cache.folder(cache_dir), name == "shapes"
 
-    def load_split(split: pictures.Split) -> Split:
-        if shapes:
-            key = {"split": split, "code": cache.code("data/shapes/pictures")}
-            kept = _keep(name, key, cache_root, lambda: pictures.draw(split))
-            return Split(*kept, source="resnet8ptq.data.shapes")
-        key = cifar10.digests(folder, split, cache_root)
-        key["code"] = cache.code("data/cifar10", "data/array_pickle")
-        kept = _keep(name, key, cache_root, lambda: cifar10.read_split(folder, split))
-        return Split(*kept, source=str(folder))
-
-    class_names = pictures.CLASS_NAMES if shapes else cifar10.read_class_names(folder)
-    return Dataset(name, class_names, load_split("train"), load_split("test"))
+def _load_cifar10(root: str | None, cache_root: Path) -> Dataset:
+    folder, code = Path(str(root)), cache.code("data/cifar10", "data/array_pickle")
+    train, test = (
+        _keep(
+            "cifar10",
+            {**cifar10.digests(folder, split, cache_root), "code": code},
+            cache_root,
+            partial(cifar10.read_split, folder, split),
+        )
+        for split in SPLITS
+    )
+    names, source = cifar10.read_class_names(folder), str(folder)
+    return Dataset("cifar10", names, Split(*train, source), Split(*test, source))
 
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
-def _keep(name: str, key: cache.Key, cache_root: Path, read: Callable[[], Arrays]) -> Arrays:
+def _keep(kind: str, key: cache.Key, cache_root: Path, read: Callable[[], Arrays]) -> Arrays:
     """Return images [N, H, W, C], mapped from a file, and labels [N]; `read` makes that file."""
 
     def make(folder: Path) -> None:
@@ -109,6 +114,24 @@ def _keep(name: str, key: cache.Key, cache_root: Path, read: Callable[[], Arrays
         np.save(folder / "images.npy", images)
         np.save(folder / "labels.npy", labels)
 
-    folder = cache.entry(cache_root, name, key, make)
+    folder = cache.entry(cache_root, kind, key, make)
     images = np.load(folder / "images.npy", mmap_mode="r")
     return np.asarray(images), np.load(folder / "labels.npy")
+
+
+SOURCES: dict[str, Callable[[str | None, Path], Dataset]] = {
+    "cifar10": _load_cifar10,
+    "shapes": _load_shapes,
+}
+
+
+@functools.cache  # the jobs of one sweep share it
+def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:
+    """Load a settled data set. Its images stay on disk: they are mapped from the cache.
+
+    Raises:
+        DataError: a file is missing, damaged, or its labels do not fit; names the file.
+        ConfigError: the cache folder cannot be written.
+    """
+    source = look_up("data.name", name, SOURCES)
+    return source(root, cache_root or cache.folder(None))
