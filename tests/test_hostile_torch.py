@@ -13,8 +13,9 @@ import torch
 from conftest import Quantize
 from onnx import helper
 
-from resnet8ptq.backends.torch import archive, pt2e
+from resnet8ptq.backends.torch import archive as torch_archive
 from resnet8ptq.backends.torch import program as exported
+from resnet8ptq.backends.torch import pt2e
 from resnet8ptq.core.errors import QuantizationError
 
 IMAGES = np.zeros((2, 32, 32, 3), np.float32)
@@ -31,7 +32,7 @@ def forge(source: Path, target: Path, change: Callable[[dict[str, bytes]], objec
     with zipfile.ZipFile(source) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     change(records)
-    target.write_bytes(archive.pack(records).getvalue())
+    target.write_bytes(torch_archive.pack(records).getvalue())
     return target
 
 
@@ -67,9 +68,9 @@ def test_a_program_that_calls_the_system_is_refused_before_it_does(
 def test_only_operators_of_inference_are_allowed() -> None:
     """None that torch has of them takes a file's name, or memory from elsewhere."""
     for name in ("save", "from_file", "set_", "resize_", "as_strided", "_reinterpret_tensor"):
-        assert not archive.is_allowed("aten", name)
+        assert not torch_archive.is_allowed("aten", name)
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if "::" in schema.name]
-    allowed = [s for s in schemas if archive.is_allowed(*s.name.split("::", 1))]
+    allowed = [s for s in schemas if torch_archive.is_allowed(*s.name.split("::", 1))]
     assert len(allowed) > 200
     files = ("file", "path", "url", "library")
     texts = [a.name for s in allowed for a in s.arguments if str(a.type) == "str"]
