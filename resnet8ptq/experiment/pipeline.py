@@ -54,7 +54,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     memory = PeakMemory()
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.load(config.data.name, config.data.root)
+    dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     run.log_params(fp32.describe())
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
