@@ -10,8 +10,10 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config.loading import parse_config
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
+from resnet8ptq.core.registry import look_up
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.tracking.history import Record
@@ -26,6 +28,7 @@ def run_alone(cfg: DictConfig, folder: Path) -> "Record":
     from resnet8ptq.tracking.store import open_store
 
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
+    check_names(config)
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
     store = open_store(config.tracking)
@@ -65,6 +68,17 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise
+
+
+def check_names(config: RunConfig) -> None:
+    """Raise `ConfigError` for a backend, data set or calibration method that there is not."""
+    from resnet8ptq.backends.registry import BACKENDS
+    from resnet8ptq.calibration.methods import find_method
+    from resnet8ptq.data.locate import SOURCES
+
+    look_up("backend.name", config.backend.name, BACKENDS)
+    look_up("data.name", config.data.name, SOURCES)
+    find_method(config.calib.name)
 
 
 def identify(cfg: DictConfig) -> dict[str, str]:

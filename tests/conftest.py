@@ -20,13 +20,17 @@ from filelock import FileLock
 from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Artifact
-from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.backends.contract import Artifact, Quantizer
+from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import cache as work_cache
+from resnet8ptq.core import machine
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.models import model
 
 if TYPE_CHECKING:  # most tests do without MLflow
@@ -127,6 +131,22 @@ def make_config(*overrides: str) -> RunConfig:
         return parse_config(compose("config", overrides=list(overrides)))
 
 
+def runtime_of(config: RunConfig) -> Runtime:
+    """Return what a run of these settings may use."""
+    return work_cache.runtime(config.cache_dir, config.threads)
+
+
+def quantizer_of(config: RunConfig) -> Quantizer:
+    """Return the framework of these settings."""
+    return make_quantizer(config, runtime_of(config))
+
+
+def bench_of(config: RunConfig, fp32: model.Fp32Model) -> Bench:
+    """Return the bench of a run of these settings."""
+    return Bench(fp32.sha256, runtime_of(config), config.evaluate.batch_size)
+
+
+THREADS = machine.threads(None)
 Probabilities = NDArray[np.float32]
 
 
@@ -137,11 +157,11 @@ class Cell:
     config: RunConfig
     artifact: Artifact
     folder: Path
-    locate: Dataset
+    data: Dataset
 
     def predict(self, batch_size: int = 256, images: int = TESTED) -> Probabilities:
         # As a fresh process would: nothing but the config and the file on disk.
-        predictor = BACKENDS[self.config.backend.name](self.config).load(self.artifact.path)
+        predictor = quantizer_of(self.config).load(self.artifact.path, THREADS)
         split = self.data.test.take(np.arange(images))
         return np.concatenate([predictor.predict(batch) for batch in split.batches(batch_size)])
 
@@ -159,8 +179,9 @@ def quantize_anew(
         config = make_config("data=shapes", *overrides)
         folder = tmp_path_factory.mktemp("cell")
         split = draw_calibration(shapes, 20, config.seed).split
-        quantizer = BACKENDS[config.backend.name](config)
-        return Cell(config, quantizer.quantize(shapes_model, split, folder), folder, shapes)
+        return Cell(
+            config, quantizer_of(config).quantize(shapes_model, split, folder), folder, shapes
+        )
 
     return run
 

@@ -486,7 +486,7 @@ def test_a_file_cut_anywhere_is_refused(scratch, length):
 READ_EACH = """
 import os, pickle, sys
 from pathlib import Path
-from resnet8ptq import cifar10
+from resnet8ptq.data import cifar10
 from resnet8ptq.core.errors import DataError
 
 sys.path.insert(0, sys.argv[3])

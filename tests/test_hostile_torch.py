@@ -15,8 +15,9 @@ import torch
 from conftest import Cell, Quantize
 from onnx import helper
 
-from resnet8ptq.backends.torch import archive, torchscript, torchscript_check
+from resnet8ptq.backends.torch import archive as torch_archive
 from resnet8ptq.backends.torch import program as torch_program
+from resnet8ptq.backends.torch import torchscript, torchscript_check
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core.errors import QuantizationError
 
@@ -40,12 +41,12 @@ def forge(source: Path, target: Path, change: Callable[[dict[str, bytes]], objec
     with zipfile.ZipFile(source) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     change(records)
-    target.write_bytes(archive.pack(records).getvalue())
+    target.write_bytes(torch_archive.pack(records).getvalue())
     return target
 
 
 def refused(path: Path, says: str = "") -> None:
-    module = program if path.suffix == ".pt2" else torchscript
+    module = torch_program if path.suffix == ".pt2" else torchscript
     before = set(path.parent.iterdir())
     with pytest.raises(QuantizationError, match=re.escape(f"{path}: ")) as caught:
         module.load(path)

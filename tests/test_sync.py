@@ -220,7 +220,7 @@ def test_two_runs_do_not_work_in_one_folder(store: Store, tmp_path: Path) -> Non
 
 
 def call_sync(folder: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "resnet8ptq.tracking.sync", *words]
+    command = [sys.executable, "-m", "resnet8ptq", "sync", *words]
     env = clean_environment(PYTHONPATH=str(REPO), **env)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal
 from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
+from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import cifar10
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.shapes import pictures
@@ -29,9 +31,10 @@ def settle(config: DataConfig) -> DataConfig:
         is `shapes` and `root` is None.
 
     Raises:
-        ConfigError: `data.root` is set and is no folder.
+        ConfigError: there is no such data set, or `data.root` is set and is not a folder.
         DataNotFoundError: CIFAR-10 cannot be had and `data.on_missing=error`.
     """
+    look_up("data.name", config.name, SOURCES)
     if config.name == "shapes":
         return replace(config, root=None)
     if config.root is not None:
@@ -72,6 +75,26 @@ def _find_cifar10() -> tuple[Path | None, str]:
         return None, ", ".join(tried)
 
 
+def _load_shapes(root: str | None) -> Dataset:
+    train, test = (Split(*pictures.draw(s), source="resnet8ptq.data.shapes") for s in SPLITS)
+    return Dataset("shapes", pictures.CLASS_NAMES, train, test)
+
+
+def _load_cifar10(root: str | None) -> Dataset:
+    folder = Path(str(root))
+    train = Split(*cifar10.read_split(folder, "train"), source=str(folder))
+    images, labels = cifar10.read_split(folder, "test")
+    # Every run goes through all test images, and more than once; through few of the others.
+    test = Split(images[:], labels, source=str(folder))
+    return Dataset("cifar10", cifar10.read_class_names(folder), train, test)
+
+
+SOURCES: dict[str, Callable[[str | None], Dataset]] = {
+    "cifar10": _load_cifar10,
+    "shapes": _load_shapes,
+}
+
+
 @cache  # the jobs of one sweep share it
 def load(name: str, root: str | None) -> Dataset:
     """Load a settled data set.
@@ -79,12 +102,4 @@ def load(name: str, root: str | None) -> Dataset:
     Raises:
         DataError: a file is missing, damaged, or its labels do not fit; names the file.
     """
-    if name == "shapes":
-        train, test = (Split(*pictures.draw(s), source="resnet8ptq.data.shapes") for s in SPLITS)
-        return Dataset("shapes", pictures.CLASS_NAMES, train, test)
-    folder = Path(str(root))
-    train = Split(*cifar10.read_split(folder, "train"), source=str(folder))
-    images, labels = cifar10.read_split(folder, "test")
-    # Every run goes through all test images, and more than once; through few of the others.
-    test = Split(images[:], labels, source=str(folder))
-    return Dataset("cifar10", cifar10.read_class_names(folder), train, test)
+    return look_up("data.name", name, SOURCES)(root)
