@@ -10,7 +10,7 @@ from conftest import make_config
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.experiment import preparation
 from resnet8ptq.models import model
 
@@ -70,12 +70,15 @@ def test_option_keeps_the_accuracy(
         whole, train=whole.train.take(np.arange(1500)), test=whole.test.take(np.arange(IMAGES))
     )
     fp32 = model.load(config.model, whole, cache.folder(None))
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
+    held_out = draw_held_out(dataset, config.held_out_images)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
     quantizer = BACKENDS[config.backend.name](config)
     quantizer.resolve()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    prepared = preparation.prepare(config, fp32, dataset, calibration, tmp_path, scratch, Nowhere())
+    prepared = preparation.prepare(
+        config, fp32, dataset, calibration, held_out, tmp_path, scratch, Nowhere()
+    )
     quantizer = BACKENDS[config.backend.name](prepared.config)
     artifact = quantizer.quantize(prepared.network, calibration.split, tmp_path, prepared.ranges)
     predictor = quantizer.load(artifact.path)

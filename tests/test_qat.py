@@ -16,7 +16,7 @@ from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.finetuning import network, qat, training
 from resnet8ptq.finetuning.fake_quantization import FakeQuantize, Round
 from resnet8ptq.models import model
@@ -56,9 +56,10 @@ def fine_tune(
     few: Dataset, fp32: model.Fp32Model, folder: Path, *overrides: str, run: Curves
 ) -> tuple[model.Fp32Model, dict[str, tuple[float, float]]]:
     config = make_config(*QUICK, f"cache_dir={folder / 'cache'}", *overrides)
-    calibration = draw_calibration(few, 5, config.seed)
+    held_out = draw_held_out(few, config.held_out_images)
+    calibration = draw_calibration(few, 5, config.seed, [held_out])
     schemes = WeightScheme.of(config), ActivationScheme()
-    return qat.fine_tune(config, fp32, few, calibration, *schemes, run)
+    return qat.fine_tune(config, fp32, few, calibration, held_out, *schemes, run)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +251,8 @@ def test_neither_held_out_nor_test_images_are_trained_on(few, shapes_model, tmp_
         config = make_config(*QUICK, f"cache_dir={tmp_path}")
         calibration = CalibrationSet(few.train.take(np.arange(9)), np.arange(9))
         schemes = WeightScheme.of(config), ActivationScheme()
-        qat.fine_tune(config, shapes_model, leaky, calibration, *schemes, Curves())
+        held_out = draw_held_out(leaky, 50)
+        qat.fine_tune(config, shapes_model, leaky, calibration, held_out, *schemes, Curves())
     (trainer,) = seen
     assert len(trainer.held_out) == 50
     assert len(trainer.train) == len(few.train) - 50 - 7

@@ -13,7 +13,7 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate
-from resnet8ptq.data.draw import choose_scored, draw_calibration
+from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
 from resnet8ptq.evaluation import evaluate, latency
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.result import Measurement, RunResult
@@ -58,13 +58,18 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     cache_root = cache.folder(config.cache_dir)
     fp32 = model.load(config.model, dataset, cache_root)
     run.log_params(fp32.describe())
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    scored = choose_scored(dataset, calibration, config)
+    scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
+    taken = [] if scored is dataset else [scored.test]
+    held_out = None
+    if preparation.chooses(config):
+        held_out = draw_held_out(dataset, config.held_out_images, taken)
+        taken.append(held_out)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, taken)
     run.log_datasets(scored, calibration)
 
     with tempfile.TemporaryDirectory() as scratch:
         prepared = preparation.prepare(
-            config, fp32, scored, calibration, folder, Path(scratch), run
+            config, fp32, scored, calibration, held_out, folder, Path(scratch), run
         )
         quantizer = BACKENDS[config.backend.name](prepared.config)
         start = time.perf_counter()

@@ -10,7 +10,7 @@ from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import sequence
-from resnet8ptq.data.dataset import CalibrationSet, Dataset
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.experiment import exclusion
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models.model import Fp32Model
@@ -39,11 +39,18 @@ class Preparation:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def chooses(config: RunConfig) -> bool:
+    """Tell whether the run makes a choice on held-out images: of layers, or of an epoch."""
+    choice = config.method == "qat" or config.nodes_to_exclude == "auto"
+    return choice and config.dtype.name != "fp32"
+
+
 def prepare(
     config: RunConfig,
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
+    held_out: Split | None,
     folder: Path,
     scratch: Path,
     run: Recorder,
@@ -51,6 +58,7 @@ def prepare(
     """Fine-tune, correct, read a calibration table, choose layers: whatever is switched on.
 
     Args:
+        held_out: training images to choose by; None where nothing is chosen, see `chooses`.
         folder: the run's own; figures and tables of the preparation land there.
         scratch: existing; the corrected network lands there and must outlive its quantization.
 
@@ -63,7 +71,8 @@ def prepare(
         provenance = table.provenance(config, network.onnx_path, calibration.split)
         return Preparation(config, network, provenance)
     if config.method == "qat":
-        network, ranges = _fine_tune(config, fp32, dataset, calibration, folder, run)
+        assert held_out is not None  # see `chooses`
+        network, ranges = _fine_tune(config, fp32, dataset, calibration, held_out, folder, run)
     trained = network
     network = sequence.correct(config, trained, calibration.split, scratch)
     provenance = table.provenance(config, network.onnx_path, calibration.split)
@@ -72,7 +81,10 @@ def prepare(
     params: dict[str, str] = {}
     metrics: dict[str, float] = {}
     if config.nodes_to_exclude == "auto":
-        chosen = exclusion.choose(config, fp32, network, dataset, calibration, folder, ranges)
+        assert held_out is not None  # see `chooses`
+        chosen = exclusion.choose(
+            config, fp32, network, calibration.split, held_out, folder, ranges
+        )
         config = replace(config, nodes_to_exclude=chosen.nodes)
         params, metrics = chosen.to_params(), chosen.to_metrics()
         if chosen.nodes:  # whose weights are not to be rounded after all
@@ -88,6 +100,7 @@ def _fine_tune(
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
+    held_out: Split,
     folder: Path,
     run: Recorder,
 ) -> tuple[Fp32Model, Mapping[str, Range]]:
@@ -107,7 +120,7 @@ def _fine_tune(
         run.log_step(int(point["step"]), {k: v for k, v in point.items() if k != "step"})
 
     network, ranges = qat.fine_tune(
-        config, fp32, dataset, calibration, weights, activations, report
+        config, fp32, dataset, calibration, held_out, weights, activations, report
     )
     figures.save(plots.fine_tuning(points), folder / "qat_loss.png")
     return network, ranges

@@ -62,8 +62,8 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
     run.log_config(config)
     dataset = locate.load(config.data.name, config.data.root)
     fp32 = model.load(config.model, dataset, cache.folder(config.cache_dir))
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+    held_out = draw_held_out(dataset, config.held_out_images)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
     digests = {"calibration_digest": calibration.digest, "held_out_digest": held_out.digest}
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,8 +17,8 @@ from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data.dataset import CalibrationSet, Dataset
-from resnet8ptq.data.draw import draw_held_out, leave_out
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.data.draw import leave_out
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import find_float_nodes
@@ -37,6 +37,7 @@ def fine_tune(
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
+    held_out: Split,
     weights: WeightScheme,
     activations: ActivationScheme,
     report: Callable[["Point"], None],
@@ -51,12 +52,12 @@ def fine_tune(
         fp32: the network to begin with, and to learn from.
         dataset: its training images train, without those that are held out or in its test split.
         calibration: images for the ranges that training begins with.
+        held_out: training images that choose the best epoch.
         weights, activations: what the run's backend will round to.
         report: is called with each point of the curves, also where they come from the cache.
 
     Raises:
         UnsupportedError: the network has layers that cannot be trained, or does not end in softmax.
-        ConfigError: `held_out_images` does not fit the data.
         QuantizationError: the loss is NaN or infinite.
     """
     if config.calib.name == "histogram":
@@ -66,7 +67,6 @@ def fine_tune(
     cache_root = cache.folder(config.cache_dir)
     proto = onnx.load(fp32.onnx_path)
     skipped = find_float_nodes(proto.graph, config)
-    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
     key: cache.Key = {
         "model": files.sha256(fp32.onnx_path),
         "train": dataset.train.digest,
