@@ -101,7 +101,7 @@ def normal(*shape: int) -> NDArray[np.float32]:
 def test_nothing_to_correct(
     overrides: tuple[str, ...], shapes_model: Fp32Model, images: Split, tmp_path: Path
 ) -> None:
-    assert sequence.correct(configure(*overrides), shapes_model, images, tmp_path) is shapes_model
+    assert correct(configure(*overrides), shapes_model, images, tmp_path) is shapes_model
     assert not list(tmp_path.iterdir())
 
 

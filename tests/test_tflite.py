@@ -171,7 +171,7 @@ def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
 def test_any_batch_size_gives_the_same_bits(
     quantize: Quantize, batch: np.ndarray, overrides: tuple[str, ...]
 ) -> None:
-    predictor = tflite(*overrides).load(quantize(*overrides))
+    predictor = tflite(*overrides).load(quantize(*overrides), THREADS)
     for run in (predictor.predict, predictor.logits):
         whole = run(batch)
         for size in (1, 7, 100):
