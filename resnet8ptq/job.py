@@ -4,11 +4,12 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
+from resnet8ptq.config.combination import Combination
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import command
@@ -107,10 +108,7 @@ def record(
     from resnet8ptq.experiment.sensitivity import run_analysis
     from resnet8ptq.tracking.run import replace_runs, start_run
 
-    granularity = "per_channel" if cfg.per_channel else "per_tensor"
-    backend = "torch_pt2e" if cfg.backend.get("flow") == "pt2e" else cfg.backend.name
-    calibration = cfg.calib.name if cfg.method == "static" else cfg.method
-    name = "-".join([backend, cfg.dtype.name, calibration, granularity])
+    name = Combination.of_config(cast(RunConfig, cfg)).name
     if cfg.analysis.name is not None:
         name += f"-{cfg.analysis.name}"
     log.info("%s: started", name)
