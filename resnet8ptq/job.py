@@ -4,14 +4,17 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
+from resnet8ptq.config.combination import Combination
 from resnet8ptq.config.loading import parse_config
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
+from resnet8ptq.core.registry import look_up
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.tracking.history import Record
@@ -26,6 +29,7 @@ def run_alone(cfg: DictConfig, folder: Path) -> "Record":
     from resnet8ptq.tracking.store import open_store
 
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
+    check_names(config)
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
     store = open_store(config.tracking)
@@ -67,6 +71,17 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
         raise
 
 
+def check_names(config: RunConfig) -> None:
+    """Raise `ConfigError` for a backend, data set or calibration method that there is not."""
+    from resnet8ptq.backends.registry import BACKENDS
+    from resnet8ptq.calibration.methods import find_method
+    from resnet8ptq.data.locate import SOURCES
+
+    look_up("backend.name", config.backend.name, BACKENDS)
+    look_up("data.name", config.data.name, SOURCES)
+    find_method(config.calib.name)
+
+
 def identify(cfg: DictConfig) -> dict[str, str]:
     """Return the tag by which the run is known again; none where its settings or files are wrong.
 
@@ -93,10 +108,7 @@ def record(
     from resnet8ptq.experiment.sensitivity import run_analysis
     from resnet8ptq.tracking.run import replace_runs, start_run
 
-    granularity = "per_channel" if cfg.per_channel else "per_tensor"
-    backend = "torch_pt2e" if cfg.backend.get("flow") == "pt2e" else cfg.backend.name
-    calibration = cfg.calib.name if cfg.method == "static" else cfg.method
-    name = "-".join([backend, cfg.dtype.name, calibration, granularity])
+    name = Combination.of_config(cast(RunConfig, cfg)).name
     if cfg.analysis.name is not None:
         name += f"-{cfg.analysis.name}"
     log.info("%s: started", name)

@@ -10,20 +10,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.experiment import pipeline
+from resnet8ptq.experiment import outputs
 
 REPO = Path(__file__).parents[1]
 
 
 def main(job: str, victim: int) -> None:
-    write = pipeline.outputs.write
+    write = outputs.write
 
     def strike(folder: Path, *args: Any) -> None:
         if folder.name.startswith(f"{job}_"):
             os.kill(victim or os.getpid(), signal.SIGKILL)
         write(folder, *args)
 
-    pipeline.outputs.write = strike
+    outputs.write = strike
     runpy.run_path(str(REPO / "run.py"), run_name="__main__")
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import make_config
+from conftest import make_config, quantizer_of, runtime_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import numpy_helper
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration import activations
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range, count_into
@@ -50,7 +49,7 @@ def configure(cache: Path, *overrides: str) -> RunConfig:
 
 
 def find(network: Fp32Model, split: Split, config: RunConfig) -> dict[str, Range]:
-    return Activations(network.onnx_path, split, config).find_around([])
+    return Activations(network.onnx_path, split, config.calib, runtime_of(config)).find_around([])
 
 
 def test_one_collection_serves_every_method_dtype_and_framework(
@@ -60,7 +59,7 @@ def test_one_collection_serves_every_method_dtype_and_framework(
     for method in METHODS:
         for cell in (["dtype=int8"], ["dtype=uint8", "per_channel=true"], ["backend=torch"]):
             config = configure(tmp_path / "cache", f"calib={method}", *cell)
-            BACKENDS[config.backend.name](config).quantize(shapes_model, split, tmp_path / "made")
+            quantizer_of(config).quantize(shapes_model, split, tmp_path / "made")
     assert observed == ["ranges", "histograms"]
 
 
@@ -142,11 +141,15 @@ def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
     shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
 ) -> None:
     config = configure(tmp_path)
-    wanted = Activations(shapes_model.onnx_path, split, config, {"a": (0.0, 1.0)})
+    wanted = Activations(
+        shapes_model.onnx_path, split, config.calib, runtime_of(config), {"a": (0.0, 1.0)}
+    )
     assert wanted.find_ranges(["a"]) == {"a": (0.0, 1.0)}
     assert observed == []
     (name, *_) = find(shapes_model, split, config)
-    mixed = Activations(shapes_model.onnx_path, split, config, {name: (-1.0, 1.0)})
+    mixed = Activations(
+        shapes_model.onnx_path, split, config.calib, runtime_of(config), {name: (-1.0, 1.0)}
+    )
     found = mixed.find_ranges([name, "not in the graph"])
     assert found == {name: (-1.0, 1.0)}
 

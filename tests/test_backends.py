@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import Probabilities, Quantize, make_config
+from conftest import Probabilities, Quantize, make_config, quantizer_of
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DTYPES
@@ -48,14 +48,14 @@ def accuracy(probabilities: Probabilities, data: Dataset) -> float:
 @pytest.mark.parametrize(("backend", "dtype"), CELLS)
 def test_resolves_as_the_dtype_table_says(backend: str, dtype: str) -> None:
     config = make_config(f"backend={backend}", f"dtype={dtype}")
-    quantizer = BACKENDS[config.backend.name](config)
+    quantizer = quantizer_of(config)
     promised = DTYPE_TABLE[backend, dtype]
     if promised is None:
         with pytest.raises(UnsupportedError, match=r"qint8 weights|int8 kernels"):
             quantizer.resolve()
     else:
         resolved = quantizer.resolve()
-        assert (resolved["weight_dtype"], resolved["activation_dtype"]) == promised
+        assert (resolved.weight_dtype, resolved.activation_dtype) == promised
 
 
 @pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)

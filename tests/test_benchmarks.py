@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPO, make_config
+from calling import REPO
+from conftest import THREADS, make_config, quantizer_of
 from test_cifar10 import pickle_published
 
 from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
 from benchmarks.memory import imported
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data import cifar10
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
@@ -80,8 +80,10 @@ def test_bare_loop_does_the_same_job(
         )
         folder = tmp_path / f"{run['backend']}-{run['dtype']}"
         folder.mkdir()
-        quantizer = BACKENDS[run["backend"]](config)
-        predictor = quantizer.load(quantizer.quantize(shapes_model, calibration, folder).path)
+        quantizer = quantizer_of(config)
+        predictor = quantizer.load(
+            quantizer.quantize(shapes_model, calibration, folder).path, THREADS
+        )
         scores = np.concatenate([predictor.predict(batch) for batch in tested.batches(256)])
         assert run["accuracy"] == (scores.argmax(axis=1) == tested.labels).mean()
         assert run["quantize_s"] > 0 and run["evaluate_s"] > 0

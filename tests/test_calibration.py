@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import THREADS, quantizer_of
 from conftest import make_config as make_run_config
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.calibration import methods
-from resnet8ptq.calibration.methods import find_range, needs_histogram
+from resnet8ptq.calibration.methods import find_range
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache
@@ -216,7 +216,7 @@ def test_entropy_is_another_range_than_minmax_at_the_default_settings():
 
 
 def test_which_methods_do_without_a_histogram():
-    without = [name for name in methods.METHODS if not needs_histogram(name)]
+    without = [name for name in methods.METHODS if not methods.METHODS[name].histogram]
     assert without == ["minmax", "moving_average"]
 
 
@@ -391,8 +391,8 @@ def test_a_higher_percentile_is_no_narrower(values, cuts):
 @settings(deadline=None, max_examples=200)
 def test_statistics_do_not_depend_on_batches_or_order(values, data):
     whole = observe(values, bins=64)
-    shuffled = np.array(locate.draw(st.permutations(values.tolist())), dtype=np.float32)
-    places = sorted(locate.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
+    shuffled = np.array(data.draw(st.permutations(values.tolist())), dtype=np.float32)
+    places = sorted(data.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
     parts = [part for part in np.split(shuffled, places) if part.size]
     split = observe(*parts, bins=64)
     assert (split.low, split.high) == (whole.low, whole.high)
@@ -452,10 +452,10 @@ def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, 
 
     def logits(dtype: str, name: str) -> np.ndarray:
         changed = replace(config, dtype=DtypeConfig(dtype), calib=replace(config.calib, name=name))
-        quantizer = OnnxQuantizer(changed)
-        return quantizer.load(quantizer.quantize(network, drawn.split, tmp_path).path).logits(
-            images
-        )
+        quantizer = quantizer_of(changed)
+        return quantizer.load(
+            quantizer.quantize(network, drawn.split, tmp_path).path, THREADS
+        ).logits(images)
 
     exact = logits("fp32", "minmax")
     noise = {

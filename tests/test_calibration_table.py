@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,13 +11,13 @@ from unittest import mock
 import numpy as np
 import onnx
 import pytest
-from conftest import make_config
+from conftest import make_config, quantizer_of
 from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization import quantize_static
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
-from resnet8ptq.backends.onnx.quantizer import DTYPES, OnnxQuantizer
+from resnet8ptq.backends.onnx.dynamic import INTEGERS
 from resnet8ptq.calibration import methods, table
 from resnet8ptq.calibration.table import FILES, PROVENANCE_FILE, load, write
 from resnet8ptq.config.schema import CalibConfig
@@ -87,12 +86,9 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes
     model = tmp_path / "model.onnx"
     model.write_bytes(b"a network")
 
-    config = make_config("dtype=u8s8", "per_channel=true")
-
     def of(name: str = "minmax", samples: int = 2, **calib: Any) -> Any:
         split = draw_calibration(shapes, samples, 42).split
-        changed = replace(config, calib=CalibConfig(name=name, **calib))
-        return table.provenance(changed, model, split)
+        return table.provenance(CalibConfig(name=name, **calib), model, split)
 
     assert of("minmax", batch_size=7) == of("minmax")
     assert of("mse", percentile=99) == of("mse")
@@ -100,7 +96,7 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes
     assert of("moving_average", batch_size=7) != of("moving_average")
     assert of()["images"] != of(samples=3)["images"]
     assert of()["model"] == files.sha256(model)
-    for name in methods.PARAMETERS:
+    for name in methods.METHODS:
         assert of(name)["method"]["name"] == name
 
 
@@ -259,10 +255,10 @@ def test_a_table_is_what_onnxruntime_takes_as_its_calibration_cache(
     tmp_path: Path, shapes: Dataset, shapes_model: Any
 ) -> None:
     split = draw_calibration(shapes, 5, 42).split
-    ours = OnnxQuantizer(make_config("dtype=u8s8")).quantize(shapes_model, split, tmp_path)
+    ours = quantizer_of(make_config("dtype=u8s8")).quantize(shapes_model, split, tmp_path)
     write(tmp_path, ours.ranges, MADE_FROM)
     theirs = tmp_path / "theirs.onnx"
-    activations, weights = DTYPES["u8s8"]
+    activations, weights = INTEGERS["uint8"], INTEGERS["int8"]
     quantize_static(
         shapes_model.onnx_path,
         theirs,

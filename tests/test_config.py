@@ -4,7 +4,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from conftest import REPO, make_config
+from calling import REPO
+from conftest import make_config
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig

@@ -9,13 +9,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from conftest import make_config
+from conftest import THREADS, make_config, quantizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import (
     adaround,
@@ -25,13 +24,16 @@ from resnet8ptq.corrections import (
     sequence,
     windows,
 )
+from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.graph.layers import channel_axis
 from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.selection import Selection
 
 SCHEMES = [("int8", "false"), ("int8", "true"), ("uint8", "false"), ("uint8", "true")]
 CORRECTIONS = ("equalization", "adaround", "bias_correction")
@@ -56,6 +58,17 @@ def fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def configure(*overrides: str) -> RunConfig:
     short = ("corrections.adaround_iterations=30", "threads=1")
     return make_config("data=shapes", "latency.enabled=false", *short, *overrides)
+
+
+def setting_of(config: RunConfig, images: Split) -> Setting:
+    weights = WeightScheme.of(config, quantizer_of(config).resolve().weight_bits == 7)
+    selection = Selection.of(config)
+    return Setting(weights, selection, images, config.calib.batch_size, THREADS)
+
+
+def correct(config: RunConfig, fp32: Fp32Model, images: Split, folder: Path) -> Fp32Model:
+    setting = setting_of(config, images)
+    return sequence.correct(fp32, config.corrections, setting, config.seed, folder)
 
 
 def switch_on(*names: str) -> list[str]:
@@ -84,17 +97,14 @@ def normal(*shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("overrides", [("dtype=fp32", *switch_on(*CORRECTIONS)), ("dtype=int8",)])
-def test_nothing_to_correct(
-    overrides: tuple[str, ...], shapes_model: Fp32Model, images: Split, tmp_path: Path
-) -> None:
-    assert sequence.correct(configure(*overrides), shapes_model, images, tmp_path) is shapes_model
+def test_nothing_to_correct(shapes_model: Fp32Model, images: Split, tmp_path: Path) -> None:
+    assert correct(configure("dtype=int8"), shapes_model, images, tmp_path) is shapes_model
     assert not list(tmp_path.iterdir())
 
 
 def test_equalization_keeps_the_function(proto: onnx.ModelProto, images: Split) -> None:
-    equalized = equalization.equalize(proto, configure())
-    pairs = equalization.find_pairs(equalized.graph, configure())
+    equalized = equalization.equalize(proto, Selection())
+    pairs = equalization.find_pairs(equalized.graph, Selection())
     assert len(pairs) == 3  # one in each residual block
     for first, second in pairs:
         ranges = np.abs(read_weights(equalized.graph, first)).max(axis=(1, 2, 3))
@@ -119,7 +129,7 @@ def test_equalization_of_grouped_convolutions(groups: int, activation: str) -> N
         w1=normal(8, 8 // groups, 3, 3),
         w2=normal(4, 8, 1, 1),
     )
-    equalized = equalization.equalize(network, configure())
+    equalized = equalization.equalize(network, Selection())
     weights = read(equalized.graph, "w0")
     spread = np.abs(weights).max(axis=(1, 2, 3))
     assert spread.max() / spread.min() < 300  # it was 1000
@@ -189,8 +199,7 @@ def test_the_grid_is_found_again(
 @pytest.mark.parametrize("relu", [False, True])
 def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: bool) -> None:
     config = configure(f"dtype={dtype}", f"per_channel={per_channel}")
-    config.corrections.adaround_iterations = 300
-    scheme = layers.weight_scheme(config)
+    scheme = WeightScheme.of(config)
     weights = normal(32, 4, 3, 3)
     # Inputs with a mean, as behind a ReLU: errors of a channel's weights then add up.
     inputs = torch.from_numpy(1 + np.abs(normal(1, 500, 36)))
@@ -202,7 +211,7 @@ def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: boo
     def error(values: NDArray[np.float32]) -> float:
         return float(problem.error(torch.from_numpy(values.reshape(32, -1).T[None].copy())))
 
-    levels = adaround.learn_levels(problem, weights, config, np.random.default_rng(0), "")
+    levels = adaround.learn_levels(problem, weights, scheme, 300, np.random.default_rng(0), "")
     grid = scheme.grid(weights, 0)
     learned, nearest = error(grid.dequantize(levels)), error(grid.round(weights))
     assert learned < 0.6 * nearest
@@ -227,33 +236,32 @@ def test_the_artifact_holds_the_learned_levels(
 
     monkeypatch.setattr(adaround, "learn_levels", note)
     config = configure(f"dtype={dtype}", f"per_channel={per_channel}", *switch_on("adaround"))
-    corrected = sequence.correct(config, shapes_model, images, tmp_path)
-    artifact = BACKENDS["onnx"](config).quantize(corrected, images, tmp_path)
+    corrected = correct(config, shapes_model, images, tmp_path)
+    artifact = quantizer_of(config).quantize(corrected, images, tmp_path)
 
     quantized = onnx.load(artifact.path).graph
     tensors = {item.name: numpy_helper.to_array(item) for item in quantized.initializer}
-    nodes = layers.find(onnx.load(corrected.onnx_path).graph, config)
+    nodes = layers.find(onnx.load(corrected.onnx_path).graph, Selection.of(config))
     assert len(learned) == len(nodes)
     moved = 0
     for levels, node in zip(learned, nodes.values(), strict=True):
         stored = tensors[f"{node.input[1]}_quantized"]
-        np.testing.assert_array_equal(np.moveaxis(stored, layers.channel_axis(node), 0), levels)
+        np.testing.assert_array_equal(np.moveaxis(stored, channel_axis(node), 0), levels)
         weights = read_weights(onnx.load(shapes_model.onnx_path).graph, node)
-        moved += (layers.weight_scheme(config).grid(weights, 0).quantize(weights) != levels).sum()
+        moved += (WeightScheme.of(config).grid(weights, 0).quantize(weights) != levels).sum()
     assert moved > 100  # from the nearest level
 
 
 def test_bias_correction_removes_the_mean_error(proto: onnx.ModelProto, images: Split) -> None:
-    config = configure()
-    corrected = bias_correction.correct_biases(proto, proto, config, images)
+    setting = setting_of(configure(), images)
+    corrected = bias_correction.correct_biases(proto, proto, setting)
     simulated = copy.deepcopy(corrected)
-    nodes = layers.find(simulated.graph, config)
-    scheme = layers.weight_scheme(config)
+    nodes = layers.find(simulated.graph, setting.selection)
     for node in nodes.values():
-        rounded = layers.round_to_nearest(read_weights(simulated.graph, node), scheme)
+        rounded = layers.round_to_nearest(read_weights(simulated.graph, node), setting.weights)
         write_weights(simulated.graph, node, rounded)
     names = [node.output[0] for node in nodes.values()]
-    (batch,) = layers.run([proto, simulated], names, config, images, "")
+    (batch,) = layers.run([proto, simulated], names, setting, "")
     for target, output in zip(*batch, strict=True):
         axes = (0, 2, 3) if target.ndim == 4 else (0,)
         error = (output - target).mean(axis=axes, dtype=np.float64)
@@ -269,7 +277,7 @@ def test_bias_correction_adds_a_bias(images: Split) -> None:
         images.images.shape[1:],
         w=normal(8, 3, 3, 3),
     )
-    corrected = bias_correction.correct_biases(network, network, configure(), images)
+    corrected = bias_correction.correct_biases(network, network, setting_of(configure(), images))
     onnx.checker.check_model(corrected)
     bias = read_bias(corrected.graph, corrected.graph.node[1])
     assert np.abs(bias).min() > 0
@@ -284,10 +292,10 @@ def test_layers_in_float_are_left_alone(
     tmp_path: Path,
 ) -> None:
     config = configure(*switch_on(name))
-    *others, first, last = layers.find(proto.graph, config).values()
+    *others, first, last = layers.find(proto.graph, Selection.of(config)).values()
     first, last = others[1], last  # the first of a pair, and the dense layer
     config.nodes_to_exclude = [first.name, last.name]
-    corrected = onnx.load(sequence.correct(config, shapes_model, images, tmp_path).onnx_path)
+    corrected = onnx.load(correct(config, shapes_model, images, tmp_path).onnx_path)
     assert [node.name for node in corrected.graph.node] == [n.name for n in proto.graph.node]
     tensors = {item.name: numpy_helper.to_array(item) for item in proto.graph.initializer}
     changed = {
@@ -302,9 +310,8 @@ def test_layers_in_float_are_left_alone(
 def test_a_pair_without_its_layer_is_told(
     proto: onnx.ModelProto, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configure()
-    config.nodes_to_exclude = [n.name for n, _ in equalization.find_pairs(proto.graph, config)]
-    assert equalization.equalize(proto, config) == proto
+    firsts = [node.name for node, _ in equalization.find_pairs(proto.graph, Selection())]
+    assert equalization.equalize(proto, Selection(nodes_to_exclude=firsts)) == proto
     assert "corrections.equalization: changes nothing" in caplog.text
 
 
@@ -312,7 +319,7 @@ def test_same_seed_same_file(shapes_model: Fp32Model, images: Split, tmp_path: P
     def write(folder: str, *overrides: str) -> bytes:
         config = configure(*switch_on(*CORRECTIONS), *overrides)
         (tmp_path / folder).mkdir()
-        corrected = sequence.correct(config, shapes_model, images, tmp_path / folder)
+        corrected = correct(config, shapes_model, images, tmp_path / folder)
         return corrected.onnx_path.read_bytes()
 
     one = write("one")
@@ -323,7 +330,7 @@ def test_same_seed_same_file(shapes_model: Fp32Model, images: Split, tmp_path: P
 def test_reduce_range_of_weights_is_onnx_only() -> None:
     for backend, reduced in [("onnx", True), ("torch", False)]:
         config = configure(f"backend={backend}", "reduce_range=true")
-        assert layers.weight_scheme(config).reduce_range is reduced
+        assert (quantizer_of(config).resolve().weight_bits == 7) is reduced
 
 
 @pytest.mark.usefixtures("real_files")
@@ -333,11 +340,13 @@ def test_real_network(cache_root: Path, tmp_path: Path, caplog: pytest.LogCaptur
     dataset = locate.load(config.data.name, config.data.root)
     fp32 = model.load(config.model, dataset, cache_root)
     images = draw_calibration(dataset, 10, config.seed).split
-    before = layers.errors(*[onnx.load(fp32.onnx_path)] * 2, config, images)
+    proto = onnx.load(fp32.onnx_path)
+    setting = setting_of(config, images)
+    before = layers.errors(proto, proto, setting)
     config.corrections = replace(config.corrections, adaround=True, bias_correction=True)
     with caplog.at_level("INFO"):
-        corrected = sequence.correct(config, fp32, images, tmp_path)
-    after = layers.errors(onnx.load(fp32.onnx_path), onnx.load(corrected.onnx_path), config, images)
+        corrected = correct(config, fp32, images, tmp_path)
+    after = layers.errors(proto, onnx.load(corrected.onnx_path), setting)
     assert all(after[name] < 0.5 * before[name] for name in before)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "corrections.adaround",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cifar10 import write_folder
+from test_cifar10 import make_batch, pickle_published, write_folder
 
 from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.core import cache
@@ -90,7 +90,7 @@ def test_then_the_download_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cifar10, "URL", "http://127.0.0.1:9/cifar-10-python.tar.gz")  # no server
     monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
-    monkeypatch.setattr(locate, "downloads_folder", lambda: archive.parent)
+    monkeypatch.setattr(cache, "downloads_folder", lambda: archive.parent)
 
     settled = locate.settle(CIFAR10)
     assert settled.name == "cifar10"
@@ -177,6 +177,41 @@ def test_loading_reads_both_splits_and_names(tmp_path):
 def test_loading_is_done_once(tmp_path):
     folder = write_folder(tmp_path / "batches")
     assert locate.load("cifar10", str(folder)) is locate.load("cifar10", str(folder))
+
+
+def test_a_file_with_another_content_is_read_anew(tmp_path):
+    """Though its length and its time of writing are those of before."""
+    folder = write_folder(tmp_path / "batches", train=4)
+    before = locate.load("cifar10", str(folder)).train
+    path = folder / "data_batch_3"
+    changed = pickle_published(make_batch(4, seed=50))
+    time = path.stat().st_mtime_ns
+    assert len(changed) == path.stat().st_size
+    path.write_bytes(changed)
+    os.utime(path, ns=(time, time))
+    locate.load.cache_clear()
+    after = locate.load("cifar10", str(folder)).train
+    assert (before.pixel_hashes != after.pixel_hashes).tolist() == [False] * 8 + [True] * 4 + [
+        False
+    ] * 8
+
+
+def test_one_content_in_two_places_is_kept_once(tmp_path):
+    kept = []
+    for name in ("a", "b"):
+        folder = write_folder(tmp_path / name)
+        locate.load("cifar10", str(folder), tmp_path / "cache")
+        kept.append(sorted((tmp_path / "cache" / "cifar10").iterdir()))
+    assert kept[0] == kept[1] != []
+
+
+def test_an_image_that_changes_in_the_cache_is_read_again_from_its_file(tmp_path):
+    folder = write_folder(tmp_path / "batches")
+    before = locate.load("cifar10", str(folder), tmp_path / "cache").train.digest
+    for path in (tmp_path / "cache" / "cifar10").glob("*/images.npy"):
+        path.write_bytes(path.read_bytes()[:-1] + b"\x00")
+    locate.load.cache_clear()
+    assert locate.load("cifar10", str(folder), tmp_path / "cache").train.digest == before
 
 
 def test_an_empty_folder_is_refused_by_the_file_it_lacks(tmp_path):

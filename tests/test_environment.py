@@ -108,7 +108,7 @@ def test_a_package_that_is_not_there_has_no_version(monkeypatch):
 
 def test_versions_are_told_without_importing():
     code = (
-        "import sys; from resnet8ptq import environment; environment.versions();"
+        "import sys; from resnet8ptq.core import machine; machine.versions();"
         "print({'torch', 'tensorflow', 'onnx', 'mlflow'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

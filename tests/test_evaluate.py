@@ -1,16 +1,18 @@
 """How an evaluation finds its pace: with a clock that only a counted number of images moves."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_config
+from conftest import make_config, quantizer_of, runtime_of
 
+from resnet8ptq.core import machine
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation import evaluate
-from resnet8ptq.evaluation.pace import BATCH_SIZES
+from resnet8ptq.evaluation import evaluate, pace, trial
+from resnet8ptq.evaluation.pace import BATCH_SIZES, Pace
+from resnet8ptq.evaluation.trial import Bench
 
 Cost = Callable[[int, int], float]  # batch size, threads -> seconds for each image
 
@@ -20,18 +22,11 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
         self.now, self.cost, self.batches = 0.0, cost, []
-        backends = dict.fromkeys(("onnx", "torch"), lambda config: self.at(config.threads))
-        monkeypatch.setattr(evaluate, "BACKENDS", backends)
-        monkeypatch.setattr(evaluate.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(evaluate.environment, "threads", lambda setting: setting or 4)
+        monkeypatch.setattr(trial, "make_quantizer", lambda config, runtime: self)
+        monkeypatch.setattr(pace.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
 
-    def at(self, threads: int) -> "Counting":
-        self.threads = threads
-        return self
-
-    def load(self, path: Path) -> "Counting":
-        threads = self.threads
-
+    def load(self, path: Path, threads: int) -> "Counting":
         def predict(batch: np.ndarray) -> np.ndarray:
             self.batches.append((len(batch), threads))
             self.now += len(batch) * self.cost(len(batch), threads)
@@ -47,9 +42,10 @@ def images(count: int) -> Split:
     return Split(pixels.reshape(-1, 1, 1, 1), np.zeros(count, np.int64), "made up")
 
 
-def run(count: int, cache: Path, *overrides: str) -> evaluate.Evaluation:
+def run(count: int, cache: Path, *overrides: str, network: str = "a") -> evaluate.Evaluation:
     config = make_config("data=shapes", f"cache_dir={cache}", *overrides)
-    return evaluate.evaluate(config, Path("nowhere"), images(count))
+    bench = Bench(network, runtime_of(config), config.evaluate.batch_size)
+    return bench.evaluate(config, Path("nowhere"), images(count))
 
 
 @pytest.mark.parametrize("best", BATCH_SIZES)
@@ -60,24 +56,25 @@ def test_the_fastest_batches_and_threads_are_found_once(monkeypatch, tmp_path, b
 
     backend = Counting(monkeypatch, cost)
     found = run(9_984, tmp_path)
-    assert (found.batch_size, found.threads) == (best, threads)
+    assert found.pace == Pace(best, threads)
     backend.batches.clear()
     again = run(9_984, tmp_path)
-    assert (again.batch_size, again.threads) == (best, threads)
+    assert again.pace == Pace(best, threads)
     assert again.seconds == 9_984  # nothing is tried any more
     assert {used for _, used in backend.batches} == {threads}
 
 
 @pytest.mark.parametrize(
-    "overrides", [["backend=torch"], ["dtype=uint8"], ["model.fold=false"], ["format=qoperator"]]
+    ("overrides", "network"),
+    [(["backend=torch"], "a"), (["dtype=uint8"], "a"), ([], "b"), (["format=qoperator"], "a")],
 )
-def test_another_kind_of_artifact_is_measured_by_itself(monkeypatch, tmp_path, overrides):
+def test_another_kind_of_artifact_is_measured_by_itself(monkeypatch, tmp_path, overrides, network):
     fast = {"size": 32}
     backend = Counting(monkeypatch, lambda size, threads: 1.0 + (size != fast["size"]))
-    assert run(1000, tmp_path).batch_size == 32
+    assert run(1000, tmp_path).pace.batch_size == 32
     fast["size"] = 128
-    assert run(1000, tmp_path, *overrides).batch_size == 128
-    assert run(1000, tmp_path).batch_size == 32
+    assert run(1000, tmp_path, *overrides, network=network).pace.batch_size == 128
+    assert run(1000, tmp_path).pace.batch_size == 32
     assert backend.batches
 
 
@@ -91,14 +88,14 @@ def test_every_image_is_run_in_order(monkeypatch, tmp_path, count):
 def test_what_is_set_is_not_tried(monkeypatch, tmp_path):
     backend = Counting(monkeypatch, lambda size, threads: size / threads)
     found = run(1000, tmp_path, "evaluate.batch_size=300", "threads=3")
-    assert (found.batch_size, found.threads) == (300, 3)
+    assert found.pace == Pace(300, 3)
     assert backend.batches == [(300, 3), (300, 3), (300, 3), (100, 3)]
 
 
 def test_batches_of_dynamic_quantization_are_a_setting(monkeypatch, tmp_path):
     """They change what it predicts."""
     backend = Counting(monkeypatch, lambda size, threads: size / threads)
-    assert run(1000, tmp_path, "method=dynamic").batch_size == 256
+    assert run(1000, tmp_path, "method=dynamic").pace.batch_size == 256
     assert [size for size, _ in backend.batches[-4:]] == [256, 256, 256, 232]
 
 
@@ -106,17 +103,13 @@ def test_batch_and_threads_do_not_change_predictions(quantize_anew, shapes):
     for backend in ("onnx", "torch"):
         cell = quantize_anew(f"backend={backend}")
         split = shapes.test.take(np.arange(300))
+        quantizer = quantizer_of(cell.config)
         found = [
-            evaluate.evaluate(changed, cell.artifact.path, split).scores.probabilities
+            evaluate.evaluate(
+                partial(quantizer.load, cell.artifact.path), split, Pace(size, threads)
+            ).scores.probabilities
             for size in (1, 7, 32, 128, 256)
             for threads in (1, 2)
-            for changed in [
-                replace(
-                    cell.config,
-                    threads=threads,
-                    evaluate=replace(cell.config.evaluate, batch_size=size),
-                )
-            ]
         ]
         for other in found[1:]:
             np.testing.assert_array_equal(other, found[0])

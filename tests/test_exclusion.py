@@ -6,7 +6,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import call, make_config
+from calling import call
+from conftest import bench_of, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from resnet8ptq.experiment.exclusion import Exclusion
 from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 NODES = [f"layer_{i}" for i in range(6)]
 SMALL = ("data=shapes", "calib.samples_per_class=5", "held_out_images=200")
@@ -95,7 +96,8 @@ def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -
     held_out = draw_held_out(dataset, config.held_out_images)
     samples = config.calib.samples_per_class
     calibration = draw_calibration(dataset, samples, config.seed, [held_out]).split
-    return exclusion.choose(config, fp32, fp32, calibration, held_out, folder)
+    bench = bench_of(config, fp32)
+    return exclusion.choose(config, bench, fp32, fp32, calibration, held_out, folder)
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch"])  # TFLite quantizes all or nothing
@@ -144,7 +146,7 @@ def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
 
 def test_auto_counts_as_none_until_it_is_chosen(shapes_model: Fp32Model) -> None:
     graph = onnx.load(shapes_model.onnx_path).graph
-    assert find_float_nodes(graph, make_config("nodes_to_exclude=auto")) == []
+    assert find_float_nodes(graph, Selection.of(make_config("nodes_to_exclude=auto"))) == []
 
 
 def test_sensitivity_with_a_choice_of_its_own_is_refused() -> None:

@@ -8,7 +8,7 @@ import string
 from functools import cache
 
 import pytest
-from conftest import REPO
+from calling import REPO
 from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -20,7 +20,8 @@ import h5py
 import numpy as np
 import onnx
 import pytest
-from conftest import REPO, make_config
+from calling import REPO
+from conftest import make_config
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from onnx import helper
@@ -34,6 +35,7 @@ from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data import cifar10
+from resnet8ptq.data.shapes import WEIGHTS
 from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
@@ -188,7 +190,7 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
 def test_layers_of_keras_are_taken(tmp_path: Path) -> None:
     for suffix in (".h5", ".keras"):
         keras.check(write_keras(tmp_path / f"model{suffix}", [layer()]))
-    keras.check(Path(model_module.__file__).parent / "shapes" / "resnet8.h5")
+    keras.check(WEIGHTS)
 
 
 def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache_root) -> None:
@@ -293,7 +295,7 @@ def test_a_constant_larger_than_the_machine_is_refused(tmp_path: Path, shapes, c
 
 def test_the_conversion_takes_no_more_than_the_machine_has() -> None:
     code = (
-        "import resource; from resnet8ptq import convert; convert.limit_process();"
+        "import resource; from resnet8ptq.models import conversion; conversion.limit_process();"
         "print(*(resource.getrlimit(k)[0] for k in (resource.RLIMIT_DATA, resource.RLIMIT_CPU)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

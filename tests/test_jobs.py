@@ -9,7 +9,7 @@ from pathlib import Path
 
 import joblib
 import pytest
-from conftest import REPO
+from calling import REPO
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 

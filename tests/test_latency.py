@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_config
+from conftest import bench_of, make_config, quantizer_of
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import ConfigError
@@ -14,6 +14,7 @@ from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.latency import Latency, Timings
+from resnet8ptq.evaluation.trial import as_fp32
 from resnet8ptq.models.model import Fp32Model
 
 OWN = {f"latency{size}_p{percent}_ms" for size in ("", "_batch") for percent in (50, 95)}
@@ -45,13 +46,16 @@ def measure(
     overrides: tuple[str, ...], shapes: Dataset, fp32: Fp32Model, cache_root: Path, into: Path
 ) -> dict[str, float]:
     config = make_config(*FEW, *overrides)
-    quantizer = BACKENDS[config.backend.name](config)
     calibration = draw_calibration(shapes, 5, config.seed).split
-    artifact = quantizer.quantize(fp32, calibration, into)
-    baseline = load_baseline(config, fp32, shapes, cache_root)
+    artifact = quantizer_of(config).quantize(fp32, calibration, into)
+    bench = bench_of(config, fp32)
+    baseline = load_baseline(bench, config, fp32, shapes.test)
     assert baseline.path.stat().st_size == baseline.size_bytes
     images = shapes.test.images[:5]  # fewer than a batch
-    return latency.measure(config, artifact.path, baseline.path, images).to_metrics()
+    loads = [bench.loader(config, artifact.path)]
+    if config.dtype.name != "fp32":
+        loads.append(bench.loader(as_fp32(config), baseline.path))
+    return Latency(*latency.measure(loads, images, config.latency)).to_metrics()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

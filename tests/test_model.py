@@ -26,7 +26,7 @@ from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import locate, shapes
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph.torch_module import load_torch_module
-from resnet8ptq.models import conversion, model
+from resnet8ptq.models import conversion, model, normalization
 from resnet8ptq.models.locate import SHA256, URL
 
 # Makes Keras files, tries to convert each, and writes down what came of it.
@@ -36,7 +36,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 from pathlib import Path
 import keras
 import numpy as np
-from resnet8ptq import convert
+from resnet8ptq.models import conversion
 from resnet8ptq.core.errors import PtqError
 
 folder = Path(sys.argv[1])
@@ -102,7 +102,7 @@ for path in sorted([*folder.glob("*.h5"), *folder.glob("*.keras")]):
     made = folder / f"{path.name}.converted"
     made.mkdir()
     try:
-        convert.convert(path, made, images, classes=10)
+        conversion.convert(path, made, images, classes=10)
         report[path.name] = ["", ""]
     except Exception as error:
         report[path.name] = [type(error).__name__, str(error)]
@@ -278,7 +278,7 @@ def graph_of(path: Path) -> onnx.GraphProto:
 def test_the_network_takes_and_gives_what_it_says(shapes_model):
     proto = onnx.load(shapes_model.onnx_path)
     opset = {entry.domain: entry.version for entry in proto.opset_import}
-    assert opset[""] == conversion.OPSET == 17
+    assert opset[""] == normalization.OPSET == 17
     [taken], [given] = proto.graph.input, proto.graph.output
     dims = [
         [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]

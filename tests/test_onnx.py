@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Quantize, make_config
+from conftest import THREADS, Quantize, make_config, quantizer_of
 
 from resnet8ptq.backends.onnx import dynamic, slim
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
@@ -26,7 +25,7 @@ def kinds(path: Path) -> set[str]:
 
 def test_onnx_has_no_histogram_observer() -> None:
     with pytest.raises(UnsupportedError, match=r"calib=histogram.*minmax \| moving_average"):
-        BACKENDS["onnx"](make_config("backend=onnx", "calib=histogram")).resolve()
+        quantizer_of(make_config("backend=onnx", "calib=histogram")).resolve()
 
 
 ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
@@ -99,7 +98,7 @@ def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(
     plain = replace(shapes_model, onnx_path=tmp_path / "plain.onnx")
     split = draw_calibration(shapes, 1, 0).split
     with pytest.raises(QuantizationError, match="quantized nothing"):
-        BACKENDS["onnx"](make_config("data=shapes")).quantize(plain, split, folder)
+        quantizer_of(make_config("data=shapes")).quantize(plain, split, folder)
 
 
 def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize: Quantize) -> None:
@@ -116,7 +115,7 @@ def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize: Quantiz
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_logits_are_what_the_softmax_takes(quantize: Quantize, form: str) -> None:
     cell = quantize("dtype=u8s8", f"format={form}")
-    predictor = BACKENDS["onnx"](cell.config).load(cell.artifact.path)
+    predictor = quantizer_of(cell.config).load(cell.artifact.path, THREADS)
     batch = cell.data.test.images[:50].astype(np.float32)
     logits = predictor.logits(batch)
     assert logits is not None
@@ -145,7 +144,7 @@ def test_symmetric_ranges_are_symmetric(quantize: Quantize) -> None:
     zero_points = [constants[n.input[2]] for n in graph.node if n.op_type == "QuantizeLinear"]
     assert zero_points
     assert all((values == 0).all() for values in zero_points)
-    assert BACKENDS["onnx"](cell.config).resolve()["activation_scheme"] == "symmetric"
+    assert quantizer_of(cell.config).resolve().activation_scheme == "symmetric"
 
 
 def test_affine_weights_differ_and_per_channel_ones_are_refused(quantize: Quantize) -> None:
@@ -160,7 +159,7 @@ def test_affine_weights_differ_and_per_channel_ones_are_refused(quantize: Quanti
     assert any(constants[name].any() for name in weights)
     config = make_config("symmetric.weights=false", "per_channel=true")
     with pytest.raises(UnsupportedError, match="one zero point for all channels"):
-        BACKENDS["onnx"](config).resolve()
+        quantizer_of(config).resolve()
 
 
 def test_reduced_range_keeps_weights_to_seven_bits(quantize: Quantize) -> None:
@@ -173,7 +172,7 @@ def test_reduced_range_keeps_weights_to_seven_bits(quantize: Quantize) -> None:
     ]
     assert len(levels) == WEIGHT_LAYERS
     assert max(abs(values.astype(int)).max() for values in levels) == 64
-    assert BACKENDS["onnx"](cell.config).resolve()["weight_bits"] == "7"
+    assert quantizer_of(cell.config).resolve().weight_bits == 7
 
 
 def test_only_the_chosen_operators_are_quantized(quantize: Quantize) -> None:
@@ -192,15 +191,15 @@ def test_dynamic_takes_its_ranges_from_the_batch(
     assert cell.artifact.quantized_layers == WEIGHT_LAYERS
     assert cell.artifact.ranges == {}
     assert not np.array_equal(cell.predict(100, images=200), cell.predict(1, images=200))
-    resolved = BACKENDS["onnx"](cell.config).resolve()
-    assert (resolved["weight_dtype"], resolved["activation_dtype"]) == (dtype, "uint8 (dynamic)")
+    resolved = quantizer_of(cell.config).resolve()
+    assert (resolved.weight_dtype, resolved.activation_dtype) == (dtype, "uint8 (dynamic)")
 
 
 def test_dynamic_without_a_kernel_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic, "_runs_convolution", lambda dtype, per_channel: False)
     with pytest.raises(UnsupportedError, match="no ConvInteger for uint8 weights per channel"):
         config = make_config("method=dynamic", "dtype=uint8", "per_channel=true")
-        BACKENDS["onnx"](config).resolve()
+        quantizer_of(config).resolve()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_dynamic_without_a_kernel_is_unsupported(monkeypatch: pytest.MonkeyPatch
 def test_dynamic_refuses_what_is_about_static_ranges(override: str) -> None:
     key = override.partition("=")[0]
     with pytest.raises(UnsupportedError, match=f"{key}=.*method=dynamic"):
-        BACKENDS["onnx"](make_config("method=dynamic", override)).resolve()
+        quantizer_of(make_config("method=dynamic", override)).resolve()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +245,7 @@ def test_slim_file_that_predicts_differently_is_refused(
     other = quantize("dtype=uint8").artifact.path
     split = draw_calibration(shapes, 1, 0).split
     with pytest.raises(QuantizationError, match="predicts differently"):
-        slim.check_same(onnx.load(cell.artifact.path), other, split, cell.config)
+        slim.check_same(onnx.load(cell.artifact.path), other, split.batches(10), THREADS)
 
 
 def test_given_ranges_win_and_suffice(
@@ -255,6 +254,6 @@ def test_given_ranges_win_and_suffice(
     cell = quantize("dtype=u8s8")
     given = {name: (low - 1.0, high + 1.0) for name, (low, high) in cell.artifact.ranges.items()}
     nothing = shapes.train.take(np.arange(0))  # would fail if it were run
-    artifact = BACKENDS["onnx"](cell.config).quantize(shapes_model, nothing, tmp_path, given)
+    artifact = quantizer_of(cell.config).quantize(shapes_model, nothing, tmp_path, given)
     assert artifact.ranges == given
     assert artifact.path.read_bytes() != cell.artifact.path.read_bytes()

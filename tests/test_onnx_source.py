@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import make_config
+from conftest import THREADS, make_config, quantizer_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from onnxruntime.quantization import (
     shape_inference,
 )
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import locate
@@ -205,10 +204,10 @@ def test_quantizes_like_the_keras_file_it_came_from(
     for index, network in enumerate((shapes_model, imported)):
         folder = tmp_path / str(index)
         folder.mkdir()
-        quantizer = BACKENDS[backend](config)
+        quantizer = quantizer_of(config)
         artifact = quantizer.quantize(network, calibration, folder)
         assert artifact.quantized_layers == 10
-        found.append(quantizer.load(artifact.path).predict(batch))
+        found.append(quantizer.load(artifact.path, THREADS).predict(batch))
     assert np.array_equal(*found)
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_config
+from conftest import THREADS, bench_of, make_config, quantizer_of
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
@@ -72,16 +71,16 @@ def test_option_keeps_the_accuracy(
     fp32 = model.load(config.model, whole, cache.folder(None))
     held_out = draw_held_out(dataset, config.held_out_images)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
-    quantizer = BACKENDS[config.backend.name](config)
-    quantizer.resolve()
+    quantizer_of(config).resolve()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
+    bench = bench_of(config, fp32)
     prepared = preparation.prepare(
-        config, fp32, dataset, calibration, held_out, tmp_path, scratch, Nowhere()
+        config, bench, fp32, dataset, calibration, held_out, tmp_path, scratch, Nowhere()
     )
-    quantizer = BACKENDS[config.backend.name](prepared.config)
+    quantizer = quantizer_of(prepared.config)
     artifact = quantizer.quantize(prepared.network, calibration.split, tmp_path, prepared.ranges)
-    predictor = quantizer.load(artifact.path)
+    predictor = quantizer.load(artifact.path, THREADS)
     outputs = [predictor.predict(batch) for batch in dataset.test.batches(250)]
     accuracy = (np.concatenate(outputs).argmax(axis=1) == dataset.test.labels).mean()
     assert artifact.quantized_layers > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from conftest import make_config
+from conftest import bench_of, make_config
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
@@ -20,7 +20,6 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.evaluation import evaluate
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import pipeline, preparation
@@ -142,7 +141,7 @@ class Swapping(OnnxQuantizer):
 def test_what_is_evaluated_is_the_file_on_disk(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BACKENDS, "onnx", Swapping)
+    monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Swapping")
     result, record = run(store, tmp_path)
     assert result.measurement is not None
     assert result.measurement.comparison.agreement == 1
@@ -166,7 +165,7 @@ class Truncating(OnnxQuantizer):
 def test_damaged_artifact_fails_the_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BACKENDS, "onnx", Truncating)
+    monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Truncating")
     config = make_config("data=shapes", *FEW)
     with (
         pytest.raises(Exception, match=r"(?i)protobuf|parse|load"),
@@ -210,9 +209,9 @@ def resnet8(cifar10: Dataset, cache_root: Path) -> Fp32Model:
 def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path) -> Scores:
     """Quantize, reload, evaluate: the middle of the recipe."""
     calibration = draw_calibration(dataset, 100, 42)
-    quantizer = BACKENDS[config.backend.name](config)
-    artifact = quantizer.quantize(network, calibration.split, folder)
-    return evaluate.evaluate(config, artifact.path, dataset.test).scores
+    bench = bench_of(config, network)
+    trial = bench.run(config, network, calibration.split, dataset.test, folder)
+    return trial.evaluation.scores
 
 
 @pytest.mark.slow
@@ -224,7 +223,7 @@ def test_fp32_accuracy_is_reproduced(
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
     config = make_config(f"backend={backend}")
-    baseline = load_baseline(config, network, dataset, cache_root).scores
+    baseline = load_baseline(bench_of(config, network), config, network, dataset.test).scores
     assert (baseline.correct, baseline.total) == (8703, 9980)
     dog = dataset.class_names.index("dog")
     assert baseline.class_accuracy(dog) == pytest.approx(0.742, abs=0.0005)

@@ -6,12 +6,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import make_config
+from conftest import THREADS, make_config, quantizer_of, runtime_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
@@ -21,7 +20,7 @@ from resnet8ptq.finetuning import network, qat, training
 from resnet8ptq.finetuning.fake_quantization import FakeQuantize, Round
 from resnet8ptq.models import model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 SMALL = ("data=shapes", "held_out_images=50", "calib.samples_per_class=5", "threads=1")
 QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-4")
@@ -52,14 +51,27 @@ def few(shapes: Dataset) -> Dataset:
     return Dataset(shapes.name, shapes.class_names, train, test)
 
 
+def start(config, fp32, dataset, calibration, held_out, report):
+    settings = qat.Settings(
+        config.qat,
+        config.calib,
+        WeightScheme.of(config),
+        ActivationScheme(),
+        Selection.of(config),
+        config.float_output,
+        config.seed,
+    )
+    runtime = runtime_of(config)
+    return qat.fine_tune(settings, fp32, dataset, calibration, held_out, runtime, report)
+
+
 def fine_tune(
     few: Dataset, fp32: model.Fp32Model, folder: Path, *overrides: str, run: Curves
 ) -> tuple[model.Fp32Model, dict[str, tuple[float, float]]]:
     config = make_config(*QUICK, f"cache_dir={folder / 'cache'}", *overrides)
     held_out = draw_held_out(few, config.held_out_images)
     calibration = draw_calibration(few, 5, config.seed, [held_out])
-    schemes = WeightScheme.of(config), ActivationScheme()
-    return qat.fine_tune(config, fp32, few, calibration, held_out, *schemes, run)
+    return start(config, fp32, few, calibration, held_out, run)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +124,10 @@ def test_gradients_are_those_of_torchs_own_learnable_quantization():
 
 def prepare(fp32: model.Fp32Model, calibration: Split, *overrides: str):
     config = make_config(*overrides)
-    skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, config)
-    ranges = Activations(fp32.onnx_path, calibration, config).find_around(skipped)
+    skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
+    ranges = Activations(fp32.onnx_path, calibration, config.calib, runtime_of(config)).find_around(
+        skipped
+    )
     schemes = WeightScheme.of(config), ActivationScheme()
     return config, network.prepare(fp32.onnx_path, skipped, ranges, *schemes, config.float_output)
 
@@ -121,7 +135,7 @@ def prepare(fp32: model.Fp32Model, calibration: Split, *overrides: str):
 def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
     """The student rounds what the ONNX file rounds, to the same levels, with the same result."""
     config, student = prepare(fp32, calibration, *overrides)
-    quantizer = BACKENDS["onnx"](config)
+    quantizer = quantizer_of(config)
     artifact = quantizer.quantize(fp32, calibration, folder, student.ranges())
     written = onnx.load(artifact.path)
     constants = {t.name: numpy_helper.to_array(t) for t in written.graph.initializer}
@@ -137,7 +151,7 @@ def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
     others = {id(student.quantizers[name]) for name in set(student.quantizers) - set(rounded)}
     assert others <= {id(student.quantizers[name]) for name in rounded}
 
-    expected = quantizer.load(artifact.path).logits(images)
+    expected = quantizer.load(artifact.path, THREADS).logits(images)
     found = student.module(torch.from_numpy(images)).detach().numpy()
     assert (found.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.97
     # What differs are ties, and what the layers behind make of them.
@@ -198,7 +212,7 @@ def initializers(path: Path) -> dict[str, np.ndarray]:
 
 def test_every_backend_quantizes_what_was_fine_tuned(tuned, few, tmp_path):
     _, _, network, ranges = tuned
-    quantizer = BACKENDS["onnx"](make_config(*SMALL))
+    quantizer = quantizer_of(make_config(*SMALL))
     artifact = quantizer.quantize(network, few.train, tmp_path, ranges)
     assert artifact.quantized_layers == 10
     assert {name: artifact.ranges[name] for name in ranges} == ranges
@@ -250,9 +264,7 @@ def test_neither_held_out_nor_test_images_are_trained_on(few, shapes_model, tmp_
     with pytest.raises(KeyboardInterrupt):
         config = make_config(*QUICK, f"cache_dir={tmp_path}")
         calibration = CalibrationSet(few.train.take(np.arange(9)), np.arange(9))
-        schemes = WeightScheme.of(config), ActivationScheme()
-        held_out = draw_held_out(leaky, 50)
-        qat.fine_tune(config, shapes_model, leaky, calibration, held_out, *schemes, Curves())
+        start(config, shapes_model, leaky, calibration, draw_held_out(leaky, 50), Curves())
     (trainer,) = seen
     assert len(trainer.held_out) == 50
     assert len(trainer.train) == len(few.train) - 50 - 7

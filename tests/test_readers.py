@@ -56,7 +56,7 @@ def test_every_image_once_and_in_order(count: int, size: int, data: st.DataObjec
     reader.rewind()
     assert places(reader) == batches
 
-    start, end = sorted(locate.draw(st.tuples(*2 * [st.integers(0, len(reader))])))
+    start, end = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(reader))])))
     reader.set_range(start, end)
     assert places(reader) == batches[start:end]
     reader.rewind()

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import NO_REAL_FILES, REPO, Called, call, clean_environment, make_config
+from calling import NO_REAL_FILES, REPO, Called, call, clean_environment
+from conftest import make_config
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache

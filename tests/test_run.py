@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import COMMAND, NO_REAL_FILES, Called, call, clean_environment, make_config
+from calling import COMMAND, NO_REAL_FILES, Called, call, clean_environment
+from conftest import make_config
 from hydra.errors import HydraException
 from mlflow.entities import Run
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calling import NO_REAL_FILES, REPO, Called, call
 from cells import predictions, record, sweep
-from conftest import NO_REAL_FILES, REPO, Called, call, make_config
+from conftest import make_config
 from hydra import compose, initialize_config_dir
 from hydra.types import RunMode
 from hypothesis import given

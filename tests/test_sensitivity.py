@@ -10,7 +10,8 @@ import mlflow
 import numpy as np
 import onnx
 import pytest
-from conftest import RunCli, make_config
+from calling import call
+from conftest import THREADS, make_config, quantizer_of
 from onnx import numpy_helper
 
 from resnet8ptq.backends.contract import Artifact
@@ -22,7 +23,7 @@ from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.experiment import plots, sensitivity
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 CHOOSING = [backend for backend in BACKENDS if backend != "tflite"]  # it quantizes all or nothing
 LAYERS = 10  # ResNet8: nine convolutions, one dense layer
@@ -50,7 +51,7 @@ Quantize = Callable[[RunConfig], Artifact]
 def quantize(shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path) -> Quantize:
     def run(config: RunConfig) -> Artifact:
         split = draw_calibration(shapes, 5, config.seed).split
-        return BACKENDS[config.backend.name](config).quantize(shapes_model, split, tmp_path)
+        return quantizer_of(config).quantize(shapes_model, split, tmp_path)
 
     return run
 
@@ -68,7 +69,7 @@ def float_layers(config: RunConfig, artifact: Artifact) -> int:
         tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         weights = [n.input[1] for n in graph.node if n.op_type in ("Conv", "Gemm", "MatMul")]
         return sum(name in tensors and tensors[name].dtype == np.float32 for name in weights)
-    predictor: Any = BACKENDS["torch"](config).load(artifact.path)
+    predictor: Any = quantizer_of(config).load(artifact.path, THREADS)
     graph = str(predictor.module.inlined_graph)
     return len(re.findall(r"= aten::(?:_convolution|conv2d|linear|addmm)\w*\(", graph))
 
@@ -103,14 +104,14 @@ def test_a_product_of_two_activations_is_no_weight_layer() -> None:
 
 
 def test_every_node_is_quantized_by_default(graph: onnx.GraphProto) -> None:
-    assert find_float_nodes(graph, make_config()) == []
+    assert find_float_nodes(graph, Selection.of(make_config())) == []
 
 
 def test_a_chosen_layer_takes_its_activation_along(
     graph: onnx.GraphProto, nodes: dict[str, str]
 ) -> None:
     config = choose("onnx", "nodes_to_quantize", nodes["conv2d_1"])
-    chosen = {node.name for node in graph.node} - set(find_float_nodes(graph, config))
+    chosen = {node.name for node in graph.node} - set(find_float_nodes(graph, Selection.of(config)))
     types = {node.name: node.op_type for node in graph.node}
     assert sorted(types[name] for name in chosen) == ["Conv", "Relu"]
 
@@ -191,9 +192,9 @@ def test_network_is_cut_before_its_softmax(
     assert (output, unchanged) == ("logits", "probabilities")
     assert again is cut
     batch = shapes.test.images[:20].astype(np.float32)
-    onnx_quantizer = BACKENDS["onnx"](make_config())
+    onnx_quantizer = quantizer_of(make_config())
     logits, expected = (
-        onnx_quantizer.load(m.onnx_path).predict(batch) for m in (cut, shapes_model)
+        onnx_quantizer.load(m.onnx_path, THREADS).predict(batch) for m in (cut, shapes_model)
     )
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -213,10 +214,10 @@ def test_figure_has_a_row_for_each_layer() -> None:
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's store
 @pytest.mark.parametrize(("backend", "mode"), [("onnx", "one_at_a_time"), ("torch", "all_but_one")])
 def test_analysis_ranks_every_layer(
-    run_cli: RunCli, tmp_path: Path, nodes: dict[str, str], backend: str, mode: str
+    tmp_path: Path, nodes: dict[str, str], backend: str, mode: str
 ) -> None:
-    done = run_cli(*SHORT_RUN, f"backend={backend}", "dtype=u8s8", f"analysis.mode={mode}")
-    assert done.returncode == 0, done.stderr
+    done = call(tmp_path, *SHORT_RUN, f"backend={backend}", "dtype=u8s8", f"analysis.mode={mode}")
+    assert done.code == 0, done.err
     (table,) = tmp_path.glob("runs/*/*/sensitivity.csv")
     assert table.with_suffix(".png").stat().st_size > 0
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -224,7 +225,7 @@ def test_analysis_ranks_every_layer(
     assert [int(row["rank"]) for row in rows] == list(range(1, LAYERS + 1))
     ratios = [float(row["logits_sqnr_db"]) for row in rows]
     assert ratios == sorted(ratios, reverse=mode == "all_but_one")
-    assert all(name in done.stdout for name in (*nodes, "held-out training images"))
+    assert all(name in done.out for name in (*nodes, "held-out training images"))
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("resnet8ptq").experiment_id])
@@ -237,8 +238,8 @@ def test_analysis_ranks_every_layer(
 
 
 @pytest.mark.slow
-def test_analysis_in_a_sweep(run_cli: RunCli, tmp_path: Path) -> None:
-    done = run_cli("-m", "backend=onnx,torch", "dtype=uint8", *SHORT_RUN)
-    assert done.returncode == 0, done.stderr
+def test_analysis_in_a_sweep(tmp_path: Path) -> None:
+    done = call(tmp_path, "-m", "backend=onnx,torch", "dtype=uint8", *SHORT_RUN)
+    assert done.code == 0, done.err
     assert len(list(tmp_path.glob("runs/sweeps/*/*/*/sensitivity.csv"))) == 1
-    assert "unsupported" in done.stderr  # torch takes no uint8 weights
+    assert "unsupported" in done.err  # torch takes no uint8 weights

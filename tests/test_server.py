@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import REPO, clean_environment
+from calling import REPO, clean_environment
 
 from benchmarks import tracking_load
 from resnet8ptq.config.schema import TrackingConfig
@@ -60,7 +60,7 @@ def serve(*words: str, **env: str) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="server-") as name:
         Path(name).chmod(0o755)
         words = (f"folder={name}", f"port={free_port()}", "workers=2", *words)
-        command = [sys.executable, "-m", "resnet8ptq.serving.server", *words]
+        command = [sys.executable, "-m", "resnet8ptq", "server", *words]
         process = subprocess.Popen(
             command, cwd=REPO, env=clean_environment(**env), stdout=subprocess.PIPE, text=True
         )

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import make_config
+from conftest import THREADS, bench_of, make_config, quantizer_of
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data.dataset import Dataset
@@ -97,7 +97,7 @@ def test_softmax_of_the_logits_is_the_probabilities(
     backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path
 ) -> None:
     config = make_config("data=shapes", f"backend={backend}")
-    baseline = load_baseline(config, shapes_model, shapes, cache_root)
+    baseline = load_baseline(bench_of(config, shapes_model), config, shapes_model, shapes.test)
     logits = baseline.scores.logits
     assert logits is not None
     assert logits.shape == (min(evaluate.LOGIT_IMAGES, len(shapes.test)), 10)
@@ -117,18 +117,18 @@ def test_sqnr_of_a_quantized_model(
     tmp_path: Path,
 ) -> None:
     config = make_config("data=shapes", f"backend={backend}", f"dtype={dtype}")
-    quantizer = BACKENDS[config.backend.name](config)
+    quantizer = quantizer_of(config)
     calibration = draw_calibration(shapes, 20, config.seed).split
     path = quantizer.quantize(shapes_model, calibration, tmp_path).path
-    predictor = quantizer.load(path)
+    predictor = quantizer.load(path, THREADS)
     images = shapes.test.take(np.arange(200))
     before = predictor.predict(next(iter(images.batches(200))))
     logits = evaluate.collect_logits(predictor, images, batch_size=64)
-    scores = evaluate.evaluate(config, path, images).scores
+    scores = bench_of(config, shapes_model).evaluate(config, path, images).scores
     assert logits is not None
     assert logits.dtype == np.float32
     np.testing.assert_array_equal(scores.probabilities, before)  # the copy left the model alone
-    theirs = load_baseline(config, shapes_model, shapes, cache_root).scores
+    theirs = load_baseline(bench_of(config, shapes_model), config, shapes_model, shapes.test).scores
     baseline = Scores(theirs.probabilities[:200], images.labels, theirs.logits[:200])
     comparison = Comparison(Scores(scores.probabilities, images.labels, logits), baseline)
     assert comparison.sqnr_db is not None
@@ -148,7 +148,7 @@ def test_an_onnx_model_without_a_softmax_has_no_logits(
     assert last.op_type == "Softmax"
     last.CopyFrom(onnx.helper.make_node("Sigmoid", last.input, last.output))
     onnx.save(proto, tmp_path / "model.onnx")
-    predictor = BACKENDS["onnx"](make_config("data=shapes")).load(tmp_path / "model.onnx")
+    predictor = quantizer_of(make_config("data=shapes")).load(tmp_path / "model.onnx", THREADS)
     assert predictor.logits(np.zeros((1, 32, 32, 3), np.float32)) is None
 
 
@@ -159,5 +159,5 @@ def test_a_torch_model_without_a_softmax_has_no_logits(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(module.eval(), torch.zeros(1, 2, 2, 3)), saved)
     (tmp_path / "model.pt").write_bytes(saved.getvalue())
     config = make_config("data=shapes", "backend=torch", "dtype=fp32")
-    predictor = BACKENDS["torch"](config).load(tmp_path / "model.pt")
+    predictor = quantizer_of(config).load(tmp_path / "model.pt", THREADS)
     assert predictor.logits(np.zeros((1, 2, 2, 3), np.float32)) is None

@@ -16,7 +16,8 @@ import mlflow
 import numpy as np
 import pytest
 import requests
-from conftest import NO_REAL_FILES, REPO, Called, clean_environment, make_config
+from calling import NO_REAL_FILES, REPO, Called, clean_environment
+from conftest import make_config
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from requests.adapters import HTTPAdapter, Retry
@@ -220,7 +221,7 @@ def test_two_runs_do_not_work_in_one_folder(store: Store, tmp_path: Path) -> Non
 
 
 def call_sync(folder: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "resnet8ptq.tracking.sync", *words]
+    command = [sys.executable, "-m", "resnet8ptq", "sync", *words]
     env = clean_environment(PYTHONPATH=str(REPO), **env)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 

@@ -12,24 +12,25 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils
-from conftest import make_config
+from conftest import THREADS, bench_of, make_config, quantizer_of
 
-from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.tflite import converter, quantizer
+from resnet8ptq.backends.tflite.predictor import _end_at_logits as end_at_logits
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.evaluation import evaluate
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.classification import Scores
 
 Quantize = Callable[..., Path]
 
 
-def quantizer(*overrides: str) -> quantizer.TfliteQuantizer:
-    return quantizer.TfliteQuantizer(make_config("data=shapes", "backend=tflite", *overrides))
+def tflite(*overrides: str) -> Quantizer:
+    return quantizer_of(make_config("data=shapes", "backend=tflite", *overrides))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def quantize(
     def run(*overrides: str) -> Path:
         split = draw_calibration(shapes, 20, 42).split
         folder = tmp_path_factory.mktemp("tflite")
-        return quantizer(*overrides).quantize(shapes_model, split, folder).path
+        return tflite(*overrides).quantize(shapes_model, split, folder).path
 
     return run
 
@@ -81,7 +82,7 @@ def batch(shapes: Dataset) -> np.ndarray:
 def test_what_the_converter_cannot_do_is_unsupported(
     override: str, reason: str, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:
-    asked = quantizer(override)
+    asked = tflite(override)
     key = override.partition("=")[0].lstrip("+").partition(".")[0]
     with pytest.raises(UnsupportedError, match=f"^{key}.*: .*{reason}"):
         asked.resolve()
@@ -94,17 +95,17 @@ def test_what_the_converter_cannot_do_is_unsupported(
     "override", ["reduce_range=false", "symmetric.activations=false", "symmetric.weights=true"]
 )
 def test_what_the_converter_does_anyway_is_supported(override: str) -> None:
-    assert quantizer(override).resolve() == quantizer().resolve()
+    assert tflite(override).resolve() == tflite().resolve()
 
 
 def test_ranges_from_elsewhere_and_other_networks_are_unsupported(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedError, match="takes no ranges"):
-        quantizer().quantize(shapes_model, shapes.train, tmp_path, {"input": (0.0, 255.0)})
+        tflite().quantize(shapes_model, shapes.train, tmp_path, {"input": (0.0, 255.0)})
     other = replace(shapes_model, source=shapes_model.onnx_path)
     with pytest.raises(UnsupportedError, match=r"folded\.onnx: .*takes a Keras file"):
-        quantizer().quantize(other, shapes.train, tmp_path)
+        tflite().quantize(other, shapes.train, tmp_path)
 
 
 def test_a_file_that_keras_refuses(
@@ -113,7 +114,7 @@ def test_a_file_that_keras_refuses(
     broken = tmp_path / "broken.h5"
     broken.write_bytes(shapes_model.source.read_bytes()[:1000])
     with pytest.raises(ModelError, match=r"broken\.h5: Keras refuses it"):
-        quantizer().quantize(replace(shapes_model, source=broken), shapes.train, tmp_path)
+        tflite().quantize(replace(shapes_model, source=broken), shapes.train, tmp_path)
 
 
 def crash(*_: object) -> None:
@@ -126,7 +127,7 @@ def test_a_crash_of_the_converter_is_an_error(
     monkeypatch.setattr(quantizer, "ProcessPoolExecutor", ProcessPoolExecutor)
     monkeypatch.setattr(converter, "convert", crash)
     with pytest.raises(QuantizationError, match="crashed TensorFlow"):
-        quantizer().quantize(shapes_model, shapes.train, tmp_path)
+        tflite().quantize(shapes_model, shapes.train, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -144,13 +145,13 @@ def test_integers_throughout(quantize: Quantize, per_channel: bool) -> None:
         assert len(weights.quantization.scale) == (weights.shape[0] if per_channel else 1)
         assert not np.any(weights.quantization.zeroPoint)
     with pytest.raises(UnsupportedError, match=r"^per_channel=\w+: .* scales for"):
-        quantizer(f"per_channel={str(not per_channel).lower()}")._read(path.read_bytes(), path)
+        tflite(f"per_channel={str(not per_channel).lower()}")._read(path.read_bytes(), path)
 
 
 def test_quantizing_nothing_is_an_error(quantize: Quantize) -> None:
     path = quantize("dtype=fp32")
     with pytest.raises(QuantizationError, match="quantized nothing"):
-        quantizer()._read(path.read_bytes(), path)
+        tflite()._read(path.read_bytes(), path)
 
 
 def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
@@ -160,7 +161,7 @@ def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
     name = graph.tensors[graph.operators[-1].inputs[0]].name.decode()
     low, high = quantizer._activation_ranges(read)[name.partition(";")[0]]
     [images] = draw_calibration(shapes, 20, 42).split.batches(200)
-    logits = quantizer("dtype=fp32").load(quantize("dtype=fp32")).logits(images)
+    logits = tflite("dtype=fp32").load(quantize("dtype=fp32"), THREADS).logits(images)
     assert logits is not None
     least, most = float(logits.min()), float(logits.max())
     assert (low, high) == pytest.approx((least, most), abs=(most - least) / 255)
@@ -170,7 +171,7 @@ def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
 def test_any_batch_size_gives_the_same_bits(
     quantize: Quantize, batch: np.ndarray, overrides: tuple[str, ...]
 ) -> None:
-    predictor = quantizer(*overrides).load(quantize(*overrides))
+    predictor = tflite(*overrides).load(quantize(*overrides), THREADS)
     for run in (predictor.predict, predictor.logits):
         whole = run(batch)
         for size in (1, 7, 100):
@@ -184,7 +185,7 @@ def test_integers_are_scaled_by_the_file(quantize: Quantize, batch: np.ndarray) 
     interpreter.allocate_tensors()
     (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
     assert taken["quantization"] == (1.0, -128)  # raw pixels are levels: the scale rounds none
-    predictor = quantizer().load(path)
+    predictor = tflite().load(path, THREADS)
     for image in batch[:20].astype(np.int16):
         interpreter.set_tensor(taken["index"], (image[None] - 128).astype(np.int8))
         interpreter.invoke()
@@ -201,12 +202,12 @@ def test_without_a_softmax_there_are_no_logits(
     quantize: Quantize, batch: np.ndarray, tmp_path: Path
 ) -> None:
     path = quantize("per_channel=false")
-    predictor = quantizer().load(path)
-    content = predictor._end_at_logits(path.read_bytes())
+    predictor = tflite().load(path, THREADS)
+    content = end_at_logits(path.read_bytes())
     assert content is not None
     cut = tmp_path / "cut.tflite"
     cut.write_bytes(content)
-    bare = quantizer().load(cut)
+    bare = tflite().load(cut, THREADS)
     assert bare.logits(batch) is None
     np.testing.assert_array_equal(bare.predict(batch), predictor.logits(batch))
 
@@ -214,8 +215,8 @@ def test_without_a_softmax_there_are_no_logits(
 def test_dynamic_leaves_small_layers_in_float_and_says_so(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dynamic = quantizer("method=dynamic", "per_channel=true")
-    assert dynamic.resolve()["execution"] == "integer"
+    dynamic = tflite("method=dynamic", "per_channel=true")
+    assert dynamic.resolve().execution == "integer"
     artifact = dynamic.quantize(shapes_model, shapes.train, tmp_path)
     layers = list(quantizer._layers(flatbuffer_utils.read_model(artifact.path)))
     assert artifact.details == {"float_layers": str(10 - artifact.quantized_layers)}
@@ -224,10 +225,9 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
         assert (weights.type == TensorType.INT8) == (np.prod(weights.shape) >= 1024)
     assert artifact.ranges == {}
 
-    predictor = dynamic.load(artifact.path)
-    scores = evaluate.evaluate(
-        dynamic.config, artifact.path, shapes.test.take(np.arange(1000))
-    ).scores
+    predictor = dynamic.load(artifact.path, THREADS)
+    test = shapes.test.take(np.arange(1000))
+    scores = Scores(np.concatenate([predictor.predict(b) for b in test.batches(250)]), test.labels)
     assert scores.accuracy > 0.85
     [batch] = shapes.test.take(np.arange(30)).batches(30)
     single = np.concatenate([predictor.predict(image[None]) for image in batch])
@@ -240,13 +240,13 @@ def test_the_real_network(cache_root: Path, tmp_path: Path) -> None:
     real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
     network = model.load(make_config().model, real, cache_root)
     config = make_config("backend=tflite", "per_channel=true")
-    fp32 = load_baseline(config, network, real, cache_root).scores
+    fp32 = load_baseline(bench_of(config, network), config, network, real.test).scores
     assert (fp32.correct, fp32.total) == (8703, 9980)
-    onnx = load_baseline(make_config("backend=onnx"), network, real, cache_root).scores
+    onnx_config = make_config("backend=onnx")
+    onnx = load_baseline(bench_of(onnx_config, network), onnx_config, network, real.test).scores
     np.testing.assert_array_equal(fp32.predictions, onnx.predictions)
 
-    quantizer = BACKENDS["tflite"](config)
-    artifact = quantizer.quantize(network, draw_calibration(real, 100, 42).split, tmp_path)
-    scores = evaluate.evaluate(config, artifact.path, real.test).scores
-    assert scores.accuracy == pytest.approx(8673 / 9980, abs=0.003)
-    assert artifact.size_bytes < 100_000
+    calibration = draw_calibration(real, 100, 42).split
+    trial = bench_of(config, network).run(config, network, calibration, real.test, tmp_path)
+    assert trial.evaluation.scores.accuracy == pytest.approx(8673 / 9980, abs=0.003)
+    assert trial.artifact.size_bytes < 100_000

@@ -9,10 +9,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import Cell, Quantize, make_config
+from conftest import THREADS, Cell, Quantize, make_config, quantizer_of
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
@@ -21,7 +20,7 @@ from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 FLOWS = ("torch", "torch_pt2e")
 WEIGHT_LAYERS = 10
@@ -106,7 +105,7 @@ def test_given_ranges_win_and_make_calibration_needless(
 ) -> None:
     whole = quantize(f"backend={backend}")
     given = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
-    quantizer = BACKENDS["torch"](whole.config)
+    quantizer = quantizer_of(whole.config)
     nothing = shapes.test.take(np.arange(0))  # images to calibrate on would be missed
     artifact = quantizer.quantize(shapes_model, nothing, tmp_path, given)
     assert artifact.ranges == given
@@ -116,7 +115,7 @@ def test_given_ranges_win_and_make_calibration_needless(
 @pytest.mark.parametrize("backend", FLOWS)
 def test_logits_give_the_probabilities(quantize: Quantize, backend: str) -> None:
     cell = quantize(f"backend={backend}", "dtype=u8s8")
-    predictor = BACKENDS["torch"](cell.config).load(cell.artifact.path)
+    predictor = quantizer_of(cell.config).load(cell.artifact.path, THREADS)
     images = cell.data.test.images[:50].astype(np.float32)
     logits = predictor.logits(images)
     assert logits is not None
@@ -152,13 +151,13 @@ def test_pt2e_float_output_is_not_rounded(quantize: Quantize) -> None:
 )
 def test_says_what_is_unsupported(overrides: list[str], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
-        BACKENDS["torch"](make_config(*overrides)).resolve()
+        quantizer_of(make_config(*overrides)).resolve()
 
 
 @pytest.mark.parametrize("backend", FLOWS)
 def test_method_qat_is_not_refused(backend: str) -> None:
-    resolved = BACKENDS["torch"](make_config(f"backend={backend}", "method=qat")).resolve()
-    assert resolved["execution"] == ("simulated" if backend == "torch_pt2e" else "integer")
+    resolved = quantizer_of(make_config(f"backend={backend}", "method=qat")).resolve()
+    assert resolved.execution == ("simulated" if backend == "torch_pt2e" else "integer")
 
 
 @pytest.mark.parametrize("backend", FLOWS)
@@ -178,8 +177,8 @@ def test_op_types_leave_the_rest_in_float(quantize: Quantize, backend: str) -> N
 def test_op_types_names_the_nearest(shapes_model: Fp32Model) -> None:
     graph = onnx.load(shapes_model.onnx_path).graph
     with pytest.raises(ConfigError, match=r"op_types: got 'Convv'.*nearest: Conv"):
-        find_float_nodes(graph, make_config("op_types=[Convv]"))
-    floats = find_float_nodes(graph, make_config("op_types=[Conv]"))
+        find_float_nodes(graph, Selection.of(make_config("op_types=[Convv]")))
+    floats = find_float_nodes(graph, Selection.of(make_config("op_types=[Conv]")))
     kinds = {node.name: node.op_type for node in graph.node}
     assert {"Add", "Gemm", "Softmax"} <= {kinds[name] for name in floats}
     behind = [n.name for n in graph.node if n.op_type == "Relu" and n.name not in floats]
@@ -230,7 +229,7 @@ def test_a_program_that_would_run_code_is_refused(
                 planted.writestr(name, whole.read(name))
         planted.writestr(record, content)
     with pytest.raises(QuantizationError, match="not a program that was saved here"):
-        BACKENDS["torch"](cell.config).load(path)
+        quantizer_of(cell.config).load(path, THREADS)
 
 
 @pytest.mark.slow
@@ -243,10 +242,12 @@ def test_pt2e_uint8_keeps_the_accuracy_of_the_real_network(
     config = make_config("backend=torch_pt2e", "dtype=uint8", "per_channel=true")
     dataset = locate.load("cifar10", locate.settle(config.data).root)
     split = draw_calibration(dataset, 20, config.seed).split
-    quantizer = BACKENDS["torch"](config)
+    quantizer = quantizer_of(config)
     artifact = quantizer.quantize(model.load(config.model, dataset, cache_root), split, tmp_path)
     test = dataset.test.take(np.arange(1000))
-    found = np.concatenate([quantizer.load(artifact.path).predict(b) for b in test.batches(250)])
+    found = np.concatenate(
+        [quantizer.load(artifact.path, THREADS).predict(b) for b in test.batches(250)]
+    )
     assert artifact.quantized_layers == WEIGHT_LAYERS
     assert (found.argmax(1) == test.labels).mean() > 0.84
 
@@ -264,7 +265,7 @@ def test_refuses_a_module_in_which_nothing_is_quantized(
     monkeypatch.setattr(backend, "load_torch_module", without_layers)
     split = draw_calibration(shapes, 1, 0).split
     with pytest.raises(QuantizationError, match="quantized nothing"):
-        BACKENDS["torch"](make_config("data=shapes", "backend=torch")).quantize(
+        quantizer_of(make_config("data=shapes", "backend=torch")).quantize(
             shapes_model, split, tmp_path
         )
 
@@ -273,7 +274,7 @@ def test_engine_missing_from_the_build_is_unsupported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["none", "x86"])
-    quantizer = BACKENDS["torch"](make_config("backend=torch", "backend.engine=qnnpack"))
+    quantizer = quantizer_of(make_config("backend=torch", "backend.engine=qnnpack"))
     with pytest.raises(UnsupportedError, match=r"engine=qnnpack is not in this build.*x86"):
         quantizer.resolve()
 
@@ -286,37 +287,37 @@ def test_engine_auto_is_onednn_where_the_cpu_has_vnni(
         pytest.skip("this build of torch has no oneDNN")
     monkeypatch.setattr(torch.backends.quantized, "engine", "fbgemm")
     monkeypatch.setattr(machine, "has_vnni", lambda: vnni)
-    resolved = BACKENDS["torch"](make_config("backend=torch")).resolve()
-    assert (resolved["engine"] == "onednn") == vnni
+    resolved = quantizer_of(make_config("backend=torch")).resolve()
+    assert (resolved.engine == "onednn") == vnni
 
 
 def test_engine_auto_does_not_depend_on_the_run_before(
     monkeypatch: pytest.MonkeyPatch, quantize_anew: Quantize
 ) -> None:
     monkeypatch.setattr(machine, "has_vnni", lambda: False)
-    auto = BACKENDS["torch"](make_config("backend=torch"))
-    before = auto.resolve()["engine"]
+    auto = quantizer_of(make_config("backend=torch"))
+    before = auto.resolve().engine
     other = "qnnpack" if before == "fbgemm" else "fbgemm"
     quantize_anew("backend=torch", f"backend.engine={other}")
-    assert auto.resolve()["engine"] == before
+    assert auto.resolve().engine == before
 
 
 @pytest.mark.parametrize(
     ("engine", "given", "expected"),
     [
-        ("fbgemm", "null", "7"),
-        ("x86", "null", "7"),
-        ("onednn", "null", "8"),
-        ("fbgemm", "false", "8"),
-        ("onednn", "true", "7"),
+        ("fbgemm", "null", 7),
+        ("x86", "null", 7),
+        ("onednn", "null", 8),
+        ("fbgemm", "false", 8),
+        ("onednn", "true", 7),
     ],
 )
-def test_reduce_range_follows_the_engine(engine: str, given: str, expected: str) -> None:
+def test_reduce_range_follows_the_engine(engine: str, given: str, expected: int) -> None:
     if engine not in torch.backends.quantized.supported_engines:
         pytest.skip(f"this build of torch has no {engine}")
     overrides = (f"backend.engine={engine}", f"reduce_range={given}")
-    resolved = BACKENDS["torch"](make_config("backend=torch", *overrides)).resolve()
-    assert resolved["activation_bits"] == expected
+    resolved = quantizer_of(make_config("backend=torch", *overrides)).resolve()
+    assert resolved.activation_bits == expected
 
 
 def test_reduce_range_changes_the_model(quantize: Quantize) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
-from conftest import REPO, make_config
+from calling import REPO
+from conftest import THREADS, make_config, quantizer_of
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -340,7 +340,7 @@ def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
 def test_sweep_with_a_password_in_its_config_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(callback, "current", None)
+    monkeypatch.setattr(callback, "_current", None)
     config = compose_sweep(tmp_path / "sweep", f"tracking.uri={URI_WITH_PASSWORD}")
     with pytest.raises(SystemExit) as caught:
         callback.SweepCallback().on_multirun_start(config)
@@ -416,7 +416,7 @@ def test_data_sets_are_logged_with_digests(store: Store, folder: Path, shapes: D
 def test_logged_onnx_model_loads_back(
     store: Store, folder: Path, shapes: Dataset, shapes_model: Fp32Model
 ) -> None:
-    quantizer = BACKENDS["onnx"](make_config("data=shapes"))
+    quantizer = quantizer_of(make_config("data=shapes"))
     artifact = quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 42).split, folder)
     with start_run(store, "name", {}, folder) as run:
         run.log_model(artifact.path, shapes)
@@ -432,7 +432,7 @@ def test_logged_onnx_model_loads_back(
     assert (gives.shape, gives.type) == ((-1, 10), np.float32)
 
     batch = next(iter(shapes.test.batches(20)))
-    expected = quantizer.load(artifact.path).predict(batch)
+    expected = quantizer.load(artifact.path, THREADS).predict(batch)
     (got,) = mlflow.pyfunc.load_model(uri).predict(batch).values()
     np.testing.assert_array_equal(got, expected)
     graph = mlflow.onnx.load_model(uri).graph

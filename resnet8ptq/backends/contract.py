@@ -12,8 +12,34 @@ from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 
-# What `Quantizer.resolve` returns for dtype=fp32, in every framework.
-FLOAT = {"weight_dtype": "float32", "activation_dtype": "float32", "execution": "float"}
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the settings come to in a framework; the defaults are those of dtype=fp32.
+
+    Attributes:
+        execution: `integer` where the artifact runs on integer kernels, `simulated` where it
+            computes in float what those would, `float` for dtype=fp32.
+        weight_bits, activation_bits: 8, or 7 with a reduced range; None where they are float, or
+            the framework has no say in it.
+        weight_scheme, activation_scheme: `symmetric` or `affine`.
+        file_format: of the artifact.
+        engine: torch's.
+    """
+
+    weight_dtype: str = "float32"
+    activation_dtype: str = "float32"
+    execution: str = "float"
+    weight_bits: int | None = None
+    activation_bits: int | None = None
+    weight_scheme: str | None = None
+    activation_scheme: str | None = None
+    file_format: str | None = None
+    engine: str | None = None
+
+    def to_params(self) -> dict[str, str]:
+        """Return what is known, by MLflow name; none is that of a config key."""
+        return {key: str(value) for key, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -56,12 +82,8 @@ class Predictor(Protocol):
 class Quantizer(Protocol):
     """One framework, set up for one run."""
 
-    def resolve(self) -> dict[str, str]:
+    def resolve(self) -> Resolved:
         """Return what the settings come to in this framework, before any work.
-
-        At least `weight_dtype`, `activation_dtype` and `execution`: `integer` where the artifact
-        runs on integer kernels, `simulated` where it computes in float what those would, `float`
-        for dtype=fp32. All of it is logged, so that no name may be that of a config key.
 
         Raises:
             UnsupportedError: the framework cannot do this combination; the message says why.
@@ -89,6 +111,6 @@ class Quantizer(Protocol):
         """
         ...
 
-    def load(self, path: Path) -> Predictor:
-        """Load an artifact from disk."""
+    def load(self, path: Path, threads: int) -> Predictor:
+        """Load an artifact from disk, to run on so many threads."""
         ...

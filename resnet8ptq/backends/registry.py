@@ -1,31 +1,23 @@
 """The frameworks, by name. A framework is imported when a run asks for it, not before."""
 
-from collections.abc import Callable
-
 from resnet8ptq.backends.contract import Quantizer
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.core.registry import import_from, look_up
 
-
-def _onnx(config: RunConfig) -> Quantizer:
-    from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
-
-    return OnnxQuantizer(config)
-
-
-def _torch(config: RunConfig) -> Quantizer:
-    from resnet8ptq.backends.torch.quantizer import TorchQuantizer
-
-    return TorchQuantizer(config)
-
-
-def _tflite(config: RunConfig) -> Quantizer:
-    from resnet8ptq.backends.tflite.quantizer import TfliteQuantizer
-
-    return TfliteQuantizer(config)
-
-
-BACKENDS: dict[str, Callable[[RunConfig], Quantizer]] = {
-    "onnx": _onnx,
-    "torch": _torch,
-    "tflite": _tflite,
+BACKENDS = {
+    "onnx": "resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
+    "torch": "resnet8ptq.backends.torch.quantizer:TorchQuantizer",
+    "tflite": "resnet8ptq.backends.tflite.quantizer:TfliteQuantizer",
 }
+
+
+def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
+    """Return the framework that `backend` names, set up for these settings.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    make = import_from(look_up("backend.name", config.backend.name, BACKENDS))
+    quantizer: Quantizer = make(config, runtime)
+    return quantizer

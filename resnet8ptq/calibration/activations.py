@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import onnx
 
-from resnet8ptq.calibration.methods import METHODS, describe_method, find_range, needs_histogram
+from resnet8ptq.calibration.methods import describe_method, find_method, find_range
 from resnet8ptq.calibration.passes import run_pass
 from resnet8ptq.calibration.statistics import Range, TensorStats
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import float_tensors
 from resnet8ptq.graph.session import open_session
@@ -35,13 +36,15 @@ class Activations:
     Attributes:
         onnx_path: the FP32 network.
         calibration: the images.
-        config: the run's; `calib` says how a range is chosen.
+        calib: how a range is chosen.
+        runtime: threads of the passes; the statistics are kept in its cache.
         given: ranges made elsewhere, by ONNX tensor name; they win.
     """
 
     onnx_path: Path
     calibration: Split
-    config: RunConfig
+    calib: CalibConfig
+    runtime: Runtime
     given: Mapping[str, Range] = field(default_factory=dict)
 
     def find_ranges(self, names: Iterable[str]) -> dict[str, Range]:
@@ -54,7 +57,8 @@ class Activations:
             QuantizationError: an activation is NaN or infinite.
         """
         names, known = list(names), dict(self.given)
-        if self.config.calib.name in METHODS and not known.keys() >= set(names):
+        own = find_method(self.calib.name).choose is None
+        if not own and not known.keys() >= set(names):
             known = {**self._load_ranges(), **known}
         return {name: known[name] for name in names if name in known}
 
@@ -70,10 +74,10 @@ class Activations:
         return self.find_ranges([proto.graph.input[0].name, *names])
 
     def _load_ranges(self) -> dict[str, Range]:
-        calib = self.config.calib
+        calib = self.calib
 
         def make(folder: Path) -> None:
-            stats = self._load_statistics(needs_histogram(calib.name))
+            stats = self._load_statistics(find_method(calib.name).histogram)
             ranges = {name: find_range(stat, calib) for name, stat in stats.items()}
             (folder / "ranges.json").write_text(json.dumps(ranges))
 
@@ -84,7 +88,7 @@ class Activations:
 
     def _load_statistics(self, histograms: bool) -> Stats:
         """Return the statistics of every float tensor, from the cache where they are there."""
-        calib = self.config.calib
+        calib = self.calib
         # moving_average takes the range of each batch.
         folder = self._entry(
             "activation_batches",
@@ -118,11 +122,11 @@ class Activations:
         stats = stats or {name: TensorStats() for name in [source, *names]}
         del proto.graph.output[:]
         proto.graph.output.extend(values)
-        session = open_session(proto.SerializeToString(), self.config)
-        for batch in run_pass(stage, self.calibration, self.config.calib):
+        session = open_session(proto.SerializeToString(), self.runtime.threads)
+        for batch in run_pass(stage, self.calibration, self.calib):
             tensors = dict(zip(names, session.run(names, {source: batch}), strict=True))
             for name, values in {source: batch, **tensors}.items():
-                stats[name].observe(values, stage, self.config.calib)
+                stats[name].observe(values, stage, self.calib)
         every = stats.values()
         found: dict[str, Any] = {"names": np.array(list(stats))}
         if stage == "ranges":
@@ -139,4 +143,4 @@ class Activations:
             **cache.made_with("calibration", "data", "graph"),
             **more,
         }
-        return cache.entry(cache.folder(self.config.cache_dir), kind, key, make)
+        return cache.entry(self.runtime.cache_root, kind, key, make)

@@ -8,6 +8,7 @@ memory stays flat.
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from scipy.special import rel_entr
 
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
+from resnet8ptq.core.registry import look_up
 
 
 def minmax(stats: TensorStats, config: CalibConfig) -> Range:
@@ -155,33 +157,40 @@ def _within(stats: TensorStats, low: float, high: float) -> Range:
     return low, max(low, high)
 
 
-# What each method reads of the config besides its name.
-PARAMETERS = {
-    "minmax": (),
-    "moving_average": ("averaging_constant", "batch_size"),
-    "entropy": ("num_bins", "num_quantized_bins"),
-    "percentile": ("percentile", "num_bins"),
-    "mse": ("num_bins",),
-    "histogram": ("batch_size",),
+@dataclass(frozen=True)
+class Method:
+    """How a range is chosen.
+
+    Attributes:
+        choose: from what is known of a tensor; None where a framework does it by itself.
+        parameters: what it reads of `calib` besides its name.
+        histogram: whether it needs the second pass.
+    """
+
+    choose: Callable[[TensorStats, CalibConfig], Range] | None
+    parameters: tuple[str, ...] = ()
+    histogram: bool = False
+
+
+METHODS = {
+    "minmax": Method(minmax),
+    "moving_average": Method(moving_average, ("averaging_constant", "batch_size")),
+    "entropy": Method(entropy, ("num_bins", "num_quantized_bins"), histogram=True),
+    "percentile": Method(percentile, ("percentile", "num_bins"), histogram=True),
+    "mse": Method(mse, ("num_bins",), histogram=True),
+    "histogram": Method(None, ("batch_size",)),  # torch's own observer
 }
 
-METHODS: dict[str, Callable[[TensorStats, CalibConfig], Range]] = {
-    "minmax": minmax,
-    "entropy": entropy,
-    "percentile": percentile,
-    "moving_average": moving_average,
-    "mse": mse,
-}
+
+def find_method(name: str) -> Method:
+    """Return the method of that name; raise `ConfigError` where there is none."""
+    return look_up("calib.name", name, METHODS)
 
 
 def describe_method(config: CalibConfig) -> dict[str, str | int | float]:
     """Return what a range depends on besides the images: the method and its own parameters."""
-    return {"name": config.name, **{key: getattr(config, key) for key in PARAMETERS[config.name]}}
-
-
-def needs_histogram(method: str) -> bool:
-    """Tell whether a method needs the second pass."""
-    return method not in ("minmax", "moving_average", "histogram")
+    parameters = find_method(config.name).parameters
+    return {"name": config.name, **{key: getattr(config, key) for key in parameters}}
 
 
 def find_range(stats: TensorStats, config: CalibConfig) -> Range:
@@ -191,4 +200,6 @@ def find_range(stats: TensorStats, config: CalibConfig) -> Range:
     """
     if stats.low == stats.high:
         return stats.low, stats.high
-    return METHODS[config.name](stats, config)
+    choose = find_method(config.name).choose
+    assert choose is not None  # the framework with a method of its own does not ask
+    return choose(stats, config)

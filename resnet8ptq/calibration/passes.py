@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.calibration.methods import needs_histogram
+from resnet8ptq.calibration.methods import find_method
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
@@ -24,6 +24,6 @@ def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, B
     The stages are `ranges` and, where the method needs it, `histograms`. torch's own observer
     (`histogram`) takes one pass.
     """
-    for stage in ["ranges", "histograms"] if needs_histogram(config.name) else ["ranges"]:
+    for stage in ["ranges", "histograms"] if find_method(config.name).histogram else ["ranges"]:
         for batch in run_pass(stage, calibration, config):
             yield stage, batch

@@ -19,7 +19,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     The same calibration images as a run of this package takes:
 
     >>> from onnxruntime.quantization import quantize_static
-    >>> from resnet8ptq.readers import CalibrationReader
+    >>> from resnet8ptq.calibration.reader import CalibrationReader
     >>> reader = CalibrationReader.draw("shapes", samples_per_class=5)
     >>> quantize_static("model.onnx", "model.int8.onnx", reader)
 

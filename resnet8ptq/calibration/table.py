@@ -27,7 +27,7 @@ from onnxruntime.quantization.quant_utils import write_calibration_table
 
 from resnet8ptq.calibration.methods import describe_method
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
@@ -40,11 +40,11 @@ FILES = (TABLE_FILE, "calibration.flatbuffers", "calibration.cache")
 Provenance = Mapping[str, str | Mapping[str, str | int | float]]
 
 
-def provenance(config: RunConfig, fp32_onnx_path: Path, calibration: Split) -> Provenance:
+def provenance(calib: CalibConfig, fp32_onnx_path: Path, calibration: Split) -> Provenance:
     """Return what this run's ranges are made from: model, method with its parameters, images."""
     return {
         "model": files.sha256(fp32_onnx_path),
-        "method": describe_method(config.calib),
+        "method": describe_method(calib),
         "images": calibration.digest,
     }
 

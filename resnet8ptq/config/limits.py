@@ -1,7 +1,7 @@
 """The ranges of every setting: errors name the key, what it got and what it takes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
 
 from resnet8ptq.config.schema import (
@@ -155,7 +155,7 @@ def _require(key: str, got: object, ok: bool, takes: str) -> None:
         raise ConfigError(f"{key}: got {got}, takes {takes}")
 
 
-def _one_of(key: str, got: str, choices: tuple[str, ...]) -> None:
+def _one_of(key: str, got: str, choices: Collection[str]) -> None:
     _require(key, repr(got), got in choices, " | ".join(choices))
 
 

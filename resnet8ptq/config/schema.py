@@ -8,7 +8,13 @@ from typing import Any
 
 from omegaconf import MISSING
 
-DTYPES = ("fp32", "int8", "uint8", "u8s8")
+# dtype -> (activations, weights), as ONNX Runtime has them; the others' modules say what differs.
+DTYPES = {
+    "fp32": ("float32", "float32"),
+    "int8": ("int8", "int8"),
+    "uint8": ("uint8", "uint8"),
+    "u8s8": ("uint8", "int8"),
+}
 METHODS = ("static", "dynamic", "qat")
 FORMATS = ("qdq", "qoperator")
 FLOWS = ("fx", "pt2e")
@@ -163,14 +169,12 @@ class QatConfig:
 
 
 @dataclass
-class RunConfig:
-    """One run, whole: mirrors `conf/config.yaml`."""
+class QuantizationConfig:
+    """How a network is quantized: all that a backend knows of a run."""
 
     backend: BackendConfig = MISSING
     dtype: DtypeConfig = MISSING
     calib: CalibConfig = MISSING
-    model: ModelConfig = MISSING
-    data: DataConfig = MISSING
     method: str = "static"
     per_channel: bool = False
     format: str | None = None
@@ -180,10 +184,18 @@ class RunConfig:
     op_types: list[str] | None = None
     nodes_to_quantize: list[str] | None = None
     nodes_to_exclude: Any = field(default_factory=list)  # list of names, or "auto"
-    max_drop: float = 0.002
-    held_out_images: int = 2000
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
     slim: bool = False
+
+
+@dataclass
+class RunConfig(QuantizationConfig):
+    """One run, whole: mirrors `conf/config.yaml`."""
+
+    model: ModelConfig = MISSING
+    data: DataConfig = MISSING
+    max_drop: float = 0.002
+    held_out_images: int = 2000
     qat: QatConfig = field(default_factory=QatConfig)
     seed: int = 42
     threads: int | None = None

@@ -34,6 +34,11 @@ def folder(setting: str | None) -> Path:
     return Path(name).expanduser().absolute()
 
 
+def runtime(setting: str | None, threads: int | None) -> machine.Runtime:
+    """Return what a run may use: its cache, and the threads that are set, or every core's."""
+    return machine.Runtime(folder(setting), machine.threads(threads), threads is not None)
+
+
 def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:
     """Return the folder of the entry `key`, calling `make(empty folder)` where there is none.
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,6 +12,21 @@ PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
     *("keras", "torch", "torchao", "onnx2torch", "ai-edge-litert"),
 )
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a run may use of this machine.
+
+    Attributes:
+        cache_root: folder of the work that is kept; see `cache`.
+        threads: for the frameworks.
+        threads_fixed: as set; else an evaluation takes fewer where those are faster.
+    """
+
+    cache_root: Path
+    threads: int
+    threads_fixed: bool = True
 
 
 def threads(setting: int | None) -> int:

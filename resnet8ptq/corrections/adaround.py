@@ -12,12 +12,10 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import machine
 from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
+from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.corrections.windows import count_positions, sample_windows
-from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -47,22 +45,24 @@ class Problem:
         return (outputs.relu() if self.relu else outputs).sub(self.targets[:, rows]).square().mean()
 
 
-def round_weights(proto: onnx.ModelProto, config: RunConfig, images: Split) -> onnx.ModelProto:
+def round_weights(
+    proto: onnx.ModelProto, setting: Setting, iterations: int, seed: int
+) -> onnx.ModelProto:
     """Return the network with weights that nearest rounding takes to the learned levels.
 
     Layer by layer: the inputs of a layer come from the network whose earlier layers are rounded,
     its target from the FP32 network (equation 25). Grouped convolutions are rounded like others.
     Reproducible by `seed`, on the same number of threads.
     """
-    torch.set_num_threads(machine.threads(config.threads))
+    torch.set_num_threads(setting.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
-    scheme = layers.weight_scheme(config)
-    nodes, twins = layers.find(result.graph, config), layers.find(simulated.graph, config)
+    scheme, selection = setting.weights, setting.selection
+    nodes, twins = layers.find(result.graph, selection), layers.find(simulated.graph, selection)
     for index, (name, node) in enumerate(nodes.items()):
-        random = np.random.default_rng([config.seed, index])
+        random = np.random.default_rng([seed, index])
         weights = read_weights(proto.graph, node)
-        problem = _pose(proto, simulated, node, config, images, random, name)
-        levels = learn_levels(problem, weights, config, random, f"AdaRound: {name}")
+        problem = _pose(proto, simulated, node, setting, random, name)
+        levels = learn_levels(problem, weights, scheme, iterations, random, f"AdaRound: {name}")
         placed = place(weights, levels, scheme)
         write_weights(result.graph, node, placed)
         rounded = layers.round_to_nearest(placed, scheme)
@@ -74,18 +74,17 @@ def _pose(
     fp32: onnx.ModelProto,
     simulated: onnx.ModelProto,
     node: onnx.NodeProto,
-    config: RunConfig,
-    images: Split,
+    setting: Setting,
     random: np.random.Generator,
     name: str,
 ) -> Problem:
     """Draw rows of inputs at the same positions in both networks."""
     weights = read_weights(fp32.graph, node)
     label = f"AdaRound: {name}: inputs"
-    each = -(-SAMPLES // len(images))  # positions of an image
+    each = -(-SAMPLES // len(setting.images))  # positions of an image
     exact_rows, rows = [], []
     networks = [fp32, simulated]
-    for (exact,), (inputs,) in layers.run(networks, [node.input[0]], config, images, label):
+    for (exact,), (inputs,) in layers.run(networks, [node.input[0]], setting, label):
         there = count_positions(exact, node, weights)
         drawn = random.random((len(exact), there)).argsort(axis=1)[:, :each]  # without replacement
         exact_rows.append(sample_windows(exact, node, weights, drawn))
@@ -128,13 +127,17 @@ class Choices:
 
 
 def learn_levels(
-    problem: Problem, weights: Array, config: RunConfig, random: np.random.Generator, label: str
+    problem: Problem,
+    weights: Array,
+    scheme: WeightScheme,
+    iterations: int,
+    random: np.random.Generator,
+    label: str,
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
     The nearest levels where nothing better is found.
     """
-    scheme = layers.weight_scheme(config)
     grid, groups = scheme.grid(weights, 0), problem.inputs.shape[0]
     nearest, kept = grid.quantize(weights), find_kept(weights, scheme)
     floor = np.floor(weights / grid.scale)
@@ -147,7 +150,7 @@ def learn_levels(
         step=_matrix(high - low, groups),
         fraction=_matrix(weights / grid.scale - floor, groups),
     )
-    up = _learn(problem, choices, config.corrections.adaround_iterations, random, label)
+    up = _learn(problem, choices, iterations, random, label)
     found = (choices.floor + choices.step * up).transpose(1, 2).reshape(weights.shape)
     levels = found.numpy().astype(np.int64) + grid.zero_point
     learned, rounded = (

@@ -11,16 +11,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import layers
-from resnet8ptq.data.dataset import Split
+from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.graph.weights import read_bias, read_weights, write_bias, write_weights
 
 log = logging.getLogger(__name__)
 
 
 def correct_biases(
-    fp32: onnx.ModelProto, proto: onnx.ModelProto, config: RunConfig, images: Split
+    fp32: onnx.ModelProto, proto: onnx.ModelProto, setting: Setting
 ) -> onnx.ModelProto:
     """Return `proto` with biases that make each output channel's mean that of `fp32`.
 
@@ -30,18 +29,17 @@ def correct_biases(
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)
-    scheme = layers.weight_scheme(config)
-    found = layers.find(proto.graph, config)
-    simulated = layers.find(rounded.graph, config)
-    targets = _means(fp32, list(found.values()), config, images, "Bias correction: FP32")
+    found = layers.find(proto.graph, setting.selection)
+    simulated = layers.find(rounded.graph, setting.selection)
+    targets = _means(fp32, list(found.values()), setting, "Bias correction: FP32")
     for name, node in found.items():
         twin = simulated[name]
         weights = read_weights(rounded.graph, twin)
-        write_weights(rounded.graph, twin, layers.round_to_nearest(weights, scheme))
+        write_weights(rounded.graph, twin, layers.round_to_nearest(weights, setting.weights))
         if node.op_type == "MatMul":
             log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
             continue
-        (mean,) = _means(rounded, [twin], config, images, f"Bias correction: {name}").values()
+        (mean,) = _means(rounded, [twin], setting, f"Bias correction: {name}").values()
         error = mean - targets[node.output[0]]
         bias = (read_bias(proto.graph, node) - error).astype(np.float32)
         write_bias(proto.graph, node, bias)
@@ -52,8 +50,7 @@ def correct_biases(
 def _means(
     proto: onnx.ModelProto,
     nodes: list[onnx.NodeProto],
-    config: RunConfig,
-    images: Split,
+    setting: Setting,
     label: str,
 ) -> dict[str, NDArray[np.float64]]:
     """Return the mean of each output channel, over images and positions, by the output's name."""
@@ -61,7 +58,7 @@ def _means(
     axes = [1 if node.op_type == "Conv" else -1 for node in nodes]
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(names, 0)
-    for (outputs,) in layers.run([proto], names, config, images, label):
+    for (outputs,) in layers.run([proto], names, setting, label):
         for name, axis, output in zip(names, axes, outputs, strict=True):
             rows = np.moveaxis(output, axis, -1).reshape(-1, output.shape[axis])
             sums[name] = sums.get(name, 0) + rows.sum(axis=0, dtype=np.float64)

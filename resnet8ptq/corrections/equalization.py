@@ -12,9 +12,9 @@ import logging
 import numpy as np
 import onnx
 
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.corrections import layers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
+from resnet8ptq.precision.selection import Selection
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _TOLERANCE = 1e-4  # of a factor, from 1
 _ROUNDS = 100
 
 
-def equalize(proto: onnx.ModelProto, config: RunConfig) -> onnx.ModelProto:
+def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
     """Return the same function with equalized weights.
 
     Pairs may share a layer, so that the rounds go on until no factor differs from 1 any more.
@@ -31,7 +31,7 @@ def equalize(proto: onnx.ModelProto, config: RunConfig) -> onnx.ModelProto:
     over the filters that read it.
     """
     proto = copy.deepcopy(proto)
-    pairs = find_pairs(proto.graph, config)
+    pairs = find_pairs(proto.graph, selection)
     if not pairs:
         log.warning(
             "corrections.equalization: changes nothing: no two layers to quantize follow "
@@ -46,10 +46,10 @@ def equalize(proto: onnx.ModelProto, config: RunConfig) -> onnx.ModelProto:
 
 
 def find_pairs(
-    graph: onnx.GraphProto, config: RunConfig
+    graph: onnx.GraphProto, selection: Selection
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Return pairs of layers to quantize with at most a ReLU between, and no other reader."""
-    found = {node.output[0]: node for node in layers.find(graph, config).values()}
+    found = {node.output[0]: node for node in layers.find(graph, selection).values()}
     seconds = {node.input[0]: node for node in found.values()}
     outputs = {value.name for value in graph.output}
     pairs = []

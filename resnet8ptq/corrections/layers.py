@@ -2,12 +2,12 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnxruntime
 
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Split
@@ -15,10 +15,27 @@ from resnet8ptq.graph.layers import attribute, weight_layers
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.graph.weights import Array, read, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 
-def find(graph: onnx.GraphProto, config: RunConfig) -> dict[str, onnx.NodeProto]:
+@dataclass(frozen=True)
+class Setting:
+    """What every correction of a run works with.
+
+    Attributes:
+        weights: the grid that the run's backend will round them to.
+        selection: what will be quantized.
+        images: for calibration; they are run `batch_size` at once, on `threads`.
+    """
+
+    weights: WeightScheme
+    selection: Selection
+    images: Split
+    batch_size: int
+    threads: int
+
+
+def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
     Left out, besides those that stay in float: a Gemm that transposes its input or scales, and a
@@ -27,7 +44,7 @@ def find(graph: onnx.GraphProto, config: RunConfig) -> dict[str, onnx.NodeProto]
     Raises:
         QuantizationError: no layer is left.
     """
-    skipped = set(find_float_nodes(graph, config))
+    skipped = set(find_float_nodes(graph, selection))
     found = {
         name: node
         for name, node in weight_layers(graph).items()
@@ -45,15 +62,6 @@ def _is_plain(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
     return node.op_type == "Conv" or read(graph, node.input[1]).ndim == 2
 
 
-def weight_scheme(config: RunConfig) -> WeightScheme:
-    """Return how the run's backend quantizes weights.
-
-    `reduce_range` takes a bit from the weights in ONNX Runtime; in PyTorch, from the activations.
-    """
-    reduced = config.backend.name == "onnx" and bool(config.reduce_range)
-    return WeightScheme.of(config, reduced)
-
-
 def round_to_nearest(weights: Array, scheme: WeightScheme) -> Array:
     """Return the weights [output channels, ...] as every backend will round them."""
     return scheme.grid(weights, 0).round(weights)
@@ -62,43 +70,39 @@ def round_to_nearest(weights: Array, scheme: WeightScheme) -> Array:
 def run(
     networks: Sequence[onnx.ModelProto],
     names: list[str],
-    config: RunConfig,
-    images: Split,
+    setting: Setting,
     label: str,
 ) -> Iterator[list[list[Array]]]:
     """Yield batch by batch, for each of the networks, its tensors `names`."""
-    sessions = [_session(network, names, config) for network in networks]
-    for batch in track(images.batches(config.calib.batch_size), label):
+    sessions = [_session(network, names, setting.threads) for network in networks]
+    for batch in track(setting.images.batches(setting.batch_size), label):
         yield [session.run(names, {session.get_inputs()[0].name: batch}) for session in sessions]
 
 
 def _session(
-    network: onnx.ModelProto, names: list[str], config: RunConfig
+    network: onnx.ModelProto, names: list[str], threads: int
 ) -> onnxruntime.InferenceSession:
     exposed = copy.deepcopy(network)
     del exposed.graph.output[:]
     exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return open_session(exposed.SerializeToString(), config)
+    return open_session(exposed.SerializeToString(), threads)
 
 
-def errors(
-    fp32: onnx.ModelProto, corrected: onnx.ModelProto, config: RunConfig, images: Split
-) -> dict[str, float]:
+def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) -> dict[str, float]:
     """Return the squared error of each layer's output, relative to its power.
 
     `corrected` runs with all weights rounded to the nearest level, as it will be quantized, and
     with float activations.
     """
     rounded = copy.deepcopy(corrected)
-    scheme = weight_scheme(config)
-    found = find(rounded.graph, config)
+    found = find(rounded.graph, setting.selection)
     for node in found.values():
         weights = read_weights(rounded.graph, node)
-        write_weights(rounded.graph, node, round_to_nearest(weights, scheme))
+        write_weights(rounded.graph, node, round_to_nearest(weights, setting.weights))
     names = [node.output[0] for node in found.values()]
     error, power = np.zeros(len(names)), np.zeros(len(names))
     label = "Measuring the layers' error"
-    for targets, outputs in run([fp32, rounded], names, config, images, label):
+    for targets, outputs in run([fp32, rounded], names, setting, label):
         for i, (target, output) in enumerate(zip(targets, outputs, strict=True)):
             error[i] += np.square(output - target, dtype=np.float64).sum()
             power[i] += np.square(target, dtype=np.float64).sum()

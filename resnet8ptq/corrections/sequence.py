@@ -13,10 +13,10 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import CorrectionsConfig
 from resnet8ptq.core import files
 from resnet8ptq.corrections import bias_correction, equalization, layers
-from resnet8ptq.data.dataset import Split
+from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.models.model import Fp32Model
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 FILE = "corrected.onnx"
 
 
-def correct(config: RunConfig, model: Fp32Model, calibration: Split, folder: Path) -> Fp32Model:
+def correct(
+    model: Fp32Model, chosen: CorrectionsConfig, setting: Setting, seed: int, folder: Path
+) -> Fp32Model:
     """Apply the corrections that are switched on; the model itself where none is.
 
     The log says for each what it does to the layers' relative squared error (`layers.errors`) with
@@ -32,30 +34,30 @@ def correct(config: RunConfig, model: Fp32Model, calibration: Split, folder: Pat
 
     Args:
         model: the network; its file is only read.
-        calibration: images that the corrections learn from.
+        chosen: the corrections.
+        setting: what they work with.
+        seed: of AdaRound.
         folder: existing; `corrected.onnx` is written there.
 
     Raises:
         ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names no node.
         QuantizationError: no layer with weights is left to quantize.
     """
-    chosen = config.corrections
-    any_chosen = chosen.equalization or chosen.adaround or chosen.bias_correction
-    if config.dtype.name == "fp32" or not any_chosen:
+    if not (chosen.equalization or chosen.adaround or chosen.bias_correction):
         return model
     fp32 = corrected = onnx.load(model.onnx_path)
-    before = layers.errors(fp32, corrected, config, calibration)
+    before = layers.errors(fp32, corrected, setting)
     if chosen.equalization:
-        fp32 = corrected = equalization.equalize(corrected, config)
-        before = _log("equalization", before, layers.errors(fp32, corrected, config, calibration))
+        fp32 = corrected = equalization.equalize(corrected, setting.selection)
+        before = _log("equalization", before, layers.errors(fp32, corrected, setting))
     if chosen.adaround:
         from resnet8ptq.corrections import adaround  # imports torch
 
-        corrected = adaround.round_weights(corrected, config, calibration)
-        before = _log("adaround", before, layers.errors(fp32, corrected, config, calibration))
+        corrected = adaround.round_weights(corrected, setting, chosen.adaround_iterations, seed)
+        before = _log("adaround", before, layers.errors(fp32, corrected, setting))
     if chosen.bias_correction:
-        corrected = bias_correction.correct_biases(fp32, corrected, config, calibration)
-        _log("bias_correction", before, layers.errors(fp32, corrected, config, calibration))
+        corrected = bias_correction.correct_biases(fp32, corrected, setting)
+        _log("bias_correction", before, layers.errors(fp32, corrected, setting))
     path = folder / FILE
     with files.atomic(path) as temporary:
         onnx.save(corrected, temporary)

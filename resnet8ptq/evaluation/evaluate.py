@@ -1,17 +1,15 @@
 """Run a model over a split of a data set."""
 
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.pace import _load, find_pace
+from resnet8ptq.evaluation.pace import Load, Pace
 from resnet8ptq.tasks.classification import Scores
 
 LOGIT_IMAGES = 1000
@@ -23,32 +21,22 @@ class Evaluation:
 
     Attributes:
         seconds: for all images, loading left out.
-        batch_size, threads: as set, or as found to be fastest.
-        predictor: the loaded artifact, with that many threads.
+        predictor: the loaded artifact, with the threads of `pace`.
     """
 
     scores: Scores
     seconds: float
-    batch_size: int
-    threads: int
+    pace: Pace
     predictor: Predictor
 
 
-def evaluate(config: RunConfig, path: Path, split: Split, label: str = "Evaluating") -> Evaluation:
-    """Load the artifact at `path` and run all images of `split`, as fast as `find_pace` knows."""
-    batch_size, threads = find_pace(config, path, split)
-    predictor = _load(config, path, threads)
+def evaluate(load: Load, split: Split, pace: Pace, label: str = "Evaluating") -> Evaluation:
+    """Load an artifact from disk and run all images of `split`."""
+    predictor = load(pace.threads)
     start = time.perf_counter()
-    outputs = [predictor.predict(batch) for batch in track(split.batches(batch_size), label)]
+    outputs = [predictor.predict(batch) for batch in track(split.batches(pace.batch_size), label)]
     seconds = time.perf_counter() - start
-    scores = Scores(np.concatenate(outputs), split.labels)
-    return Evaluation(scores, seconds, batch_size, threads, predictor)
-
-
-def one_by_one(config: RunConfig, path: Path, split: Split) -> Scores:
-    """Return the scores at batch 1."""
-    single = replace(config, evaluate=replace(config.evaluate, batch_size=1))
-    return evaluate(single, path, split, "Evaluating one by one").scores
+    return Evaluation(Scores(np.concatenate(outputs), split.labels), seconds, pace, predictor)
 
 
 def collect_logits(

@@ -6,18 +6,17 @@ models meet the same disturbances, and their ratio holds.
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
-from resnet8ptq.backends.registry import BACKENDS
-from resnet8ptq.config.schema import DtypeConfig, RunConfig
+from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.data.arrays import Images
+from resnet8ptq.evaluation.pace import Load
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
 
@@ -44,7 +43,7 @@ class Latency:
     """A model and its FP32 baseline; without one for dtype=fp32, which is the baseline itself."""
 
     model: Timings
-    baseline: Timings | None
+    baseline: Timings | None = None
 
     def to_metrics(self) -> dict[str, float]:
         """Return every figure under its MLflow name.
@@ -65,27 +64,22 @@ class Latency:
         return metrics | self.baseline.to_metrics("baseline_") | ratios
 
 
-def measure(config: RunConfig, path: Path, baseline_path: Path, images: Images) -> Latency:
-    """Reload two artifacts of the run's backend with `latency.threads` threads, and time them.
+def measure(loads: Sequence[Load], images: Images, settings: LatencyConfig) -> list[Timings]:
+    """Load artifacts with `latency.threads` threads, and time them.
 
     Args:
-        config: the run's; with dtype=fp32 only the artifact at `path` is timed.
-        path: the run's own artifact.
-        baseline_path: the FP32 baseline's.
+        loads: of the artifacts.
         images: [N, H, W, C] raw pixels; taken again from the start where N is too few.
+        settings: how often, and how many images at once.
+
+    Returns:
+        The times of each, in the order given.
     """
-    settings = config.latency
-    pinned = replace(config, threads=settings.threads)
-    quantizers = [(BACKENDS[config.backend.name](pinned), path)]
-    if config.dtype.name != "fp32":
-        fp32 = replace(pinned, dtype=DtypeConfig("fp32"))
-        quantizers.append((BACKENDS[config.backend.name](fp32), baseline_path))
     with _torch_threads_kept():
-        predictors = [quantizer.load(file) for quantizer, file in quantizers]
+        predictors = [load(settings.threads) for load in loads]
         single = _time_in_turns(predictors, images, 1, settings.repeats)
         batch = _time_in_turns(predictors, images, settings.batch_size, settings.batch_repeats)
-    timings = [Timings(*times) for times in zip(single, batch, strict=True)]
-    return Latency(timings[0], timings[1] if len(timings) > 1 else None)
+    return [Timings(*times) for times in zip(single, batch, strict=True)]
 
 
 def _time_in_turns(

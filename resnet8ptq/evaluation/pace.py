@@ -2,39 +2,51 @@
 
 import json
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from resnet8ptq.backends.contract import Predictor
-from resnet8ptq.backends.registry import BACKENDS
-from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import cache, machine
+from resnet8ptq.core import cache
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 
 BATCH_SIZES = (16, 32, 64, 128)  # tried where `evaluate.batch_size` is not set
 TRIAL_IMAGES = 256
-DYNAMIC_BATCH_SIZE = 256
+
+Load = Callable[[int], Predictor]  # an artifact, to run on so many threads
 
 
-def find_pace(config: RunConfig, path: Path, split: Split) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Pace:
+    """How an evaluation is run."""
+
+    batch_size: int
+    threads: int
+
+
+def find_pace(
+    load: Load, split: Split, batch_size: int | None, runtime: Runtime, about: cache.Key
+) -> Pace:
     """Return batch size and threads: as set, or as a short measurement has found them fastest.
 
-    What is measured is kept in the cache for all runs of that network, framework and dtype on that
-    CPU. Dynamic quantization depends on the batch, whose size is then no matter of speed.
+    What is measured is kept in the cache.
+
+    Args:
+        load: loads the artifact.
+        split: its first images are run.
+        batch_size: as set; None: the fastest.
+        runtime: threads, as set or at most.
+        about: what the measurement is kept under: network, framework, dtype.
     """
-    threads, size = machine.threads(config.threads), config.evaluate.batch_size
-    if size is None and config.method == "dynamic":
-        size = DYNAMIC_BATCH_SIZE
-    sizes = [size] if size else list(BATCH_SIZES)
-    fewer = threads // 2 if config.threads is None else 0
+    sizes = [batch_size] if batch_size else list(BATCH_SIZES)
+    threads, fewer = runtime.threads, 0 if runtime.threads_fixed else runtime.threads // 2
     if len(sizes) == 1 and not fewer:
-        return sizes[0], threads
+        return Pace(sizes[0], threads)
     key: cache.Key = {
-        **{name: json.dumps(asdict(getattr(config, name)), sort_keys=True) for name in _PACE_OF},
-        "method": config.method,
-        "format": config.format or "",
+        **about,
         "image_shape": str(split.images.shape[1:]),
         "sizes": str(sizes),
         "threads": f"{threads}, {fewer}",
@@ -42,31 +54,23 @@ def find_pace(config: RunConfig, path: Path, split: Split) -> tuple[int, int]:
     }
 
     def make(folder: Path) -> None:
-        times = {(size, threads): _time(config, path, split, size, threads) for size in sizes}
+        times = {Pace(size, threads): _time(load, split, Pace(size, threads)) for size in sizes}
         best = min(times, key=lambda pace: times[pace])
         if fewer:
-            pace = best[0], fewer
-            times[pace] = _time(config, path, split, *pace)
+            pace = Pace(best.batch_size, fewer)
+            times[pace] = _time(load, split, pace)
             best = min(times, key=lambda pace: times[pace])
-        (folder / "pace.json").write_text(json.dumps(best))
+        (folder / "pace.json").write_text(json.dumps([best.batch_size, best.threads]))
 
-    folder = cache.entry(cache.folder(config.cache_dir), "paces", key, make)
-    batch_size, threads = json.loads((folder / "pace.json").read_text())
-    return batch_size, threads
-
-
-_PACE_OF = ("backend", "dtype", "model", "data")
+    folder = cache.entry(runtime.cache_root, "paces", key, make)
+    return Pace(*json.loads((folder / "pace.json").read_text()))
 
 
-def _load(config: RunConfig, path: Path, threads: int) -> Predictor:
-    return BACKENDS[config.backend.name](replace(config, threads=threads)).load(path)
-
-
-def _time(config: RunConfig, path: Path, split: Split, batch_size: int, threads: int) -> float:
+def _time(load: Load, split: Split, pace: Pace) -> float:
     """Return the seconds for each of the first images: the best of three turns, as it warms up."""
-    predictor = _load(config, path, threads)
+    predictor = load(pace.threads)
     images = split.take(np.arange(min(TRIAL_IMAGES, len(split))))
-    batches = list(images.batches(batch_size))
+    batches = list(images.batches(pace.batch_size))
     seconds = []
     for _ in range(3):
         start = time.perf_counter()

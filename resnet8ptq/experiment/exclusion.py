@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import DtypeConfig, RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
 from resnet8ptq.experiment import sensitivity
 from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.experiment.ranking import Layer
-from resnet8ptq.experiment.sensitivity import Figures
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ class Exclusion:
 
 def choose(
     config: RunConfig,
+    bench: Bench,
     fp32: Fp32Model,
     network: Fp32Model,
     calibration: Split,
@@ -109,7 +110,7 @@ def choose(
         network: what is quantized: `fp32`, or a corrected one.
         calibration, held_out: images to calibrate with, and to choose by.
         folder: the run's own, existing.
-        ranges: see `interfaces.Quantizer.quantize`.
+        ranges: see `contract.Quantizer.quantize`.
 
     Raises:
         QuantizationError: no choice that leaves a layer quantized keeps `max_drop`.
@@ -117,16 +118,16 @@ def choose(
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
     graph = onnx.load(network.onnx_path).graph
-    in_float = find_float_nodes(graph, config)
+    in_float = find_float_nodes(graph, Selection.of(config))
     layers = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}
 
     with tempfile.TemporaryDirectory() as scratch:
-        bench = _Bench(config, calibration, held_out, Path(scratch), ranges)
-        trials = Trials(bench.trial(fp32, network))
+        variants = _Variants(config, bench, calibration, held_out, Path(scratch), ranges)
+        trials = Trials(variants.trial(fp32, network))
         ranking: list[Layer] = []
 
         def rank() -> list[str]:
-            ranking.extend(bench.rank(fp32, network, layers))
+            ranking.extend(variants.rank(fp32, network, layers))
             return [layer.node for layer in ranking]
 
         try:
@@ -136,38 +137,39 @@ def choose(
         seconds = time.perf_counter() - start
         found = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
         if nodes and config.latency.enabled:
-            found = replace(found, excluded_ms=bench.time(found))
+            found = replace(found, excluded_ms=variants.time(found))
     log.info("nodes_to_exclude=auto: %s", found.summary())
     return found
 
 
 @dataclass(frozen=True)
-class _Bench:
-    """Where variants of one run are measured; each keeps its file until the search is over."""
+class _Variants:
+    """Variants of one run; each keeps its file until the search is over."""
 
     config: RunConfig
+    bench: Bench
     calibration: Split
     held_out: Split
     folder: Path
     ranges: Mapping[str, Range] | None
 
-    def measure(self, variant: RunConfig, network: Fp32Model) -> Figures:
+    def measure(self, variant: RunConfig, network: Fp32Model) -> Trial:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        return sensitivity.measure(
+        return self.bench.run(
             variant, network, self.calibration, self.held_out, folder, self.ranges
         )
 
     def trial(self, fp32: Fp32Model, network: Fp32Model) -> Callable[[tuple[str, ...]], Step]:
         """Return what measures a choice of nodes against `fp32`."""
         total = len(self.held_out)
-        float_config = replace(self.config, dtype=DtypeConfig("fp32"))
-        reference = self.measure(float_config, fp32).scores.expected_correct
+        reference = self.measure(as_fp32(self.config), fp32).evaluation.scores.expected_correct
 
         def measure(nodes: tuple[str, ...]) -> Step:
             found = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
-            correct = found.scores.expected_correct
+            correct = found.evaluation.scores.expected_correct
             drop = (reference - correct) / total
-            return Step(nodes, correct / total, drop, found.size_bytes, found.path)
+            artifact = found.artifact
+            return Step(nodes, correct / total, drop, artifact.size_bytes, artifact.path)
 
         return measure
 
@@ -175,18 +177,18 @@ class _Bench:
         """Rank by the SQNR of the logits with one layer quantized."""
         cut_fp32, _ = sensitivity.cut_softmax(fp32, self.folder / "fp32_logits.onnx")
         cut, _ = sensitivity.cut_softmax(network, self.folder / "logits.onnx")
-        reference = self.measure(replace(self.config, dtype=DtypeConfig("fp32")), cut_fp32)
+        reference = self.measure(as_fp32(self.config), cut_fp32)
         return sensitivity.rank_layers(
             self.config, nodes, reference, lambda variant: self.measure(variant, cut)
         )
 
     def time(self, found: Exclusion) -> float | None:
         """Return `excluded_ms`; None where the artifact only simulates integer kernels."""
-        if BACKENDS[self.config.backend.name](self.config).resolve()["execution"] == "simulated":
+        resolved = make_quantizer(self.config, self.bench.runtime).resolve()
+        if resolved.execution == "simulated":
             return None
         settings = replace(self.config.latency, batch_size=1, batch_repeats=1)
-        config = replace(self.config, latency=settings)
-        whole = found.steps[0].path
-        timed = latency.measure(config, found.chosen.path, whole, self.held_out.images)
-        assert timed.baseline is not None  # only quantized dtypes come here
-        return float(np.median(timed.model.single_ms) - np.median(timed.baseline.single_ms))
+        paths = (found.chosen.path, found.steps[0].path)
+        loads = [self.bench.loader(self.config, path) for path in paths]
+        chosen, whole = latency.measure(loads, self.held_out.images, settings)
+        return float(np.median(chosen.single_ms) - np.median(whole.single_ms))

@@ -24,6 +24,7 @@ import onnx
 from omegaconf import OmegaConf
 
 from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.config.combination import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.data.dataset import CalibrationSet
@@ -71,8 +72,7 @@ def write(
 
 
 def _title(config: RunConfig, accuracy: float) -> str:
-    weights = "per channel" if config.per_channel else "per tensor"
-    parts = (config.data.name, config.backend.name, config.dtype.name, config.calib.name, weights)
+    parts = (config.data.name, *filter(None, Combination.of_config(config).cells))
     return f"{' · '.join(parts)}: {accuracy:.2%}"
 
 

@@ -1,12 +1,10 @@
 """One run, from its config to its result: the recipe."""
 
-import logging
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
@@ -14,15 +12,16 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate
 from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
-from resnet8ptq.evaluation import evaluate, latency
+from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
+from resnet8ptq.evaluation.evaluate import collect_logits
+from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
+from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment import outputs, preparation
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
 from resnet8ptq.tasks.classification import Comparison
-
-log = logging.getLogger(__name__)
 
 
 def run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
@@ -49,14 +48,14 @@ def run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
 
 
 def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
-    quantizer = BACKENDS[config.backend.name](config)
-    resolved = quantizer.resolve()  # an unsupported combination is known before any work
+    runtime = cache.runtime(config.cache_dir, config.threads)
+    # An unsupported combination is known before any work.
+    resolved = make_quantizer(config, runtime).resolve()
     memory = PeakMemory()
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.load(config.data.name, config.data.root)
-    cache_root = cache.folder(config.cache_dir)
-    fp32 = model.load(config.model, dataset, cache_root)
+    dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
+    fp32 = model.load(config.model, dataset, runtime.cache_root)
     run.log_params(fp32.describe())
     scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
     taken = [] if scored is dataset else [scored.test]
@@ -66,30 +65,39 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         taken.append(held_out)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, taken)
     run.log_datasets(scored, calibration)
+    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size)
 
     with tempfile.TemporaryDirectory() as scratch:
         prepared = preparation.prepare(
-            config, fp32, scored, calibration, held_out, folder, Path(scratch), run
+            config, bench, fp32, scored, calibration, held_out, folder, Path(scratch), run
         )
-        quantizer = BACKENDS[config.backend.name](prepared.config)
-        start = time.perf_counter()
-        artifact = quantizer.quantize(prepared.network, calibration.split, folder, prepared.ranges)
-        quantize_s = time.perf_counter() - start
+        # What is measured is what lies on the disk.
+        trial = bench.run(
+            prepared.config,
+            prepared.network,
+            calibration.split,
+            scored.test,
+            folder,
+            prepared.ranges,
+        )
+    artifact, evaluation = trial.artifact, trial.evaluation
     if artifact.ranges:
         table.write(folder, artifact.ranges, prepared.provenance)
-
-    # What is measured is what lies on the disk.
-    found = evaluate.evaluate(prepared.config, artifact.path, scored.test)
-    logits = evaluate.collect_logits(found.predictor, scored.test, found.batch_size)
-    scores = replace(found.scores, logits=logits)
+    pace = evaluation.pace
+    logits = collect_logits(evaluation.predictor, scored.test, pace.batch_size)
+    scores = replace(evaluation.scores, logits=logits)
     single = None
     if config.method == "dynamic" and config.dtype.name != "fp32":
-        single = evaluate.one_by_one(prepared.config, artifact.path, scored.test)
-    baseline = load_baseline(config, fp32, scored, cache_root)
+        label = "Evaluating one by one"
+        single = bench.evaluate(prepared.config, artifact.path, scored.test, label, 1).scores
+    baseline = load_baseline(bench, config, fp32, scored.test)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
     timed = None
-    if config.latency.enabled and resolved["execution"] != "simulated":
-        timed = latency.measure(config, artifact.path, baseline.path, scored.test.images)
+    if config.latency.enabled and resolved.execution != "simulated":
+        loads = [bench.loader(config, artifact.path)]
+        if config.dtype.name != "fp32":
+            loads.append(bench.loader(as_fp32(config), baseline.path))
+        timed = Latency(*latency.measure(loads, scored.test.images, config.latency))
 
     measurement = Measurement(
         class_names=scored.class_names,
@@ -97,19 +105,18 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         size_bytes=artifact.size_bytes,
         baseline_size_bytes=baseline.size_bytes,
         quantized_layers=artifact.quantized_layers,
-        quantize_s=quantize_s,
-        evaluate_s=found.seconds,
-        evaluate_batch_size=found.batch_size,
-        evaluate_threads=found.threads,
+        quantize_s=trial.quantize_s,
+        evaluate_s=evaluation.seconds,
+        evaluate_batch_size=pace.batch_size,
+        evaluate_threads=pace.threads,
         peak_memory_bytes=peak_memory_bytes,
         latency=timed,
         single=single,
         preparation=prepared.metrics,
         prepare_s=prepared.seconds,
     )
-    result = RunResult(
-        "ok", measurement=measurement, resolved=resolved | prepared.params | artifact.details
-    )
+    params = resolved.to_params() | prepared.params | artifact.details
+    result = RunResult("ok", measurement=measurement, resolved=params)
     outputs.write(folder, config, result, artifact, calibration, fp32)
     run.log_model(artifact.path, scored)
     run.log_result(result)

@@ -5,16 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import figures
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import sequence
+from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.experiment import exclusion
+from resnet8ptq.evaluation.trial import Bench
+from resnet8ptq.experiment import exclusion, plots
 from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ def chooses(config: RunConfig) -> bool:
 
 def prepare(
     config: RunConfig,
+    bench: Bench,
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
@@ -68,14 +75,36 @@ def prepare(
     network, ranges = fp32, None
     start = time.perf_counter()
     if config.dtype.name == "fp32":
-        provenance = table.provenance(config, network.onnx_path, calibration.split)
+        provenance = table.provenance(config.calib, network.onnx_path, calibration.split)
         return Preparation(config, network, provenance)
+    resolved = make_quantizer(config, bench.runtime).resolve()
+    weights = WeightScheme.of(config, resolved.weight_bits == 7)
     if config.method == "qat":
         assert held_out is not None  # see `chooses`
-        network, ranges = _fine_tune(config, fp32, dataset, calibration, held_out, folder, run)
+        bits, symmetric = resolved.activation_bits or 8, bool(config.symmetric.activations)
+        settings = qat.Settings(
+            config.qat,
+            config.calib,
+            weights,
+            ActivationScheme(bits, symmetric),
+            Selection.of(config),
+            config.float_output,
+            config.seed,
+        )
+        network, ranges = _fine_tune(
+            settings, fp32, dataset, calibration, held_out, bench.runtime, folder, run
+        )
     trained = network
-    network = sequence.correct(config, trained, calibration.split, scratch)
-    provenance = table.provenance(config, network.onnx_path, calibration.split)
+
+    def correct(settled: RunConfig) -> tuple[Fp32Model, table.Provenance]:
+        selection = Selection.of(settled)
+        setting = Setting(
+            weights, selection, calibration.split, config.calib.batch_size, bench.runtime.threads
+        )
+        corrected = sequence.correct(trained, config.corrections, setting, config.seed, scratch)
+        return corrected, table.provenance(config.calib, corrected.onnx_path, calibration.split)
+
+    network, provenance = correct(config)
     if config.calib.table is not None:
         ranges = table.load(config.calib.table, provenance)
     params: dict[str, str] = {}
@@ -83,44 +112,34 @@ def prepare(
     if config.nodes_to_exclude == "auto":
         assert held_out is not None  # see `chooses`
         chosen = exclusion.choose(
-            config, fp32, network, calibration.split, held_out, folder, ranges
+            config, bench, fp32, network, calibration.split, held_out, folder, ranges
         )
         config = replace(config, nodes_to_exclude=chosen.nodes)
         params, metrics = chosen.to_params(), chosen.to_metrics()
         if chosen.nodes:  # whose weights are not to be rounded after all
-            network = sequence.correct(config, trained, calibration.split, scratch)
-            provenance = table.provenance(config, network.onnx_path, calibration.split)
+            network, provenance = correct(config)
     idle = network is fp32 and not params
     seconds = None if idle else time.perf_counter() - start
     return Preparation(config, network, provenance, ranges, seconds, params, metrics)
 
 
 def _fine_tune(
-    config: RunConfig,
+    settings: qat.Settings,
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
     held_out: Split,
+    runtime: Runtime,
     folder: Path,
     run: Recorder,
 ) -> tuple[Fp32Model, Mapping[str, Range]]:
-    """Fine-tune for what the run's backend rounds to; draw `qat_loss.png`."""
-    from resnet8ptq.core import figures
-    from resnet8ptq.experiment import plots
-    from resnet8ptq.finetuning import qat  # which imports torch
-
-    resolved = BACKENDS[config.backend.name](config).resolve()
-    weights = WeightScheme.of(config, resolved.get("weight_bits", "8") == "7")
-    bits = int(resolved.get("activation_bits", "8"))
-    activations = ActivationScheme(bits, bool(config.symmetric.activations))
+    """Fine-tune, log the curves, and draw `qat_loss.png`."""
     points: list[dict[str, float]] = []
 
     def report(point: dict[str, float]) -> None:
         points.append(point)
         run.log_step(int(point["step"]), {k: v for k, v in point.items() if k != "step"})
 
-    network, ranges = qat.fine_tune(
-        config, fp32, dataset, calibration, held_out, weights, activations, report
-    )
+    network, ranges = qat.fine_tune(settings, fp32, dataset, calibration, held_out, runtime, report)
     figures.save(plots.fine_tuning(points), folder / "qat_loss.png")
     return network, ranges

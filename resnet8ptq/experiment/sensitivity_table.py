@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from resnet8ptq.config.combination import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.text import show
@@ -90,7 +91,5 @@ def _notes(result: SensitivityResult) -> list[str]:
 
 def describe(config: RunConfig) -> str:
     """Return what was analysed, in one line: a title."""
-    granularity = "per channel" if config.per_channel else "per tensor"
     mode = config.analysis.mode.replace("_", " ")
-    parts = (config.data.name, config.backend.name, config.dtype.name, config.calib.name)
-    return " · ".join([*parts, granularity, mode])
+    return " · ".join([config.data.name, *Combination.of_config(config).cells, mode])

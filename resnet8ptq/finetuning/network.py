@@ -16,7 +16,8 @@ from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.finetuning.fake_quantization import FakeQuantize, FakeQuantizeWeight
 from resnet8ptq.graph.layers import channel_axis, weight_layers
-from resnet8ptq.graph.torch_module import load_torch_module
+from resnet8ptq.graph.logits import end_at_logits
+from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 
 # The frameworks give the output of these the scale and zero_point of their input.
@@ -61,12 +62,11 @@ def load_logits(onnx_path: Path) -> Any:
     Raises:
         UnsupportedError: it does not end in a softmax.
     """
-    last = onnx.load(onnx_path).graph.node[-1]
-    module = load_torch_module(onnx_path)
-    if last.op_type != "Softmax":
+    proto = onnx.load(onnx_path)
+    last = proto.graph.node[-1]
+    if not end_at_logits(proto):
         raise UnsupportedError(f"method=qat: takes a network that ends in Softmax, not {last.name}")
-    setattr(module, last.name, nn.Identity())
-    return module
+    return to_torch_module(proto, onnx_path)
 
 
 def prepare(

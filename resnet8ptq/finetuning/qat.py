@@ -5,23 +5,24 @@ is no artifact yet, but a network and activation ranges, from which every backen
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import CalibConfig, QatConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import leave_out
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat needs
     from resnet8ptq.finetuning.training import Point
@@ -32,14 +33,35 @@ NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.
 _TRAINERS = ("finetuning", "calibration", "data", "graph", "precision")
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How to fine-tune, and for what.
+
+    Attributes:
+        training: epochs, rates and the like.
+        calib: the method of the ranges that training begins with.
+        weights, activations: what the run's backend will round to.
+        selection: what will be quantized.
+        float_output: the last layer's output will not.
+        seed: of the order of the images, their shifts and flips.
+    """
+
+    training: QatConfig
+    calib: CalibConfig
+    weights: WeightScheme
+    activations: ActivationScheme
+    selection: Selection
+    float_output: bool
+    seed: int
+
+
 def fine_tune(
-    config: RunConfig,
+    settings: Settings,
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
     held_out: Split,
-    weights: WeightScheme,
-    activations: ActivationScheme,
+    runtime: Runtime,
     report: Callable[["Point"], None],
 ) -> tuple[Fp32Model, dict[str, Range]]:
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
@@ -48,34 +70,30 @@ def fine_tune(
     quantize alike share it. One that was interrupted goes on after its last whole epoch.
 
     Args:
-        config: what to run; `dtype` is an 8-bit one.
         fp32: the network to begin with, and to learn from.
         dataset: its training images train, without those that are held out or in its test split.
         calibration: images for the ranges that training begins with.
         held_out: training images that choose the best epoch.
-        weights, activations: what the run's backend will round to.
+        runtime: threads; the network is kept in its cache.
         report: is called with each point of the curves, also where they come from the cache.
 
     Raises:
         UnsupportedError: the network has layers that cannot be trained, or does not end in softmax.
         QuantizationError: the loss is NaN or infinite.
     """
-    if config.calib.name == "histogram":
+    if settings.calib.name == "histogram":
         raise UnsupportedError(
             "method=qat with calib=histogram: torch's own observer finds no ranges to begin with"
         )
-    cache_root = cache.folder(config.cache_dir)
     proto = onnx.load(fp32.onnx_path)
-    skipped = find_float_nodes(proto.graph, config)
+    skipped = find_float_nodes(proto.graph, settings.selection)
     key: cache.Key = {
         "model": files.sha256(fp32.onnx_path),
         "train": dataset.train.digest,
         "test": dataset.test.digest,  # whose images are left out
         "calibration": calibration.digest,
         "held_out": held_out.digest,
-        "settings": _as_text([asdict(config.qat), asdict(config.calib), asdict(weights)]),
-        "activations": _as_text([asdict(activations), config.float_output, skipped]),
-        "seed": config.seed,
+        "settings": json.dumps([asdict(settings), skipped], sort_keys=True),
         "code": cache.code(*_TRAINERS),
         **machine.versions(),
     }
@@ -88,17 +106,21 @@ def fine_tune(
     def make(entry: Path) -> None:
         from resnet8ptq.finetuning import network, training
 
-        started = Activations(fp32.onnx_path, calibration.split, config).find_around(skipped)
+        started = Activations(
+            fp32.onnx_path, calibration.split, settings.calib, runtime
+        ).find_around(skipped)
         student = network.prepare(
             fp32.onnx_path,
             skipped,
             started,
-            weights,
-            activations,
-            config.float_output,
+            settings.weights,
+            settings.activations,
+            settings.float_output,
         )
         training.Trainer(
-            config,
+            settings.training,
+            settings.seed,
+            runtime.threads,
             student.module,
             network.load_logits(fp32.onnx_path),
             leave_out(dataset.train, (held_out, dataset.test)),
@@ -110,8 +132,8 @@ def fine_tune(
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
         (entry / CURVES_FILE).write_text(json.dumps(points))
 
-    checkpoint = cache.place(cache_root, "qat", key).with_suffix(".checkpoint")
-    entry = cache.entry(cache_root, "qat", key, make)
+    checkpoint = cache.place(runtime.cache_root, "qat", key).with_suffix(".checkpoint")
+    entry = cache.entry(runtime.cache_root, "qat", key, make)
     checkpoint.unlink(missing_ok=True)
     if not points:  # trained before
         for point in json.loads((entry / CURVES_FILE).read_text()):
@@ -119,7 +141,3 @@ def fine_tune(
     ranges = json.loads((entry / RANGES_FILE).read_text())
     network = replace(fp32, onnx_path=entry / NETWORK_FILE)
     return network, {name: (low, high) for name, (low, high) in ranges.items()}
-
-
-def _as_text(settings: Sequence[Any]) -> str:
-    return json.dumps(settings, sort_keys=True)

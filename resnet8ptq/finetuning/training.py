@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import files, machine
+from resnet8ptq.config.schema import QatConfig
+from resnet8ptq.core import files
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Split
@@ -59,7 +59,9 @@ class Trainer:
         report: is called with each point of the curves, also with those before an interruption.
     """
 
-    config: RunConfig
+    settings: QatConfig
+    seed: int
+    threads: int
     student: Any
     teacher: Any
     train: Split
@@ -73,10 +75,10 @@ class Trainer:
         Raises:
             QuantizationError: the loss is NaN or infinite.
         """
-        torch.set_num_threads(machine.threads(self.config.threads))
+        torch.set_num_threads(self.threads)
         optimizer = self._optimizer()
         state = self._resume(optimizer)
-        while state.epoch < self.config.qat.epochs:
+        while state.epoch < self.settings.epochs:
             self._train_epoch(state, optimizer)
             state.epoch += 1
             state.student = _copy(self.student.state_dict())
@@ -107,7 +109,7 @@ class Trainer:
             optimizer.load_state_dict(state.optimizer)
             for point in state.points:
                 self.report(point)
-            log.info("qat: goes on after epoch %d of %d", state.epoch, self.config.qat.epochs)
+            log.info("qat: goes on after epoch %d of %d", state.epoch, self.settings.epochs)
             return state
         student = _copy(self.student.state_dict())
         state = _State(0, student, optimizer.state_dict(), student, math.inf, [])
@@ -115,9 +117,9 @@ class Trainer:
         return state
 
     def _train_epoch(self, state: _State, optimizer: torch.optim.Adam) -> None:
-        settings, epoch = self.config.qat, state.epoch
+        settings, epoch = self.settings, state.epoch
         # One generator for each epoch: what it draws does not depend on where training began.
-        random = np.random.default_rng([self.config.seed, epoch])
+        random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.train))
         starts = range(0, len(order), settings.batch_size)
         marks = {round(len(starts) * (i + 1) / POINTS) for i in range(POINTS)}
@@ -153,7 +155,7 @@ class Trainer:
         with torch.no_grad():
             wanted = (self.teacher(images) + self.teacher(images.flip(2))) / 2
         logits = self.student(images)
-        return distillation_loss(logits, wanted, self.config.qat.temperature), logits
+        return distillation_loss(logits, wanted, self.settings.temperature), logits
 
     def _validate(self, state: _State) -> None:
         """Add loss and accuracy on the held-out images; keep the student where it is the best."""
@@ -166,12 +168,12 @@ class Trainer:
         mean, accuracy = total / len(self.held_out), right / len(self.held_out)
         if mean < state.best_loss:
             state.best, state.best_loss = state.student, mean
-        steps = state.epoch * -(-len(self.train) // self.config.qat.batch_size)
+        steps = state.epoch * -(-len(self.train) // self.settings.batch_size)
         point = {"step": float(steps), "qat_validation_loss": mean}
         self._add(state, {**point, "qat_validation_accuracy": accuracy})
         log.info(
             "qat: epoch %d of %d: held-out loss %.5f, accuracy %.2f %%",
-            *(state.epoch, self.config.qat.epochs, mean, 100 * accuracy),
+            *(state.epoch, self.settings.epochs, mean, 100 * accuracy),
         )
 
     def _add(self, state: _State, point: Point) -> None:

@@ -1,4 +1,4 @@
-"""An ONNX graph cut before its final softmax."""
+"""An ONNX graph cut before its final softmax: a softmax squeezes what quantization did to it."""
 
 import onnx
 from onnx import TensorProto, helper
@@ -15,15 +15,26 @@ def last_node(graph: onnx.GraphProto, skipped: tuple[str, ...]) -> onnx.NodeProt
     return node
 
 
-def end_at_logits(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Make the final softmax's input the only output; None where the graph ends in no softmax."""
-    node = last_node(proto.graph, _PASSES_ON)
+def end_at_logits(proto: onnx.ModelProto) -> bool:
+    """Make the final softmax's input the only output, in place; tell whether there is a softmax.
+
+    Of a graph that ends in none, nothing is changed. What is behind the softmax stays, without use,
+    but the softmax itself goes where it is the last node.
+    """
+    graph = proto.graph
+    node = last_node(graph, _PASSES_ON)
     if node is None or node.op_type not in ("Softmax", "QLinearSoftmax"):
-        return None
+        return False
     name = node.input[0]
     if node.op_type == "QLinearSoftmax":
-        proto.graph.node.append(helper.make_node("DequantizeLinear", node.input[:3], ["logits"]))
+        graph.node.append(helper.make_node("DequantizeLinear", node.input[:3], ["logits"]))
         name = "logits"
-    del proto.graph.output[:]
-    proto.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
-    return proto
+    shape = graph.output[0].type if node.output[0] == graph.output[0].name else None
+    known = [value for value in graph.value_info if value.name != name]
+    del graph.value_info[:], graph.output[:]
+    graph.value_info.extend(known)
+    graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    if shape is not None:  # a softmax keeps type and shape
+        graph.output[0].type.CopyFrom(shape)
+        graph.node.remove(node)
+    return True

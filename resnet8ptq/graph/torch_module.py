@@ -21,13 +21,18 @@ def load_torch_module(onnx_path: Path) -> Any:
     Raises:
         ModelError: onnx2torch does not know an operator of the graph.
     """
+    # Given a path it writes beside the file, where other processes check the cache's entry.
+    return to_torch_module(onnx.load(onnx_path), onnx_path)
+
+
+def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
+    """Return a graph as a `torch.fx.GraphModule`; `source` is named in errors, as above."""
     onnx2torch = _import_onnx2torch()
     try:
-        # Given a path it writes beside the file, where other processes check the cache's entry.
-        return onnx2torch.convert(onnx.load(onnx_path)).eval()
+        return onnx2torch.convert(proto).eval()
     except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
         raise ModelError(
-            f"{onnx_path}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
+            f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
 
 

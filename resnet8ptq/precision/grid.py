@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 
 # (dtype, reduced to 7 bits, symmetric) -> lowest and highest level, as ONNX Runtime has them
@@ -35,7 +35,7 @@ class WeightScheme:
     reduce_range: bool = False
 
     @classmethod
-    def of(cls, config: RunConfig, reduce_range: bool = False) -> "WeightScheme":
+    def of(cls, config: QuantizationConfig, reduce_range: bool = False) -> "WeightScheme":
         """Return what the settings of a quantized run come to.
 
         Weights are symmetric in int8, and wherever each channel has a scale of its own.
@@ -48,7 +48,7 @@ class WeightScheme:
                 "symmetric.weights=false with per_channel=true: integer convolutions take one "
                 "zero point for all channels"
             )
-        dtype = "uint8" if config.dtype.name == "uint8" else "int8"
+        dtype = DTYPES[config.dtype.name][1]
         chosen = config.symmetric.weights
         symmetric = dtype == "int8" if chosen is None else chosen
         return cls(dtype, config.per_channel, symmetric or config.per_channel, reduce_range)

@@ -1,23 +1,42 @@
 """Which nodes of a graph stay in float, by name and by operator."""
 
 import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 
 _ACTIVATIONS = ("Relu", "Clip")
 
 
-def find_float_nodes(graph: onnx.GraphProto, config: RunConfig) -> list[str]:
+@dataclass(frozen=True)
+class Selection:
+    """What is to be quantized: operators and nodes by name; None: all of them."""
+
+    op_types: Sequence[str] | None = None
+    nodes_to_quantize: Sequence[str] | None = None
+    nodes_to_exclude: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, config: QuantizationConfig) -> "Selection":
+        """Return what the settings say; `nodes_to_exclude: auto` leaves out none.
+
+        That choice is made by quantizing, see `exclusion`.
+        """
+        excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
+        return cls(config.op_types, config.nodes_to_quantize, excluded)
+
+
+def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
     They are left so by `op_types`, `nodes_to_quantize` and `nodes_to_exclude`. A Relu or Clip goes
     along with the chosen layer before it: both frameworks fuse the two, and the range of the sum
     before it would cost the layer half of its levels. Behind an excluded layer it stays in float by
-    itself, in both frameworks. `nodes_to_exclude: auto` leaves out none: its choice is made by
-    quantizing, see `exclusion`.
+    itself, in both frameworks.
 
     Raises:
         ConfigError: a name or an operator is not in the graph; lists the nearest.
@@ -25,18 +44,17 @@ def find_float_nodes(graph: onnx.GraphProto, config: RunConfig) -> list[str]:
     """
     names = [node.name for node in graph.node]
     chosen = set(names)
-    if config.op_types is not None:
+    if selection.op_types is not None:
         operators = sorted({node.op_type for node in graph.node})
-        _check_known("op_types", config.op_types, operators, "operators of the model")
-        chosen = {node.name for node in graph.node if node.op_type in config.op_types}
+        _check_known("op_types", selection.op_types, operators, "operators of the model")
+        chosen = {node.name for node in graph.node if node.op_type in selection.op_types}
         chosen |= _activations_behind(graph, chosen)
-    if config.nodes_to_quantize is not None:
-        _check_known("nodes_to_quantize", config.nodes_to_quantize, names)
-        named = set(config.nodes_to_quantize)
+    if selection.nodes_to_quantize is not None:
+        _check_known("nodes_to_quantize", selection.nodes_to_quantize, names)
+        named = set(selection.nodes_to_quantize)
         chosen &= named | _activations_behind(graph, named)
-    excluded = [] if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
-    _check_known("nodes_to_exclude", excluded, names)
-    chosen -= set(excluded)
+    _check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
+    chosen -= set(selection.nodes_to_exclude)
     if not chosen:
         raise QuantizationError(
             "op_types, nodes_to_quantize and nodes_to_exclude leave no node to quantize"
@@ -57,7 +75,7 @@ def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
 
 
 def _check_known(
-    key: str, given: list[str], names: list[str], kind: str = "names of the model's ONNX nodes"
+    key: str, given: Sequence[str], names: list[str], kind: str = "names of the model's ONNX nodes"
 ) -> None:
     for name in given:
         if name not in names:

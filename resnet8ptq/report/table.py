@@ -8,6 +8,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from resnet8ptq.config.combination import Combination
 from resnet8ptq.core import files
 from resnet8ptq.core.text import show
 from resnet8ptq.report.families import digest, group
@@ -54,7 +55,7 @@ def rows(records: Sequence[Record]) -> list[list[str]]:
     for record in records:
         extra = [record.params.get(key, "") for key in keys]
         figures = _figures(record, adjusted.get(record.run_id))
-        runs.append([*_combination(record), *extra, *figures])
+        runs.append([*combination(record).cells, *extra, *figures])
     return [*_baseline_rows(records, [""] * len(keys)), *runs]
 
 
@@ -204,7 +205,7 @@ def _baseline_rows(records: Sequence[Record], extra: list[str]) -> list[list[str
     found = {_baseline_key(r): r for r in records if "baseline_accuracy" in r.metrics}
     return [
         [
-            *(framework(r), "fp32", "", "", *extra),
+            *(combination(r).framework, "fp32", "", "", *extra),
             *(f"{r.metrics['baseline_accuracy']:.2%}", "", ""),
             *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "float", "baseline"),
         ]
@@ -234,22 +235,9 @@ def _figures(record: Record, adjusted_p: float | None) -> list[str]:
     return [*figures, execution, status if quantized or status != "ok" else "baseline"]
 
 
-def framework(record: Record) -> str:
-    """Return the framework, and with PyTorch's second flow that flow."""
-    name, flow = record.params.get("backend", "?"), record.params.get("backend.flow")
-    return f"{name} {flow}" if flow == "pt2e" else name
-
-
-def _combination(record: Record) -> list[str]:
-    params = record.params
-    dtype, calibration = params.get("dtype", "?"), params.get("calib", "?")
-    if dtype == "fp32":
-        return [framework(record), "fp32", "", ""]
-    method = params.get("method", "static")
-    if method != "static":
-        calibration = "dynamic" if method == "dynamic" else f"{method}, {calibration}"
-    granularity = "per channel" if params.get("per_channel") == "true" else "per tensor"
-    return [framework(record), dtype, calibration, granularity]
+def combination(record: Record) -> Combination:
+    """Return what a run is called."""
+    return Combination.of_params(record.params)
 
 
 def labels(records: Sequence[Record]) -> list[str]:
@@ -257,7 +245,7 @@ def labels(records: Sequence[Record]) -> list[str]:
     keys = varied(records)
     return [
         " ".join(
-            [*filter(None, _combination(record))]
+            [*filter(None, combination(record).cells)]
             + [f"{key}={record.params[key]}" for key in keys if key in record.params]
         )
         for record in records

@@ -10,25 +10,27 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.session import open_session
 
-WEIGHTS = {"int8": QuantType.QInt8, "u8s8": QuantType.QInt8, "uint8": QuantType.QUInt8}
+INTEGERS = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}
 LAYERS = ("ConvInteger", "MatMulInteger")
 
 
-def check_kernels(config: RunConfig) -> None:
+def check_kernels(weights: str, per_channel: bool) -> None:
     """Ask this build of ONNX Runtime whether it can run what `quantize` would write.
+
+    Args:
+        weights: their dtype, int8 or uint8.
 
     Raises:
         UnsupportedError: it has no integer convolution for these weights.
     """
-    dtype = "uint8" if config.dtype.name == "uint8" else "int8"
-    if not _runs_convolution(dtype, config.per_channel):
-        granularity = "per channel" if config.per_channel else "per tensor"
+    if not _runs_convolution(weights, per_channel):
+        granularity = "per channel" if per_channel else "per tensor"
         raise UnsupportedError(
-            f"method=dynamic: ONNX Runtime's CPU kernels have no ConvInteger for {dtype} weights "
+            f"method=dynamic: ONNX Runtime's CPU kernels have no ConvInteger for {weights} weights "
             f"{granularity}"
         )
 
@@ -47,26 +49,27 @@ def _runs_convolution(dtype: str, per_channel: bool) -> bool:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     # As preprocessing marks its work; quantize_dynamic would ask for it.
     helper.set_model_props(proto, {"onnx.quant.pre_process": "onnxruntime.quant"})
-    kind = QuantType.QUInt8 if dtype == "uint8" else QuantType.QInt8
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.onnx")
-        quantize_dynamic(proto, path, weight_type=kind, per_channel=per_channel)
+        quantize_dynamic(proto, path, weight_type=INTEGERS[dtype], per_channel=per_channel)
         try:
-            session = open_session(str(path), RunConfig(threads=1))
+            session = open_session(str(path), threads=1)
             session.run(None, {"x": np.ones((1, 2, 4, 4), np.float32)})
         except NoKernel:
             return False
     return True
 
 
-def quantize(onnx_path: Path, path: Path, skipped: Sequence[str], config: RunConfig) -> None:
+def quantize(
+    onnx_path: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig
+) -> None:
     """Write the dynamically quantized model to `path`."""
     quantize_dynamic(
         onnx_path,
         path,
         per_channel=config.per_channel,
         reduce_range=bool(config.reduce_range),
-        weight_type=WEIGHTS[config.dtype.name],
+        weight_type=INTEGERS[DTYPES[config.dtype.name][1]],
         nodes_to_exclude=list(skipped),
         extra_options={"WeightSymmetric": config.symmetric.weights},
     )

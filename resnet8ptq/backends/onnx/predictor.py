@@ -9,7 +9,6 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.session import open_session
 
@@ -20,7 +19,7 @@ class OnnxPredictor:
 
     session: onnxruntime.InferenceSession
     path: Path
-    config: RunConfig
+    threads: int
 
     def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
@@ -35,5 +34,6 @@ class OnnxPredictor:
 
     @cached_property
     def _logits_session(self) -> onnxruntime.InferenceSession | None:
-        proto = end_at_logits(onnx.load(self.path))
-        return None if proto is None else open_session(proto.SerializeToString(), self.config)
+        proto = onnx.load(self.path)
+        cut = end_at_logits(proto)
+        return open_session(proto.SerializeToString(), self.threads) if cut else None

@@ -3,12 +3,12 @@
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import QuantFormat, quantize_static
 from onnxruntime.quantization.calibrate import (
     CalibrationMethod,
     TensorData,
@@ -16,62 +16,68 @@ from onnxruntime.quantization.calibrate import (
     save_tensors_data,
 )
 
-from resnet8ptq.backends.contract import FLOAT, Artifact
+from resnet8ptq.backends.contract import Artifact, Resolved
 from resnet8ptq.backends.onnx import dynamic, output, slim
 from resnet8ptq.backends.onnx.predictor import OnnxPredictor
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import LAYERS
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 MODEL_FILE = "model.onnx"
 
-# dtype -> (activations, weights)
-DTYPES = {
-    "int8": (QuantType.QInt8, QuantType.QInt8),
-    "uint8": (QuantType.QUInt8, QuantType.QUInt8),
-    "u8s8": (QuantType.QUInt8, QuantType.QInt8),
-}
 FORMATS = {"qdq": QuantFormat.QDQ, "qoperator": QuantFormat.QOperator}
-_NAMES = {QuantType.QInt8: "int8", QuantType.QUInt8: "uint8"}
 _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
 
 
 @dataclass(frozen=True)
 class OnnxQuantizer:
-    """See `interfaces.Quantizer`."""
+    """See `contract.Quantizer`."""
 
-    config: RunConfig
+    config: QuantizationConfig
+    runtime: Runtime
 
-    def resolve(self) -> dict[str, str]:
+    def resolve(self) -> Resolved:
         """Return dtypes, schemes and the format; ask for kernels where they may be missing."""
         config = self.config
         if config.dtype.name == "fp32":
-            return dict(FLOAT)
-        weights = self._describe_weights()
+            return Resolved()
+        scheme = WeightScheme.of(config, bool(config.reduce_range))
+        weights = Resolved(
+            weight_dtype=scheme.dtype,
+            weight_scheme="symmetric" if scheme.symmetric else "affine",
+            weight_bits=7 if scheme.reduce_range else 8,
+            execution="integer",
+        )
         if config.method == "dynamic":
-            return weights | self._resolve_dynamic()
+            self._check_dynamic(scheme)
+            return replace(
+                weights,
+                activation_dtype="uint8 (dynamic)",
+                activation_scheme="affine",
+                file_format="IntegerOps",
+            )
         if config.calib.name == "histogram":
             raise UnsupportedError(
                 "calib=histogram is torch's own observer; onnx takes minmax | moving_average | "
                 "entropy | percentile | mse"
             )
-        activations, _ = DTYPES[config.dtype.name]
-        return {
-            **weights,
-            "activation_dtype": _NAMES[activations],
-            "activation_scheme": "symmetric" if config.symmetric.activations else "affine",
-            "file_format": {"qdq": "QDQ", "qoperator": "QOperator"}[config.format or "qdq"],
-        }
+        return replace(
+            weights,
+            activation_dtype=DTYPES[config.dtype.name][0],
+            activation_scheme="symmetric" if config.symmetric.activations else "affine",
+            file_format={"qdq": "QDQ", "qoperator": "QOperator"}[config.format or "qdq"],
+        )
 
-    def _resolve_dynamic(self) -> dict[str, str]:
+    def _check_dynamic(self, weights: WeightScheme) -> None:
         config = self.config
         for key, given in (
             ("format", config.format),
@@ -81,21 +87,7 @@ class OnnxQuantizer:
         ):
             if given is not None:
                 raise UnsupportedError(f"{key}={given} has no meaning with method=dynamic")
-        dynamic.check_kernels(config)
-        return {
-            "activation_dtype": "uint8 (dynamic)",
-            "activation_scheme": "affine",
-            "file_format": "IntegerOps",
-        }
-
-    def _describe_weights(self) -> dict[str, str]:
-        scheme = WeightScheme.of(self.config, bool(self.config.reduce_range))
-        return {
-            "weight_dtype": scheme.dtype,
-            "weight_scheme": "symmetric" if scheme.symmetric else "affine",
-            "weight_bits": "7" if scheme.reduce_range else "8",
-            "execution": "integer",
-        }
+        dynamic.check_kernels(weights.dtype, weights.per_channel)
 
     def quantize(
         self,
@@ -112,13 +104,15 @@ class OnnxQuantizer:
             if config.dtype.name == "fp32":
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
-            skipped = find_float_nodes(proto.graph, config)
+            skipped = find_float_nodes(proto.graph, Selection.of(config))
             if config.method == "dynamic":
                 dynamic.quantize(model.onnx_path, temporary, skipped, config)
             else:
                 if config.float_output:
                     skipped += [n for n in output.find_nodes(proto.graph) if n not in skipped]
-                activations = Activations(model.onnx_path, calibration, config, ranges or {})
+                activations = Activations(
+                    model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
+                )
                 found = activations.find_around(skipped)
                 self._quantize_static(model.onnx_path, temporary, skipped, found)
             written = onnx.load(temporary)
@@ -130,14 +124,15 @@ class OnnxQuantizer:
                 onnx.save(written, temporary)
             if config.slim:
                 onnx.save(slim.slim(written), temporary)
-                slim.check_same(written, temporary, calibration, config)
+                batches = calibration.batches(config.calib.batch_size)
+                slim.check_same(written, temporary, batches, self.runtime.threads)
         return Artifact(path, layers, found)
 
     def _quantize_static(
         self, source: Path, path: Path, skipped: list[str], ranges: dict[str, Range]
     ) -> None:
         config = self.config
-        activations, weights = DTYPES[config.dtype.name]
+        activations, weights = (dynamic.INTEGERS[name] for name in DTYPES[config.dtype.name])
         with tempfile.TemporaryDirectory() as scratch:
             # ONNX Runtime takes ranges made elsewhere through its calibration cache.
             table = Path(scratch, "ranges.json")
@@ -159,9 +154,9 @@ class OnnxQuantizer:
                 },
             )
 
-    def load(self, path: Path) -> OnnxPredictor:
+    def load(self, path: Path, threads: int) -> OnnxPredictor:
         """Load an ONNX file."""
-        return OnnxPredictor(open_session(str(path), self.config), path, self.config)
+        return OnnxPredictor(open_session(str(path), threads), path, threads)
 
 
 def _as_tensors_data(ranges: dict[str, Range]) -> TensorsData:

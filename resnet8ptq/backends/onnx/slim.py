@@ -1,15 +1,14 @@
 """`slim`: an ONNX file without what inference does not read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_session
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -39,16 +38,18 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     return small
 
 
-def check_same(proto: onnx.ModelProto, path: Path, calibration: Split, config: RunConfig) -> None:
-    """Run both on the calibration images.
+def check_same(
+    proto: onnx.ModelProto, path: Path, batches: Iterable[NDArray[np.float32]], threads: int
+) -> None:
+    """Run both on batches of images.
 
     Raises:
         QuantizationError: one bit of one probability differs.
     """
-    whole = open_session(proto.SerializeToString(), config)
-    small = open_session(str(path), config)
+    whole = open_session(proto.SerializeToString(), threads)
+    small = open_session(str(path), threads)
     name = whole.get_inputs()[0].name
-    for batch in calibration.batches(config.calib.batch_size):
+    for batch in batches:
         expected, got = (session.run(None, {name: batch})[0] for session in (whole, small))
         if not np.array_equal(expected, got):
             raise QuantizationError("slim: the slimmed file predicts differently")

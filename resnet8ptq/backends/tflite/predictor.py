@@ -10,9 +10,6 @@ from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import machine
-
 
 @dataclass(frozen=True)
 class TflitePredictor:
@@ -20,7 +17,7 @@ class TflitePredictor:
 
     interpreter: Any
     path: Path
-    config: RunConfig
+    threads: int
 
     def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
@@ -36,12 +33,11 @@ class TflitePredictor:
     def _logits_interpreter(self) -> Any | None:
         """A copy cut before the softmax: an interpreter that keeps all tensors has no XNNPACK."""
         content = _end_at_logits(self.path.read_bytes())
-        return None if content is None else open_interpreter(content, self.config)
+        return None if content is None else open_interpreter(content, self.threads)
 
 
-def open_interpreter(content: bytes, config: RunConfig) -> Any:
-    """Return an interpreter with the run's number of threads, ready to run."""
-    threads = machine.threads(config.threads)
+def open_interpreter(content: bytes, threads: int) -> Any:
+    """Return an interpreter of a file's content, ready to run."""
     interpreter = Interpreter(model_content=content, num_threads=threads)
     interpreter.allocate_tensors()
     return interpreter

@@ -20,13 +20,14 @@ from typing import Any
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 
-from resnet8ptq.backends.contract import FLOAT, Artifact
+from resnet8ptq.backends.contract import Artifact, Resolved
 from resnet8ptq.backends.tflite import converter
 from resnet8ptq.backends.tflite.predictor import TflitePredictor, open_interpreter
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 
@@ -39,22 +40,23 @@ LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
 @dataclass(frozen=True)
 class TfliteQuantizer:
-    """See `interfaces.Quantizer`."""
+    """See `contract.Quantizer`."""
 
-    config: RunConfig
+    config: QuantizationConfig
+    runtime: Runtime
 
-    def resolve(self) -> dict[str, str]:
+    def resolve(self) -> Resolved:
         """Return weight and activation dtype and the format."""
         _refuse(_unsupported_network(self.config))
         if self.config.dtype.name == "fp32":
-            return dict(FLOAT)
+            return Resolved()
         _refuse(_unsupported(self.config))
-        return {
-            "weight_dtype": "int8",
-            "activation_dtype": "int8",  # with method=dynamic, as the model runs
-            "execution": "integer",
-            "file_format": "TFLite",
-        }
+        return Resolved(
+            weight_dtype="int8",
+            activation_dtype="int8",  # with method=dynamic, as the model runs
+            execution="integer",
+            file_format="TFLite",
+        )
 
     def quantize(
         self,
@@ -66,10 +68,12 @@ class TfliteQuantizer:
         """Convert the Keras file, in a process of its own.
 
         Raises:
-            UnsupportedError: as `resolve`; `ranges` are given; the network is no Keras file; the
-                converter does not heed `per_channel`.
+            UnsupportedError: as `resolve`; `ranges` are given; the network is no Keras file, or is
+                not to be folded; the converter does not heed `per_channel`.
         """
         self.resolve()
+        if not model.fold:
+            raise UnsupportedError("model.fold=false: TFLite's converter always folds")
         if ranges is not None:
             raise UnsupportedError("TFLite's converter takes no ranges: it calibrates by itself")
         if model.source.suffix not in KERAS_SUFFIXES:
@@ -81,14 +85,14 @@ class TfliteQuantizer:
             temporary.write_bytes(content)
         return artifact
 
-    def load(self, path: Path) -> TflitePredictor:
+    def load(self, path: Path, threads: int) -> TflitePredictor:
         """Load a .tflite file."""
-        return TflitePredictor(open_interpreter(path.read_bytes(), self.config), path, self.config)
+        return TflitePredictor(open_interpreter(path.read_bytes(), threads), path, threads)
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
         calibrated = quantized and self.config.method == "static"
-        images = calibration.images if calibrated else None
+        images = calibration.images[:] if calibrated else None
         context = multiprocessing.get_context("spawn")
         try:
             with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -121,20 +125,19 @@ class TfliteQuantizer:
         return Artifact(path, len(quantized), _activation_ranges(model), details)
 
 
-def _unsupported_network(config: RunConfig) -> dict[str, tuple[bool, str]]:
+def _unsupported_network(config: QuantizationConfig) -> dict[str, tuple[bool, str]]:
     """Return what concerns the network itself, and so the baseline too: (asked for, why not)."""
     corrections = config.corrections
     corrected = corrections.equalization or corrections.bias_correction or corrections.adaround
     onnx_graph = "changes the ONNX graph; this converter takes the Keras file"
     return {
-        "model.fold=false": (not config.model.fold, "the converter always folds"),
         "corrections": (corrected, onnx_graph),
         "method=qat": (config.method == "qat", f"fine-tuning {onnx_graph}"),
         "slim=true": (config.slim, "only for ONNX files"),
     }
 
 
-def _unsupported(config: RunConfig) -> dict[str, tuple[bool, str]]:
+def _unsupported(config: QuantizationConfig) -> dict[str, tuple[bool, str]]:
     """Return the settings that the converter does not have, by name: (asked for, why not)."""
     dtype, calib, symmetric = config.dtype.name, config.calib, config.symmetric
     by_itself = "the converter calibrates by itself"
@@ -146,7 +149,6 @@ def _unsupported(config: RunConfig) -> dict[str, tuple[bool, str]]:
         ),
         f"calib={calib.name}": (calib.name != "minmax", f"{by_itself}, and takes minmax only"),
         "calib.table": (calib.table is not None, f"{by_itself}, and takes no ranges"),
-        "analysis": (config.analysis.name is not None, all_operators),
         "nodes_to_quantize": (config.nodes_to_quantize is not None, all_operators),
         "nodes_to_exclude": (bool(config.nodes_to_exclude), all_operators),
         "op_types": (config.op_types is not None, all_operators),

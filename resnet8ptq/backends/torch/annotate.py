@@ -53,7 +53,6 @@ _PASSING = (
     *(_aten.mean.dim, _aten.unsqueeze.default, _aten.dropout.default),
 )
 SOFTMAX = (_aten.softmax.int, _aten._softmax.default)
-_DTYPES = {"int8": torch.int8, "uint8": torch.uint8}
 
 
 @dataclass
@@ -189,7 +188,7 @@ def _spec(grid: Grid, scheme: WeightScheme, axis: int = 0) -> Any:
         axis=axis,
     )
     return QuantizationSpec(
-        dtype=_DTYPES[scheme.dtype],
+        dtype=getattr(torch, scheme.dtype),
         observer_or_fake_quant_ctr=observer,
         quant_min=grid.lowest,
         quant_max=grid.highest,

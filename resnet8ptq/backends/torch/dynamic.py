@@ -5,13 +5,14 @@ from torch.ao.quantization import QConfig
 from torch.ao.quantization.observer import default_dynamic_quant_observer
 from torch.ao.quantization.quantize import quantize_dynamic
 
+from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.torch.fx import check_weights, weight_observer
 from resnet8ptq.backends.torch.torchscript import known_warnings
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 
 
-def resolve(config: RunConfig) -> dict[str, str]:
+def resolve(config: QuantizationConfig) -> Resolved:
     """Return what dynamic quantization comes to; raise `UnsupportedError` where torch cannot."""
     check_weights(config)
     if config.symmetric.activations:
@@ -20,17 +21,17 @@ def resolve(config: RunConfig) -> dict[str, str]:
         )
     if config.reduce_range is False:
         raise UnsupportedError("reduce_range=false: torch's dynamic linear always takes 7 bits")
-    return {
-        "weight_dtype": "int8",
-        "activation_dtype": "uint8 (dynamic)",
-        "execution": "integer",
-        "file_format": "TorchScript",
-        "activation_bits": "7",
-    }
+    return Resolved(
+        weight_dtype="int8",
+        activation_dtype="uint8 (dynamic)",
+        execution="integer",
+        file_format="TorchScript",
+        activation_bits=7,
+    )
 
 
 def quantize(
-    module: torch.fx.GraphModule, skipped: list[str], config: RunConfig
+    module: torch.fx.GraphModule, skipped: list[str], config: QuantizationConfig
 ) -> tuple[torch.nn.Module, list[str]]:
     """Quantize the linear layers: weights now, activations as the model runs.
 

@@ -17,12 +17,13 @@ from torch.ao.quantization.observer import (
 )
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
+from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import find_range
 from resnet8ptq.calibration.passes import run_passes
 from resnet8ptq.calibration.statistics import Range, TensorStats
-from resnet8ptq.config.schema import CalibConfig, RunConfig
+from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import name_tensors
@@ -33,7 +34,7 @@ from resnet8ptq.precision.grid import WeightScheme
 class Settings:
     """What a run's settings come to under FX."""
 
-    config: RunConfig
+    config: QuantizationConfig
     engine: str
     reduce_range: bool
 
@@ -72,7 +73,7 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return torch.from_numpy(grid.scale), torch.from_numpy(grid.zero_point)
 
 
-def resolve(config: RunConfig, reduce_range: bool) -> dict[str, str]:
+def resolve(config: QuantizationConfig, reduce_range: bool) -> Resolved:
     """Return what static quantization comes to; raise `UnsupportedError` where FX cannot."""
     check_weights(config)
     if config.float_output:
@@ -80,16 +81,16 @@ def resolve(config: RunConfig, reduce_range: bool) -> dict[str, str]:
             "float_output=true: FX's quantized linear always returns 8 bits; "
             "backend.flow=pt2e (backend=torch_pt2e) leaves it in float"
         )
-    return {
-        "weight_dtype": "int8",
-        "activation_dtype": "uint8",
-        "execution": "integer",
-        "file_format": "TorchScript",
-        "activation_bits": "7" if reduce_range else "8",
-    }
+    return Resolved(
+        weight_dtype="int8",
+        activation_dtype="uint8",
+        execution="integer",
+        file_format="TorchScript",
+        activation_bits=7 if reduce_range else 8,
+    )
 
 
-def check_weights(config: RunConfig) -> None:
+def check_weights(config: QuantizationConfig) -> None:
     """Raise `UnsupportedError` for weights that torch's integer kernels do not take."""
     if config.dtype.name == "uint8":
         raise UnsupportedError(
@@ -158,7 +159,7 @@ def _activation_observer(settings: Settings) -> Any:
     return HistogramObserver.with_args(qscheme=qscheme, **reduced)
 
 
-def weight_observer(config: RunConfig) -> Any:
+def weight_observer(config: QuantizationConfig) -> Any:
     """Return a factory of observers as torch has them, or on the grid of `grid.py`.
 
     torch's own int8 grid has half a level more, 255 steps from -128. Weights that AdaRound or

@@ -10,7 +10,7 @@ import onnx
 import torch
 from torch.export import ExportedProgram
 
-from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.backends.contract import Artifact, Resolved
 from resnet8ptq.backends.torch import program
 from resnet8ptq.backends.torch.annotate import OnnxNodeQuantizer
 from resnet8ptq.backends.torch.program import MODEL_FILE, load, save
@@ -19,7 +19,7 @@ from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import find_range
 from resnet8ptq.calibration.passes import run_passes
 from resnet8ptq.calibration.statistics import Range, TensorStats
-from resnet8ptq.config.schema import CalibConfig, RunConfig
+from resnet8ptq.config.schema import DTYPES, CalibConfig, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import fix_reshapes, name_tensors
@@ -28,7 +28,7 @@ from resnet8ptq.precision.grid import WeightScheme
 __all__ = ["MODEL_FILE", "export", "load", "quantize", "resolve", "save"]
 
 
-def resolve(config: RunConfig) -> dict[str, str]:
+def resolve(config: QuantizationConfig) -> Resolved:
     """Return what the settings come to; raise `UnsupportedError` where PT2E cannot do them."""
     if config.method == "dynamic":
         raise UnsupportedError(
@@ -36,13 +36,13 @@ def resolve(config: RunConfig) -> dict[str, str]:
         )
     if config.calib.name == "histogram":
         raise UnsupportedError("calib=histogram is the observer of backend.flow=fx")
-    return {
-        "weight_dtype": WeightScheme.of(config).dtype,
-        "activation_dtype": _activations(config).dtype,
-        "execution": "simulated",
-        "file_format": "PT2",
-        "activation_bits": "7" if config.reduce_range else "8",
-    }
+    return Resolved(
+        weight_dtype=WeightScheme.of(config).dtype,
+        activation_dtype=_activations(config).dtype,
+        execution="simulated",
+        file_format="PT2",
+        activation_bits=7 if config.reduce_range else 8,
+    )
 
 
 def quantize(
@@ -50,6 +50,7 @@ def quantize(
     graph: onnx.GraphProto,
     skipped: list[str],
     activations: Activations,
+    config: QuantizationConfig,
     folder: Path,
 ) -> Artifact:
     """Export, calibrate, let torchao place the quantize and dequantize operators, and save.
@@ -59,11 +60,12 @@ def quantize(
         graph: the ONNX graph it comes from.
         skipped: ONNX nodes that stay in float.
         activations: know the ranges by ONNX tensor name.
+        config: the run's.
         folder: existing.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    config, calibration = activations.config, activations.calibration
+    calibration = activations.calibration
     example = torch.zeros(1, *calibration.images.shape[1:])
     exported = export(module, example).module()
     quantizer = OnnxNodeQuantizer(
@@ -108,10 +110,10 @@ def _drop_unused(converted: Any) -> None:
             delattr(converted.get_submodule(path), tail)
 
 
-def _activations(config: RunConfig) -> WeightScheme:
+def _activations(config: QuantizationConfig) -> WeightScheme:
     """The grid of the activations, made like that of the weights."""
     return WeightScheme(
-        "int8" if config.dtype.name == "int8" else "uint8",
+        DTYPES[config.dtype.name][0],
         symmetric=bool(config.symmetric.activations),
         reduce_range=bool(config.reduce_range),
     )

@@ -6,38 +6,40 @@ modules import torchao, which takes two seconds: only where it is the flow.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 import torch
 
-from resnet8ptq.backends.contract import FLOAT, Artifact, Predictor
+from resnet8ptq.backends.contract import Artifact, Predictor, Resolved
 from resnet8ptq.backends.torch import dynamic, fx, torchscript
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import RunConfig, TorchConfig
+from resnet8ptq.config.schema import QuantizationConfig, TorchConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # as torch chose it, before any run did
 
 
 @dataclass(frozen=True)
 class TorchQuantizer:
-    """See `interfaces.Quantizer`."""
+    """See `contract.Quantizer`."""
 
-    config: RunConfig
+    config: QuantizationConfig
+    runtime: Runtime
 
-    def resolve(self) -> dict[str, str]:
+    def resolve(self) -> Resolved:
         """Return weight and activation dtype, engine and whether activations take 7 bits."""
         self._check_options()
         if self.config.dtype.name == "fp32":
-            return dict(FLOAT)
+            return Resolved()
         if self._options().flow == "pt2e":
             from resnet8ptq.backends.torch import pt2e
 
@@ -47,7 +49,7 @@ class TorchQuantizer:
             resolved = dynamic.resolve(self.config)
         else:
             resolved = fx.resolve(self.config, self._reduce_range())
-        return {**resolved, "engine": self._engine()}
+        return replace(resolved, engine=self._engine())
 
     def quantize(
         self,
@@ -61,28 +63,30 @@ class TorchQuantizer:
         Raises:
             UnsupportedError: method=dynamic, and the network has no layer that torch does so.
         """
-        self._set_up()
+        self._set_up(self.runtime.threads)
         module = load_torch_module(model.onnx_path)
         example = torch.zeros(1, *calibration.images.shape[1:])
         graph = onnx.load(model.onnx_path).graph
         if self.config.dtype.name == "fp32":
             return self._save_fp32(module, example, folder)
 
-        skipped = find_float_nodes(graph, self.config)
-        activations = Activations(model.onnx_path, calibration, self.config, ranges or {})
+        skipped = find_float_nodes(graph, Selection.of(self.config))
+        activations = Activations(
+            model.onnx_path, calibration, self.config.calib, self.runtime, ranges or {}
+        )
         if self._options().flow == "pt2e":
             from resnet8ptq.backends.torch import pt2e
 
-            artifact = pt2e.quantize(module, graph, skipped, activations, folder)
+            artifact = pt2e.quantize(module, graph, skipped, activations, self.config, folder)
         else:
             artifact = self._quantize_fx(module, graph, skipped, activations, folder)
         if artifact.quantized_layers == 0:
             raise QuantizationError(f"torch quantized nothing in {model.onnx_path}")
         return artifact
 
-    def load(self, path: Path) -> Predictor:
+    def load(self, path: Path, threads: int) -> Predictor:
         """Load what the flow writes: an exported program (.pt2) or a TorchScript file (.pt)."""
-        self._set_up()
+        self._set_up(threads)
         if self._options().flow == "pt2e":
             from resnet8ptq.backends.torch import pt2e
 
@@ -123,9 +127,9 @@ class TorchQuantizer:
             torchscript.save(module, example, path, self._options().freeze)
         return Artifact(path)
 
-    def _set_up(self) -> None:
+    def _set_up(self, threads: int) -> None:
         """Set what torch keeps for the whole process."""
-        torch.set_num_threads(machine.threads(self.config.threads))
+        torch.set_num_threads(threads)
         # Where in the code each node was traced: nobody reads it, and to find that out FX imports
         # torch's compiler, which takes over a second.
         torch.fx.config.do_not_emit_stack_traces = True
