@@ -84,5 +84,5 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
         assert "1 combinations asked for: 1 measured" in section
         figures = re.findall(r"\((.*\.png)\)", section)
         assert figures
-        assert all(name.startswith(f"{number}_") for name in figures)
+        assert all(name.startswith(f"set{number}_") for name in figures)
         assert all(report.with_name(name).exists() for name in figures)

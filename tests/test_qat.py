@@ -23,7 +23,7 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 SMALL = ("data=shapes", "held_out_images=50", "calib.samples_per_class=5", "threads=1")
-QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-3")
+QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-4")
 
 
 class Curves:

@@ -135,7 +135,7 @@ def families() -> list[Comparison]:
 
 
 def test_each_set_of_images_has_a_section_of_its_own() -> None:
-    images = [f"{n}_{name}.png" for n in "12" for name in ("trade_offs", "ranges_onnx")]
+    images = [f"set{n}_{name}.png" for n in "12" for name in ("trade_offs", "ranges_onnx")]
     found = families()
     text = page.to_markdown(found, LIMITS, images)
     assert "scored on 2 different sets of images" in text
@@ -146,7 +146,7 @@ def test_each_set_of_images_has_a_section_of_its_own() -> None:
     first, second = text.split("\n## ")[1:]
     for number, section in (("1", first), ("2", second)):
         assert section.count("### Summary") == section.count("### Recommendation") == 1
-        assert re.findall(r"\]\((\d)_", section) == [number] * 2
+        assert re.findall(r"\]\(set(\d)_", section) == [number] * 2
     assert "3 combinations asked for: 2 measured, 1 failed" in first
     assert "boom" in first and "boom" not in second
     assert "onnx int8 minmax per tensor seed=2** | 90.20%, not below FP32" in first

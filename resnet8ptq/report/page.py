@@ -106,7 +106,7 @@ def _title(families: Sequence[Comparison]) -> str:
 
 def _prefixes(families: Sequence[Comparison]) -> list[str]:
     """Return what the names of each family's figures begin with; nothing where there is one."""
-    return [f"{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
+    return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
 def _section(
