@@ -14,12 +14,9 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
-from calling import REPO
-from conftest import THREADS, make_config, quantizer_of
-from hydra import compose, initialize_config_dir
+from conftest import THREADS, compose_whole, make_config, quantizer_of
 from omegaconf import DictConfig
 
-from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
@@ -331,10 +328,7 @@ def test_run_whose_files_cannot_be_uploaded_has_failed(store: Store, folder: Pat
 
 def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
     """Compose a sweep's config with Hydra's own settings, as its callback gets them."""
-    register_schemas()
-    words = [*overrides, f"hydra.sweep.dir={folder}"]
-    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        return compose("config", overrides=words, return_hydra_config=True)
+    return compose_whole(*overrides, f"hydra.sweep.dir={folder}")
 
 
 def test_sweep_with_a_password_in_its_config_does_not_start(
