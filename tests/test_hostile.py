@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import onnx
 import pytest
-from conftest import compose_whole, make_config
+from conftest import compose_whole, make_config, new_store
 from hydra.core.hydra_config import HydraConfig
 from onnx import helper
 from test_cifar10 import make_batch, pickle_published, read_test
@@ -496,6 +496,7 @@ def test_artifacts_of_an_experiment_stay_in_the_store(tmp_path: Path, name: str)
     from resnet8ptq.tracking.store import mlflow
 
     root = tmp_path / "a" / "b" / "mlruns"
+    new_store(root)
     store = open_store(TrackingConfig(root=str(root), experiment_name=name))
     client = mlflow.MlflowClient(tracking_uri=store.uri)
     location = client.get_experiment(store.experiment_id).artifact_location

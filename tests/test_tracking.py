@@ -14,7 +14,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
-from conftest import THREADS, compose_whole, make_config, quantizer_of
+from conftest import THREADS, compose_whole, make_config, new_store, quantizer_of
 from omegaconf import DictConfig
 
 from resnet8ptq.config.schema import TrackingConfig
@@ -35,7 +35,7 @@ URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def log_images(store: Store, folder: Path, number: int, barrier: Any) -> None:
 
 
 def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(tmp_path: Path) -> None:
-    found = open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+    found = new_store(tmp_path / "mlruns")
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(4)
     processes = [
