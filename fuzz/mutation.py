@@ -12,7 +12,7 @@ _ODD = (
     *(b"", b"\x00", b"\xff" * 4, b"\xff\xff\xff\x7f", b"\x80" * 9 + b"\x01", b"[" * 2000),
     *(b"NaN", b"-1", b"1e999", b"9" * 5000, b"null", b'"../../x"', b'"\\ud800"', b'"\\u001b[31m"'),
     *(b"cos\nsystem\n", b"r\xff\xff\xff\x7f", b"(", b"R", b"b", b"Q", b"P1:9\n", b"h\x00"),
-    *(b"torch.save(images)", b"while True:\n  pass\n", b"=cmd()", b"\n", b",", b"{}", b"\xed\xa0"),
+    *(b"torch.os.system", b"=cmd()", b"\n", b",", b"{}", b"\xed\xa0"),
     *(struct.pack("<q", number) for number in (-1, 2**31, 2**40, 2**62)),
 )
 

@@ -154,29 +154,6 @@ def reference() -> Target:
     return Target(lines.encode(), lambda path: figures.load(str(path)), "figures.csv")
 
 
-def torchscript() -> Target:
-    """A TorchScript file, as far as it is read before torch sees it."""
-    from resnet8ptq.backends.torch import archive, torchscript_check
-
-    code = (
-        b"class _Network(Module):\n  __parameters__ = []\n  training : bool\n"
-        b"  def forward(self: __torch__.a._Network,\n    images: Tensor) -> Tensor:\n"
-        b"    x = torch.relu(CONSTANTS.c0)\n    return ops.quantized.add(x, images, 0.5, 1)\n"
-    )
-    tensor = (
-        b"\x80\x02(ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\n"
-        b"FloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x02tQK\x00(K\x02t(K\x01t"
-        b"\x89ccollections\nOrderedDict\n)RtRt."
-    )
-    records = {
-        "archive/code/__torch__/a.py": code,
-        "archive/constants.pkl": tensor,
-        "archive/constants/0": bytes(8),
-        "archive/data.pkl": b"\x80\x02c__torch__.a\n_Network\n)\x81}b.",
-    }
-    return Target(archive.pack(records).getvalue(), torchscript_check.read, "model.pt")
-
-
 def program() -> Target:
     """An exported program, as far as it is read before torch sees it."""
     from resnet8ptq.backends.torch import archive, program
@@ -190,8 +167,5 @@ def program() -> Target:
 
 TARGETS: dict[str, Callable[[], Target]] = {
     made.__name__: made
-    for made in (
-        *(batch, meta, onnx, keras, table, entry, sweep, reference),
-        *(torchscript, program),
-    )
+    for made in (*(batch, meta, onnx, keras, table, entry, sweep, reference, program),)
 }

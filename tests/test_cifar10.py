@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resnet8ptq.core.errors import DataError
-from resnet8ptq.data import array_pickle, cifar10
+from resnet8ptq.data import cifar10
 
 WIDTH = 3072
 
@@ -91,8 +91,7 @@ def write_folder(folder: Path, train: int = 4, test: int = 3) -> Path:
 
 def read_test(folder: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
     (folder / "test_batch").write_bytes(content)
-    images, labels = cifar10.read_split(folder, "test")
-    return images[:], labels
+    return cifar10.read_split(folder, "test")
 
 
 # Reading
@@ -151,27 +150,6 @@ def test_images_are_writable_and_contiguous(tmp_path):
     assert images.flags["WRITEABLE"]
 
 
-@pytest.mark.parametrize("change", ["rewritten", "longer", "shorter", "gone"])
-def test_a_file_that_changes_while_in_use_is_refused(tmp_path, change):
-    folder = write_folder(tmp_path / "batches")
-    images, _ = cifar10.read_split(folder, "train")
-    path = folder / "data_batch_3"
-    content = path.read_bytes()
-    match change:
-        case "rewritten":
-            path.write_bytes(content)
-            os.utime(path, ns=(0, 0))
-        case "longer":
-            path.write_bytes(content + b".")
-        case "shorter":
-            path.write_bytes(content[:100])
-        case "gone":
-            path.unlink()
-    assert len(images[:8]) == 8  # the other files are as they were
-    with pytest.raises(DataError, match=r"data_batch_3: (it changed|cannot be read)"):
-        images[np.array([0, 9])]
-
-
 # Refusing what does not fit
 
 
@@ -211,7 +189,7 @@ def wide(count: int, width: int, dtype: type = np.uint8) -> np.ndarray:
         ({"data": wide(0, WIDTH), "labels": []}, "0, 3072"),
         ({"data": wide(3, WIDTH, np.int8)}, "uint8"),
         ({"data": wide(3, WIDTH, np.float32)}, "uint8"),
-        ({"data": wide(3, WIDTH).reshape(3, 3, 32, 32)}, "uint8 array"),
+        ({"data": wide(3, WIDTH).reshape(3, 3, 32, 32)}, "3, 3, 32, 32"),
         ({"data": [[0] * WIDTH] * 3}, "uint8 array"),
         ({"data": None}, "uint8 array"),
     ],
@@ -353,48 +331,9 @@ def test_no_other_global_of_numpy_is_given_out(tmp_path, module, name):
 @pytest.mark.parametrize(
     "content", [b"\x80\x02P0:9\n.", b"P0:9\n.", b"\x80\x02U\x030:9Q."], ids=["2", "0", "binary"]
 )
-def test_a_file_cannot_name_parts_of_itself(tmp_path, content):
-    """The reader does so in place of long strings."""
-    with pytest.raises(DataError, match="it asks for an object outside of itself"):
+def test_an_object_outside_of_the_file_is_refused(tmp_path, content):
+    with pytest.raises(DataError, match="test_batch"):
         read_test(tmp_path, content)
-
-
-@pytest.mark.parametrize("protocol", [3, 4])
-def test_pixels_as_text_are_refused(tmp_path, protocol):
-    """They are not where they lie in the file: text takes two bytes for some."""
-    batch = make_batch(1)
-    reconstruct, _, state = batch["data"].__reduce__()
-    text = Gadget(reconstruct, np.ndarray, (0,), b"b")
-    text.state = (*state[:4], state[4].decode("latin1"))
-    with pytest.raises(DataError, match="its bytes are no bytes"):
-        read_test(tmp_path, pickle.dumps({**batch, "data": text}, protocol=protocol))
-
-
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda children: (
-        st.lists(children) | st.dictionaries(st.text(), children) | st.tuples(children)
-    ),
-    max_leaves=30,
-)
-
-
-@given(value=PLAIN, protocol=st.integers(0, 5))
-@settings(deadline=None, max_examples=200)
-def test_every_opcode_of_plain_values_is_counted_off_rightly(scratch, value, protocol):
-    path = scratch / "plain"
-    path.write_bytes(pickle.dumps(value, protocol=protocol))
-    assert array_pickle.load(path) == value
-
-
-def test_long_bytes_stay_in_the_file(tmp_path):
-    for protocol in (3, 4, 5):  # in frames and out of them
-        for length in (256, 70_000):
-            content = os.urandom(length)
-            (tmp_path / "long").write_bytes(pickle.dumps(["a", content, "b"], protocol=protocol))
-            before, span, after = array_pickle.load(tmp_path / "long")
-            assert (before, after) == ("a", "b")
-            assert (tmp_path / "long").read_bytes()[span.offset :][: span.length] == content
 
 
 @pytest.mark.usefixtures("real_files")
@@ -499,8 +438,7 @@ limit_memory(int(sys.argv[2]))
 for content in contents:
     (folder / "test_batch").write_bytes(content)
     try:
-        images, _ = cifar10.read_split(folder, "test")
-        images[:]
+        cifar10.read_split(folder, "test")
     except DataError:
         pass
 status = Path("/proc/self/status")
@@ -614,6 +552,3 @@ def test_a_hostile_meta_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"batches\.meta"):
         cifar10.read_class_names(tmp_path)
     assert not target.exists()
-
-
-# The real files

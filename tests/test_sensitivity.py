@@ -19,7 +19,7 @@ from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.experiment import plots, sensitivity
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
@@ -160,32 +160,6 @@ def test_quantizing_nothing_is_an_error(
         quantize(choose(backend, "nodes_to_exclude", *everything))
     with pytest.raises(QuantizationError, match="quantized nothing"):
         quantize(choose(backend, "nodes_to_quantize", pooling))
-
-
-def test_held_out_images_are_neither_calibration_nor_test_images(shapes: Dataset) -> None:
-    calibration = draw_calibration(shapes, 100, 42)
-    held_out = draw_held_out(shapes, calibration, 2000, 42)
-    assert (np.bincount(held_out.labels) == 200).all()
-    pixels = {image.tobytes() for image in held_out.images}
-    assert len(pixels) == 2000
-    assert pixels.isdisjoint(image.tobytes() for image in calibration.split.images)
-    assert pixels.isdisjoint(image.tobytes() for image in shapes.test.images)
-    assert pixels <= {image.tobytes() for image in shapes.train.images}
-
-
-def test_held_out_images_follow_the_seed(shapes: Dataset) -> None:
-    calibration = draw_calibration(shapes, 10, 42)
-    first, again, other = (draw_held_out(shapes, calibration, 100, s).digest for s in (1, 1, 2))
-    assert first == again != other
-
-
-@pytest.mark.parametrize("images", [15, 100_000])
-def test_held_out_images_are_a_multiple_of_the_classes_up_to_what_there_is(
-    shapes: Dataset, images: int
-) -> None:
-    calibration = draw_calibration(shapes, 100, 42)
-    with pytest.raises(ConfigError, match=rf"held_out_images: got {images}, takes .* up to 9000"):
-        draw_held_out(shapes, calibration, images, 42)
 
 
 @pytest.mark.parametrize(

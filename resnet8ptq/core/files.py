@@ -41,12 +41,12 @@ def read_bytes(path: Path, most: int) -> bytes:
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
-    return content
+        if state.st_size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+        return file.read(state.st_size)
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:

@@ -1,8 +1,8 @@
-"""Images that are read when they are asked for, with an array's face."""
+"""Some images of an array, which may lie in a file, without a copy of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -10,26 +10,15 @@ from numpy.typing import DTypeLike, NDArray
 AT_ONCE = 256  # images that one step of a pass over many holds in memory
 
 
-class Store(Protocol):
-    """Where images lie: an array [M, H, W, C] uint8, or files."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(M, H, W, C)."""
-
-    def __getitem__(self, indices: NDArray[np.int64], /) -> NDArray[np.uint8]:
-        """Return the images [n, H, W, C] at `indices` [n]."""
-
-
 @dataclass(frozen=True, eq=False)
 class LazyImages:
-    """The images of a store at `indices`, in that order; of them, only the indices are in memory.
+    """The images of `whole` [M, H, W, C] at `indices`, in that order; only these are in memory.
 
     Slices and index arrays give arrays, and so do numpy's functions; those of all images at once
     take the memory that this class is there to save.
     """
 
-    store: Store
+    whole: NDArray[np.uint8]
     indices: NDArray[np.int64]
 
     dtype = np.dtype(np.uint8)
@@ -37,14 +26,13 @@ class LazyImages:
     @property
     def shape(self) -> tuple[int, ...]:
         """(N, H, W, C)."""
-        return (len(self), *self.store.shape[1:])
+        return (len(self), *self.whole.shape[1:])
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, chosen: int | slice | NDArray[Any]) -> NDArray[np.uint8]:
-        found = self.indices[chosen]
-        return self.store[found] if np.ndim(found) else self.store[found[np.newaxis]][0]
+        return self.whole[self.indices[chosen]]
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
         for start in range(0, len(self), AT_ONCE):

@@ -45,7 +45,7 @@ class Split:
         """Return the images at `indices`, in that order; they are not copied."""
         found = self.images
         if isinstance(found, LazyImages):
-            taken = LazyImages(found.store, found.indices[indices])
+            taken = LazyImages(found.whole, found.indices[indices])
         else:
             taken = LazyImages(found, np.arange(len(found))[indices])
         return Split(taken, self.labels[indices], self.source)

@@ -1,15 +1,18 @@
 """Where a data set lies, and reading it."""
 
+import functools
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from pathlib import Path
-from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import DataConfig
-from resnet8ptq.core.cache import downloads_folder
+from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import cifar10
@@ -17,7 +20,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.shapes import pictures
 
 log = logging.getLogger(__name__)
-SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
+SPLITS: tuple[pictures.Split, ...] = ("train", "test")
 
 
 def settle(config: DataConfig) -> DataConfig:
@@ -55,7 +58,7 @@ def settle(config: DataConfig) -> DataConfig:
     return replace(config, name="shapes", root=None)
 
 
-@cache  # one search, and at most one try to download, per process
+@functools.cache  # one search, and at most one try to download, per process
 def _find_cifar10() -> tuple[Path | None, str]:
     tried = []
     named = os.environ.get("CIFAR10_DIR")
@@ -68,38 +71,67 @@ def _find_cifar10() -> tuple[Path | None, str]:
         return local, ""
     tried.append(f"{local} (no such folder)")
     try:
-        return cifar10.fetch(downloads_folder()), ""
+        return cifar10.fetch(cache.downloads_folder()), ""
     except Exception as error:  # requests, urllib and pooch each have their own
         log.debug("download failed", exc_info=True)
         tried.append(f"{cifar10.URL} ({type(error).__name__})")
         return None, ", ".join(tried)
 
 
-def _load_shapes(root: str | None) -> Dataset:
-    train, test = (Split(*pictures.draw(s), source="resnet8ptq.data.shapes") for s in SPLITS)
-    return Dataset("shapes", pictures.CLASS_NAMES, train, test)
+def _load_shapes(root: str | None, cache_root: Path) -> Dataset:
+    code = cache.code("data/shapes/pictures")
+    train, test = (
+        _keep("shapes", {"split": split, "code": code}, cache_root, partial(pictures.draw, split))
+        for split in SPLITS
+    )
+    source = "resnet8ptq.data.shapes"
+    return Dataset("shapes", pictures.CLASS_NAMES, Split(*train, source), Split(*test, source))
 
 
-def _load_cifar10(root: str | None) -> Dataset:
-    folder = Path(str(root))
-    train = Split(*cifar10.read_split(folder, "train"), source=str(folder))
-    images, labels = cifar10.read_split(folder, "test")
-    # Every run goes through all test images, and more than once; through few of the others.
-    test = Split(images[:], labels, source=str(folder))
-    return Dataset("cifar10", cifar10.read_class_names(folder), train, test)
+def _load_cifar10(root: str | None, cache_root: Path) -> Dataset:
+    folder, code = Path(str(root)), cache.code("data/cifar10", "data/array_pickle")
+    train, test = (
+        _keep(
+            "cifar10",
+            {**cifar10.digests(folder, split, cache_root), "code": code},
+            cache_root,
+            partial(cifar10.read_split, folder, split),
+        )
+        for split in SPLITS
+    )
+    names, source = cifar10.read_class_names(folder), str(folder)
+    return Dataset("cifar10", names, Split(*train, source), Split(*test, source))
 
 
-SOURCES: dict[str, Callable[[str | None], Dataset]] = {
+Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def _keep(kind: str, key: cache.Key, cache_root: Path, read: Callable[[], Arrays]) -> Arrays:
+    """Return images [N, H, W, C], mapped from a file, and labels [N]; `read` makes that file."""
+
+    def make(folder: Path) -> None:
+        images, labels = read()
+        np.save(folder / "images.npy", images)
+        np.save(folder / "labels.npy", labels)
+
+    folder = cache.entry(cache_root, kind, key, make)
+    images = np.load(folder / "images.npy", mmap_mode="r")
+    return np.asarray(images), np.load(folder / "labels.npy")
+
+
+SOURCES: dict[str, Callable[[str | None, Path], Dataset]] = {
     "cifar10": _load_cifar10,
     "shapes": _load_shapes,
 }
 
 
-@cache  # the jobs of one sweep share it
-def load(name: str, root: str | None) -> Dataset:
-    """Load a settled data set.
+@functools.cache  # the jobs of one sweep share it
+def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:
+    """Load a settled data set. Its images stay on disk: they are mapped from the cache.
 
     Raises:
         DataError: a file is missing, damaged, or its labels do not fit; names the file.
+        ConfigError: the cache folder cannot be written.
     """
-    return look_up("data.name", name, SOURCES)(root)
+    source = look_up("data.name", name, SOURCES)
+    return source(root, cache_root or cache.folder(None))

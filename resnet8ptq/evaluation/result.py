@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from resnet8ptq.evaluation.latency import Latency
-from resnet8ptq.tasks.classification import Comparison, Scores
+from resnet8ptq.tasks.classification import Comparison, Scores, metric_names
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class RunResult:
             metrics["batch1_expected_correct"] = found.single.expected_correct
         if found.latency is not None:
             metrics |= found.latency.to_metrics()
-        for label, name in enumerate(found.class_names):
+        for label, name in enumerate(metric_names(found.class_names)):
             metrics[f"accuracy_{name}"] = scores.class_accuracy(label)
             metrics[f"delta_{name}"] = comparison.class_delta(label)
         return {key: float(value) for key, value in metrics.items() if value is not None}

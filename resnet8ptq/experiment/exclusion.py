@@ -18,8 +18,7 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
-from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.data.draw import draw_held_out
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
 from resnet8ptq.experiment import sensitivity
@@ -96,8 +95,8 @@ def choose(
     bench: Bench,
     fp32: Fp32Model,
     network: Fp32Model,
-    dataset: Dataset,
-    calibration: CalibrationSet,
+    calibration: Split,
+    held_out: Split,
     folder: Path,
     ranges: Mapping[str, Range] | None = None,
 ) -> Exclusion:
@@ -109,22 +108,21 @@ def choose(
         config: with `nodes_to_exclude: auto` and a quantized dtype.
         fp32: what accuracy is compared with.
         network: what is quantized: `fp32`, or a corrected one.
+        calibration, held_out: images to calibrate with, and to choose by.
         folder: the run's own, existing.
         ranges: see `contract.Quantizer.quantize`.
 
     Raises:
-        ConfigError: `held_out_images` does not fit the data.
         QuantizationError: no choice that leaves a layer quantized keeps `max_drop`.
     """
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
-    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
     graph = onnx.load(network.onnx_path).graph
     in_float = find_float_nodes(graph, Selection.of(config))
     layers = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}
 
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(config, bench, calibration.split, held_out, Path(scratch), ranges)
+        variants = _Variants(config, bench, calibration, held_out, Path(scratch), ranges)
         trials = Trials(variants.trial(fp32, network))
         ranking: list[Layer] = []
 

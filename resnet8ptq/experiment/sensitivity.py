@@ -52,10 +52,10 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
 
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.load(config.data.name, config.data.root)
+    dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+    held_out = draw_held_out(dataset, config.held_out_images)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
     digests = {"calibration_digest": calibration.digest, "held_out_digest": held_out.digest}
     bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size)
 

@@ -1,7 +1,8 @@
 """A sweep read back from MLflow, and what can be said of its differences.
 
-p-values of one family are corrected together (Holm, 1979): the runs of the sweep against their
-FP32 baselines are one family, the same by class another, the runs against the best one a third.
+Only runs on the same images are compared; see `families`. Of those, p-values of one kind are
+corrected together (Holm, 1979): the runs against their FP32 baselines, the same by class, and the
+runs against the best one.
 """
 
 import json
@@ -17,14 +18,14 @@ import numpy as np
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.report import table
-from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.report import families, table
+from resnet8ptq.tasks.classification import Paired, metric_names
 from resnet8ptq.tasks.statistics import holm, mcnemar
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
 
-SIGNIFICANCE = 0.05  # of each family
+SIGNIFICANCE = 0.05  # of p-values that are corrected together
 MAX_BYTES = 2**30  # of one artifact
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All cells of a sweep, tested together."""
+    """The cells of one family, tested together: all were scored on the same images."""
 
     cells: tuple[Cell, ...]
 
@@ -92,12 +93,19 @@ class Comparison:
                 return _parse_names(names)
         return ()
 
+    def class_deltas(self, cell: Cell) -> list[float]:
+        """Return a cell's accuracy minus FP32's on each class; NaN where it was not measured."""
+        return [cell.metric(f"delta_{name}") for name in metric_names(self.class_names)]
 
-def load(store: Store, records: Sequence[Record]) -> Comparison:
-    """Read the predictions and ranges of a sweep's runs from MLflow; test them."""
+
+def load(store: Store, records: Sequence[Record]) -> list[Comparison]:
+    """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs."""
+    return [_load_family(store, family) for family in families.group(records)]
+
+
+def _load_family(store: Store, records: Sequence[Record]) -> Comparison:
     labels = table.labels(records)
-    cells = [_load_cell(store, *pair) for pair in zip(records, labels, strict=True)]
-    return compare(cells)
+    return compare([_load_cell(store, *pair) for pair in zip(records, labels, strict=True)])
 
 
 def _load_cell(store: Store, record: Record, label: str) -> Cell:
@@ -156,7 +164,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 
 def compare(cells: Sequence[Cell]) -> Comparison:
-    """Test every cell against its baseline, whole and by class, with Holm's correction."""
+    """Test every cell of one family against its baseline, whole and by class; Holm's correction."""
     comparison = Comparison(tuple(cells))
     names, measured = comparison.class_names, comparison.measured
     by_class = []
@@ -171,8 +179,8 @@ def compare(cells: Sequence[Cell]) -> Comparison:
     worse = {
         id(cell): tuple(
             name
-            for name, p in zip(names, row, strict=True)
-            if p < SIGNIFICANCE and cell.metric(f"delta_{name}") < 0
+            for name, p, delta in zip(names, row, comparison.class_deltas(cell), strict=True)
+            if p < SIGNIFICANCE and delta < 0
         )
         for cell, row in zip(measured, class_p, strict=True)
     }

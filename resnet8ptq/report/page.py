@@ -42,19 +42,22 @@ def write(
     Returns:
         Its files.
     """
-    found = comparison.load(store, records)
-    images = _draw(found)
-    if best := recommend(found, limits):
-        images |= _figures_of(store, best[0].choice.record)
+    families = comparison.load(store, records)
+    images: dict[str, bytes] = {}
+    for prefix, found in zip(_prefixes(families), families, strict=True):
+        drawn = _draw(found)
+        if best := recommend(found, limits):
+            drawn |= _figures_of(store, best[0].choice.record)
+        images |= {prefix + name: image for name, image in drawn.items()}
     paths = []
     for name, image in images.items():
         with files.atomic(folder / name) as temporary:
             temporary.write_bytes(image)
         paths.append(folder / name)
-    markdown = to_markdown(found, limits, images)
+    markdown = to_markdown(families, limits, images)
     for name, text in (
         ("report.md", markdown),
-        ("report.html", to_html(markdown, table.title(records), images)),
+        ("report.html", to_html(markdown, _title(families), images)),
         ("runs.csv", table.to_csv(records)),
     ):
         files.write_text(folder / name, text)
@@ -63,8 +66,15 @@ def write(
     return paths
 
 
-def to_markdown(found: Comparison, limits: ReportConfig, figures: Collection[str]) -> str:
-    """Return the report in Markdown; `figures` are the file names of those to link."""
+def to_markdown(
+    families: Sequence[Comparison], limits: ReportConfig, figures: Collection[str]
+) -> str:
+    """Return the report in Markdown, with a section for each family of runs.
+
+    Args:
+        families: one or more.
+        figures: the file names of those to link.
+    """
     environment = Environment(
         loader=PackageLoader("resnet8ptq.report"),
         trim_blocks=True,
@@ -73,9 +83,43 @@ def to_markdown(found: Comparison, limits: ReportConfig, figures: Collection[str
         autoescape=False,  # Markdown: the filter `md` escapes, and the page is made without HTML
     )
     environment.filters["md"] = _escape
-    recommendations = recommend(found, limits)
     text = environment.get_template("report.md.j2").render(
-        title=table.title(found.records),
+        title=_title(families),
+        note=table.FAMILIES_NOTE.format(count=len(families)),
+        sections=[
+            (heading, _section(environment, found, limits, figures, prefix))
+            for heading, found, prefix in zip(
+                _headings(families), families, _prefixes(families), strict=True
+            )
+        ],
+    )
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _headings(families: Sequence[Comparison]) -> list[str]:
+    return table.headings([found.records for found in families])
+
+
+def _title(families: Sequence[Comparison]) -> str:
+    return "; ".join(_headings(families))
+
+
+def _prefixes(families: Sequence[Comparison]) -> list[str]:
+    """Return what the names of each family's figures begin with; nothing where there is one."""
+    return [f"{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
+
+
+def _section(
+    environment: Environment,
+    found: Comparison,
+    limits: ReportConfig,
+    figures: Collection[str],
+    prefix: str,
+) -> str:
+    """Return all that is said of one family, whose figures' names begin with `prefix`."""
+    recommendations = recommend(found, limits)
+    return environment.get_template("section.md.j2").render(
+        level="###" if prefix else "##",
         summary=summarize(found, recommendations),
         recommendations=recommendations,
         limits=limits,
@@ -89,16 +133,15 @@ def to_markdown(found: Comparison, limits: ReportConfig, figures: Collection[str
         class_names=found.class_names,
         losses=[(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes],
         figures={
-            name: f"{name}.png" if f"{name}.png" in figures else None
+            name: f"{prefix}{name}.png" if f"{prefix}{name}.png" in figures else None
             for name in ("trade_offs", "class_impact", "classes", "confusion")
         },
-        ranges=[name for name in figures if name.startswith("ranges_")],
+        ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
         spreads=spread.measure(found),
         reference_headings=reference.HEADINGS,
         reference_rows=_reference_rows(found, limits),
         methodology=methodology.describe(found),
     )
-    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def to_html(markdown: str, title: str, images: Images) -> str:

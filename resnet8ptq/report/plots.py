@@ -30,7 +30,7 @@ def class_impact(comparison: Comparison) -> Figure | None:
     cells, names = comparison.measured, comparison.class_names
     if not cells or not names:
         return None
-    change = 100 * np.array([[c.metric(f"delta_{n}") for n in names] for c in cells])
+    change = 100 * np.array([comparison.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
         figsize=(3.2 + 0.72 * len(names), 1.7 + 0.34 * len(cells)), layout="constrained"

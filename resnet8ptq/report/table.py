@@ -10,6 +10,7 @@ from rich.text import Text
 
 from resnet8ptq.core import files
 from resnet8ptq.core.text import show
+from resnet8ptq.report.families import digest, group
 from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
@@ -32,7 +33,13 @@ SIMULATED_NOTE = (
     "execution: `simulated` computes in float what integer kernels would; it has no latency to "
     "compare."
 )
-SPEEDUP_NOTE = "speedup: FP32's median latency of one image by the run's, {threads} thread(s)."
+SPEEDUP_NOTE = (
+    "speedup: FP32's median latency of one image divided by the run's, {threads} thread(s)."
+)
+FAMILIES_NOTE = (
+    "The runs were scored on {count} different sets of images. Each set stands apart: runs are "
+    "ranked, tested and recommended only against runs on the same images."
+)
 
 
 def columns(records: Sequence[Record]) -> list[str]:
@@ -88,6 +95,23 @@ def title(records: Sequence[Record]) -> str:
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images
 
 
+def headings(families: Sequence[Sequence[Record]]) -> list[str]:
+    """Return the title of each family of runs; with the digest of its images where two are alike.
+
+    Args:
+        families: as `families.group` makes them.
+    """
+    titles = [title(family) for family in families]
+    return [
+        text if titles.count(text) == 1 else f"{text}, digest {_digest(family)[:16]}…"
+        for text, family in zip(titles, families, strict=True)
+    ]
+
+
+def _digest(family: Sequence[Record]) -> str:
+    return next(found for record in family if (found := digest(record)))
+
+
 def notes(records: Sequence[Record]) -> list[str]:
     """Return what the table's cells have no room for: reasons, and what p is."""
     reasons: dict[str, list[str]] = {}
@@ -113,13 +137,21 @@ def notes(records: Sequence[Record]) -> list[str]:
 
 
 def print_table(records: Sequence[Record], console: Console | None = None) -> None:
-    """Print the table and its notes to stdout."""
+    """Print the table and its notes to stdout: one for each family of runs."""
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
         console.width = 240  # a pipe has no width; rich would fold the columns at 80
+    families = group(records)
+    if len(families) > 1:
+        console.print(FAMILIES_NOTE.format(count=len(families)), highlight=False)
+    for heading, family in zip(headings(families), families, strict=True):
+        _print_family(heading, family, console)
+
+
+def _print_family(heading: str, records: Sequence[Record], console: Console) -> None:
     narrow = console.width < 120
     table = Table(
-        title=Text(show(title(records))),
+        title=Text(show(heading)),
         title_justify="left",
         box=box.SIMPLE if narrow else box.HEAVY_HEAD,
         padding=(0, 0) if narrow else (0, 1),

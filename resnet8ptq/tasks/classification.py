@@ -1,6 +1,9 @@
 """Classification: figures from per-image probabilities, and two models on the same images."""
 
+import itertools
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,12 +17,28 @@ Labels = NDArray[np.int64]
 
 # Half the step of an 8-bit softmax, 1/256: its zeros stand for anything below.
 KL_EPSILON = 1 / 512
+MAX_NAME = 100  # characters of a class's name in that of a metric; MLflow takes 250 in all
 
 
 def confusion(labels: Labels, predictions: Labels, classes: int) -> NDArray[np.int64]:
     """Count images by [true class, predicted class]."""
     cells = labels.astype(np.int64) * classes + predictions
     return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+
+
+def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
+    """Return a name for each class that MLflow takes in that of a metric, and no two the same.
+
+    As in `accuracy_{name}`. What MLflow refuses becomes `_`, and so does a slash, of which its
+    pages make folders; long names are cut, and of those that come out alike the later are numbered:
+    `c++`, `c--` and `c##` are `c__`, `c--` and `c___2`. Depends on the names and their order alone.
+    """
+    found: list[str] = []
+    for name in class_names:
+        clean = re.sub(r"[^\w.\- :]", "_", name)[:MAX_NAME]
+        numbered = (f"{clean}_{number}" for number in itertools.count(2))
+        found.append(next(name for name in itertools.chain([clean], numbered) if name not in found))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

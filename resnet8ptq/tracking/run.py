@@ -272,7 +272,10 @@ def end_record(status: str, folder: Path) -> Journal:
     """Close a sweep's record as `ok`, `failed` or `killed`, in its folder; return it."""
     kept = Journal.load(folder)
     kept.end(_CLOSED_AS[status], {"status": status})
-    kept.save(folder)
+    try:
+        kept.save(folder)
+    except OSError as error:  # the disk is full: the store may take it
+        log.error("the sweep's own record could not be written: %s", error)
     return kept
 
 

@@ -92,7 +92,7 @@ class TfliteQuantizer:
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
         calibrated = quantized and self.config.method == "static"
-        images = calibration.images if calibrated else None
+        images = calibration.images[:] if calibrated else None
         context = multiprocessing.get_context("spawn")
         try:
             with ProcessPoolExecutor(1, mp_context=context) as pool:

@@ -18,10 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.torch import archive, torchscript_check
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.core.text import one_line
 
 MODEL_FILE = "model.pt"
 
@@ -69,19 +66,14 @@ def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
 def load(path: Path) -> TorchScriptPredictor:
     """Load a TorchScript file that `save` wrote; its weights are packed for the engine.
 
-    Raises:
-        QuantizationError: the file holds more than that; torch might run what it says.
+    Never a file from elsewhere: torch runs what it says.
     """
     with known_warnings():
         return TorchScriptPredictor(_load(path), path)
 
 
 def _load(path: Path) -> Any:
-    packed = archive.pack(torchscript_check.read(path))
-    try:
-        return torch.jit.load(packed, map_location="cpu")
-    except Exception as error:  # torch's own, of several lines
-        raise QuantizationError(f"{path}: torch cannot load it ({one_line(error)})") from error
+    return torch.jit.load(path, map_location="cpu")
 
 
 def save(module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False) -> None:
