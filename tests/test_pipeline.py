@@ -8,7 +8,7 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from conftest import bench_of, make_config
+from conftest import bench_of, make_config, new_store
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
@@ -37,7 +37,7 @@ FEW = ("calib.samples_per_class=20", "latency.enabled=false")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from calling import NO_REAL_FILES, REPO, Called, call, clean_environment
-from conftest import make_config
+from conftest import make_config, new_store
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
@@ -24,7 +24,7 @@ SHAPES = ("data=shapes", "calib.samples_per_class=20")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
 @pytest.fixture
