@@ -8,7 +8,6 @@ import pytest
 from calling import NO_REAL_FILES, REPO, Called, call, clean_environment
 from conftest import make_config, new_store
 
-from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import shapes
@@ -16,7 +15,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.sweep import identity, resume
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.run import replace_runs, start_parent, start_run
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 
 SHAPES = ("data=shapes", "calib.samples_per_class=20")
