@@ -41,7 +41,7 @@ def run_alone(cfg: DictConfig, folder: Path) -> "Record":
 
 
 def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record":
-    """Run as a child of the sweep's parent run; a wrong setting is on record like any failure.
+    """Run as a child of the sweep's parent run; a wrong setting is recorded like any failure.
 
     Args:
         settings: Hydra's own: the sweep's folder, the job's number and overrides.
@@ -83,9 +83,9 @@ def check_names(config: RunConfig) -> None:
 
 
 def identify(cfg: DictConfig) -> dict[str, str]:
-    """Return the tag by which the run is known again; none where its settings or files are wrong.
+    """Return the tag that identifies the run; empty where its settings or files are wrong.
 
-    The run says what is wrong with them, on record.
+    The run then fails, and records what is wrong with them.
     """
     from resnet8ptq.sweep import identity
 

@@ -193,7 +193,7 @@ def test_layers_of_keras_are_taken(tmp_path: Path) -> None:
 def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache_root) -> None:
     target = tmp_path / "target"
     path = write_keras(tmp_path / "model.keras", [evil_layers(target)["lambda"]])
-    with pytest.raises(ModelError, match="'Lambda' is code"):
+    with pytest.raises(ModelError, match="'Lambda' contains code"):
         model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
     assert not target.exists()
 

@@ -136,7 +136,7 @@ def test_run_folder_holds_what_was_uploaded(sweep: Called) -> None:
         assert f"{run.info.run_name}: started" in log
         if run.data.tags["status"] == "ok":
             metrics = run.data.metrics
-            outcome = f"{metrics['correct']:.0f} of {metrics['total']:.0f} right"
+            outcome = f"{metrics['correct']:.0f} of {metrics['total']:.0f} correct"
         else:
             outcome = "unsupported"
         assert f"{run.info.run_name}: {outcome}" in log

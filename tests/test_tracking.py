@@ -204,7 +204,7 @@ def test_server_that_goes_away_is_reported_without_the_password(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with start_run(Store(URI_WITH_PASSWORD, "0", "name"), "name", {}, folder):
         pass
-    assert "THE TRACKING STORE DOES NOT TAKE THE RUN" in caplog.text
+    assert "TRACKING STORE UNAVAILABLE" in caplog.text
     assert "127.0.0.1:9" in caplog.text
     assert "hunter2" not in caplog.text
     assert Journal.load(folder).status == "FINISHED"

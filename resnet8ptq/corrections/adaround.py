@@ -1,4 +1,4 @@
-"""AdaRound: weights are rounded up or down as it suits the layer's output, not to the nearest.
+"""AdaRound: each weight is rounded up or down for the least error of the layer's output.
 
 Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML 2020.
 """
@@ -190,7 +190,7 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     """Return which weights [output channels, ...] keep their value.
 
     Those at the ends of the range, which the grid is made from, and those whose nearest level is
-    an outermost one: beyond it there is none, and in some schemes (uint8, symmetric) its value lies
+    an outermost one: no level lies beyond it, and in some schemes (uint8, symmetric) its value lies
     outside the range, so that a weight moved there would make another grid.
     """
     grid = scheme.grid(weights, 0)

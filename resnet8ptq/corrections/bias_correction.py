@@ -25,7 +25,7 @@ def correct_biases(
 
     Layer by layer: the means of a layer are taken behind layers that are rounded and corrected.
     Activations stay in float. A MatMul has no bias and is left as it is; the next layer with one
-    takes its error over. Grouped convolutions are no different from others.
+    takes its error over. Grouped convolutions are treated like others.
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)

@@ -59,13 +59,13 @@ class RunResult:
             return f"{self.status}: {self.reason}"
         scores = self.measurement.comparison.model
         return (
-            f"{scores.correct} of {scores.total} right ({scores.accuracy:.2%}, "
+            f"{scores.correct} of {scores.total} correct ({scores.accuracy:.2%}, "
             f"{100 * self.measurement.comparison.delta:+.2f} points), "
             f"{self.measurement.size_bytes / 1000:.1f} kB"
         )
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every figure under its MLflow name; accuracies are fractions."""
+        """Return every metric under its MLflow name; accuracies are fractions."""
         found = self.measurement
         if found is None:
             return {}

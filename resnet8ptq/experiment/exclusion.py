@@ -1,7 +1,7 @@
 """The choice of layers to leave in float: as few as keep the accuracy within `max_drop`.
 
 Made on training images that did not calibrate, never on test images. Accuracy is the expected one
-with ties at the top broken at random, so that no layer is judged by an argmax's luck.
+with ties at the top broken at random, so that ties do not decide between layers.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Exclusion:
         return self.chosen.size_bytes - self.steps[0].size_bytes
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every figure under its MLflow name."""
+        """Return every metric under its MLflow name."""
         metrics: dict[str, float | None] = {
             "excluded_layers": len(self.nodes),
             "excluded_bytes": self.excluded_bytes,
@@ -102,7 +102,7 @@ def choose(
 ) -> Exclusion:
     """Leave the most sensitive layers in float until the drop is within `max_drop`.
 
-    Writes `exclusion.csv` into `folder`, whatever comes out.
+    Writes `exclusion.csv` into `folder`, also where the search fails.
 
     Args:
         config: with `nodes_to_exclude: auto` and a quantized dtype.

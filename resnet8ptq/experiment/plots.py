@@ -118,7 +118,7 @@ def sensitivity(
         axes.set_xlabel(name)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
-    # The line would cross figures at the bars' ends: here they stand by the names.
+    # The line would cross numbers at the bars' ends: here they stand by the names.
     named = [f"{plain(layer)}  {value:.1f}" for layer, value in zip(layers, sqnr_db, strict=True)]
     panels[0].set_yticks(places, named)
     panels[0].invert_yaxis()

@@ -25,7 +25,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     """Return the network's file, downloaded where it must be.
 
     Raises:
-        ModelError: it is missing, empty or no model.
+        ModelError: it is missing, empty or not a model.
     """
     if config.path is not None:
         return _checked(Path(config.path).expanduser().absolute(), "model.path")
@@ -44,7 +44,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
         )
     except Exception as error:  # requests, urllib and pooch each have their own
         raise ModelError(
-            f"model.path: not set, neither is $RESNET8_H5, and {URL} cannot be had "
+            f"model.path: not set, neither is $RESNET8_H5, and {URL} is not available "
             f"({type(error).__name__}); set one to the .h5 file, or use data=shapes"
         ) from error
     return Path(found)

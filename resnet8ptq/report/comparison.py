@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cell:
-    """One requested combination, whatever became of it.
+    """One requested combination, with any outcome.
 
     Attributes:
         label: the combination in words.
@@ -140,7 +140,7 @@ def _read_predictions(path: Path) -> Paired:
         found = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
     shape = found[2].shape
     if any(array.ndim != 1 or array.shape != shape or array.dtype.kind != "i" for array in found):
-        raise ValueError("it is no integer for each image")
+        raise ValueError("not one integer for each image")
     return Paired(*found)
 
 
@@ -149,7 +149,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
     for kind in ("activations", "weights"):
         for low, high in ranges[kind].values():
             if not float(low) <= float(high):
-                raise ValueError("a range without an inside")
+                raise ValueError("a range with low > high")
     return dict(ranges)
 
 

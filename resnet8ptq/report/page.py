@@ -4,8 +4,8 @@
     python -m resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
     python -m resnet8ptq report run_id=ID              the sweep with that parent run
 
-`max_drop=0.05` and `min_accuracy=0.85` set the limits, `reference=NAME` puts other tools' figures
-beside (see `reference.py`), `folder=PATH` where the files go (the
+`max_drop=0.05` and `min_accuracy=0.85` set the limits, `reference=NAME` puts other tools' results
+beside (see `report.reference`), `folder=PATH` where the files go (the
 sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged on the parent run.
 """
 
@@ -176,7 +176,7 @@ def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> l
     rest = len(measured) - len(worse)
     lines.append(
         f"Significantly less accurate than FP32: {len(worse)} of the {len(measured)} quantized "
-        f"models{f'; for the other {rest} no loss could be shown' if rest else ''}."
+        f"models{f'; for the other {rest} no loss is significant' if rest else ''}."
     )
     if not recommendations:
         return [*lines, "No model keeps the limits, so none is recommended."]
@@ -184,8 +184,8 @@ def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> l
     lines.append(f"The most accurate is {best.choice.label}: {best.why}.")
     if best.equals:
         lines.append(
-            f"As accurate as that, as far as these images can tell: {len(best.equals)} more; "
-            "between them, size and speed should decide."
+            f"Not significantly less accurate on these images: {len(best.equals)} more; "
+            "choose between them by size and speed."
         )
     lines += [f"{r.use.capitalize()}: {r.choice.label}: {r.why}." for r in recommendations[1:4]]
     return lines

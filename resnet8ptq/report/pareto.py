@@ -29,7 +29,7 @@ class Front:
 
     objectives: tuple[str, ...]
     members: tuple[Cell, ...]
-    candidates: int  # runs with all of these figures
+    candidates: int  # runs with all of these metrics
 
     @property
     def headings(self) -> list[str]:
@@ -52,7 +52,7 @@ class Front:
 
     @property
     def commands(self) -> list[str]:
-        """What to type for each member's figures on the test images."""
+        """What to type to evaluate each member on the test images."""
         overrides = [cell.record.tags.get("job_overrides") for cell in self.members]
         return [_command(shlex.split(given)) for given in overrides if _is_line(given)]
 

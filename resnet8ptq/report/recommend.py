@@ -37,7 +37,7 @@ def recommend(comparison: Comparison, limits: ReportConfig) -> list[Recommendati
     are chosen among those whose accuracy is not significantly worse than the most accurate one's.
     """
     passing = [cell for cell in comparison.measured if not broken_limits(cell, limits)]
-    # What integer kernels did not run is no evidence for what to deploy.
+    # A simulated run says nothing about deployment on integer kernels.
     passing = [cell for cell in passing if cell.record.params.get("execution") != "simulated"]
     if not passing:
         return []
@@ -86,7 +86,7 @@ def _least(
 
 
 def _accuracy(cell: Cell) -> float:
-    return cell.metric("expected_accuracy")  # ties at the top broken at random: no luck
+    return cell.metric("expected_accuracy")  # with ties at the top broken at random
 
 
 def _latency(cell: Cell) -> float:

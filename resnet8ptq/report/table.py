@@ -159,7 +159,7 @@ def _print_family(heading: str, records: Sequence[Record], console: Console) -> 
         collapse_padding=narrow,
     )
     for column in columns(records):
-        # In a narrow terminal words are folded, figures stay whole.
+        # In a narrow terminal words are folded, numbers stay whole.
         figure = column in NUMERIC
         justify: JustifyMethod = "right" if figure else "left"
         table.add_column(

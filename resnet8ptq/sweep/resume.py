@@ -1,6 +1,6 @@
-"""`sweep.resume=true`: go on with a sweep, and run nothing that has finished.
+"""`sweep.resume=true`: continue a sweep, and run nothing that has finished.
 
-A run has finished if MLflow has it as FINISHED, which is the last thing that is said of a run. It
+A run has finished if MLflow has it as FINISHED, which is set last of all. It
 is what a job would find again if both have the same `identity`.
 """
 
@@ -20,7 +20,7 @@ from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
 
-_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # no part of what a sweep is
+_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # not part of what identifies a sweep
 
 
 def sweep_key(overrides: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ class Record:
 
     @property
     def is_analysis(self) -> bool:
-        """Whether it is no comparison with a baseline, but an analysis such as sensitivity."""
+        """Whether it is an analysis such as sensitivity, not a comparison with a baseline."""
         return self.params.get("analysis.name", "null") != "null"
 
 

@@ -68,7 +68,7 @@ class Run:
         self.log_params(flat)
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Log what was found out on the way, beside the config."""
+        """Log what the run has determined, besides the config."""
         self.journal.params |= params
         self._send(lambda: upload.log_batch(self.store, self.run_id, params=params))
 
@@ -117,7 +117,7 @@ class Run:
             if not is_away(error):
                 raise
             self._away = True
-            shout = "THE TRACKING STORE DOES NOT TAKE THE RUN: kept in %s (%s)"
+            shout = "TRACKING STORE UNAVAILABLE: the run is kept in %s (%s)"
             log.warning(shout, self.folder, one_line(error))
 
     def open(self) -> None:

@@ -174,7 +174,7 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     if found.lifecycle_stage == "deleted":
         raise TrackingError(
             f"tracking.experiment_name: {name!r} was deleted in {without_password(uri)}; restore "
-            "it there, or take another name"
+            "it there, or choose another name"
         )
     return str(found.experiment_id)
 

@@ -1,10 +1,10 @@
-"""Bring to MLflow the runs that it has not got: the store was away, or the run was killed.
+"""Log to MLflow the runs that it lacks: the store was unavailable, or the run was killed.
 
     python -m resnet8ptq sync                   every run below runs/
     python -m resnet8ptq sync folder=PATH       every run below that folder
 
 A run that has ended and is not in the store, or not closed there, is logged from its folder; one
-whose process was killed is closed as killed; one that goes on is left alone. A second call changes
+whose process was killed is closed as killed; one that still runs is skipped. A second call changes
 nothing. An empty store takes all of them, with their sweeps. `uri=`, `root=` and `experiment=`
 name the store, as for `python -m resnet8ptq report`.
 """
@@ -25,7 +25,7 @@ from resnet8ptq.tracking.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
-_KILLED = {"status": "killed", "reason": "its process ended and could not say why"}
+_KILLED = {"status": "killed", "reason": "its process ended without an error message"}
 
 
 @dataclass
@@ -97,7 +97,7 @@ def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Jou
         try:
             kept = Journal.load(path.parent)
         except TrackingError as error:
-            log.warning("%s; it is left alone", error)
+            log.warning("%s; it is skipped", error)
             continue
         if experiment in (None, kept.experiment):
             found.append((path.parent, kept))

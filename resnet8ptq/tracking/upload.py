@@ -114,7 +114,7 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 
 
 def push(store: Store, journal: Journal, folder: Path) -> str:
-    """Bring an ended run to the store, whatever of it is there; return the run's id."""
+    """Log an ended run to the store, which may have parts of it; return the run's id."""
     run_id = find(store, journal) or create(store, journal)
     log_model(store, run_id, journal, folder)  # first: MLflow copies the run's metrics to it
     log_datasets(store, run_id, journal.datasets)

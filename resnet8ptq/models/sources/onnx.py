@@ -1,6 +1,6 @@
 """An ONNX file as the source of the FP32 network.
 
-Runs in the conversion's process (see `model.load`): a file that crashes ONNX takes nothing along.
+Runs in the conversion's process (see `model.load`): a file that crashes ONNX ends that only.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def _check_probabilities(found: NDArray[np.float32], source: Path, classes: int)
         )
     if not (found.min() >= 0 and np.allclose(found.sum(1), 1, atol=1e-3)):
         raise ModelError(
-            f"{source}: returns values from {found.min():.3g} to {found.max():.3g} that are no "
+            f"{source}: returns values from {found.min():.3g} to {found.max():.3g} that are not "
             "probabilities; takes a graph that ends in a Softmax"
         )
 
@@ -108,7 +108,7 @@ def _check_contract(proto: onnx.ModelProto, path: Path, image_shape: tuple[int, 
     if len(takes) == 4 and takes[1:] == wanted[-1:] + wanted[1:-1]:
         raise ModelError(
             f"{path}: takes NCHW {takes}, the images are NHWC {wanted}; "
-            "put a Transpose (perm 0, 3, 1, 2) behind its input"
+            "put a Transpose (perm 0, 3, 1, 2) after its input"
         )
     if len(takes) != len(wanted) or takes[1:] != image_shape:
         raise ModelError(f"{path}: takes {takes}, the images are {wanted}")
