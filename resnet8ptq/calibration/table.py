@@ -139,10 +139,10 @@ def _read(path: Path, takes: str) -> bytes:
 
 def _parse(path: Path) -> dict[str, Any]:
     content = _read(path, f"a table with the {PROVENANCE_FILE} that its run wrote beside it")
-    found = _decode(content, path)
-    if not isinstance(found, dict):
+    parsed = _decode(content, path)
+    if not isinstance(parsed, dict):
         raise ConfigError(f"calib.table: {path} is damaged: takes an object, got other JSON")
-    return found
+    return parsed
 
 
 def _decode(content: bytes, path: Path) -> object:
@@ -153,14 +153,14 @@ def _decode(content: bytes, path: Path) -> object:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ValueError("a key occurs twice in one object")
-    return found
+    return unique
 
 
-def _as_ranges(found: object, path: Path) -> dict[str, Range]:
-    tensors = found.get("data") if isinstance(found, dict) else None
+def _as_ranges(parsed: object, path: Path) -> dict[str, Range]:
+    tensors = parsed.get("data") if isinstance(parsed, dict) else None
     if not isinstance(tensors, dict) or not tensors:
         raise ConfigError(f"calib.table: {path} holds no tensors")
     ranges = {}

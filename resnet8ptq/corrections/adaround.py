@@ -151,8 +151,8 @@ def learn_levels(
         fraction=_matrix(weights / grid.scale - floor, groups),
     )
     up = _learn(problem, choices, iterations, random, label)
-    found = (choices.floor + choices.step * up).transpose(1, 2).reshape(weights.shape)
-    levels = found.numpy().astype(np.int64) + grid.zero_point
+    offsets = (choices.floor + choices.step * up).transpose(1, 2).reshape(weights.shape)
+    levels = offsets.numpy().astype(np.int64) + grid.zero_point
     learned, rounded = (
         problem.error(_matrix(grid.dequantize(candidate), groups))
         for candidate in (levels, nearest)

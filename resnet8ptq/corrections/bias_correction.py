@@ -29,10 +29,10 @@ def correct_biases(
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)
-    found = layers.find(proto.graph, setting.selection)
+    nodes = layers.find(proto.graph, setting.selection)
     simulated = layers.find(rounded.graph, setting.selection)
-    targets = _means(fp32, list(found.values()), setting, "Bias correction: FP32")
-    for name, node in found.items():
+    targets = _means(fp32, list(nodes.values()), setting, "Bias correction: FP32")
+    for name, node in nodes.items():
         twin = simulated[name]
         weights = read_weights(rounded.graph, twin)
         write_weights(rounded.graph, twin, layers.round_to_nearest(weights, setting.weights))

@@ -135,11 +135,11 @@ def choose(
         finally:
             files.write_text(folder / FILE, to_csv(trials.steps))
         seconds = time.perf_counter() - start
-        found = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
+        exclusion = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
         if nodes and config.latency.enabled:
-            found = replace(found, excluded_ms=variants.time(found))
-    log.info("nodes_to_exclude=auto: %s", found.summary())
-    return found
+            exclusion = replace(exclusion, excluded_ms=variants.time(exclusion))
+    log.info("nodes_to_exclude=auto: %s", exclusion.summary())
+    return exclusion
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,10 @@ class _Variants:
         reference = self.measure(as_fp32(self.config), fp32).evaluation.scores.expected_correct
 
         def measure(nodes: tuple[str, ...]) -> Step:
-            found = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
-            correct = found.evaluation.scores.expected_correct
+            measured = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
+            correct = measured.evaluation.scores.expected_correct
             drop = (reference - correct) / total
-            artifact = found.artifact
+            artifact = measured.artifact
             return Step(nodes, correct / total, drop, artifact.size_bytes, artifact.path)
 
         return measure
@@ -182,13 +182,13 @@ class _Variants:
             self.config, nodes, reference, lambda variant: self.measure(variant, cut)
         )
 
-    def time(self, found: Exclusion) -> float | None:
+    def time(self, exclusion: Exclusion) -> float | None:
         """Return `excluded_ms`; None where the artifact only simulates integer kernels."""
         resolved = make_quantizer(self.config, self.bench.runtime).resolve()
         if resolved.execution == "simulated":
             return None
         settings = replace(self.config.latency, batch_size=1, batch_repeats=1)
-        paths = (found.chosen.path, found.steps[0].path)
+        paths = (exclusion.chosen.path, exclusion.steps[0].path)
         loads = [self.bench.loader(self.config, path) for path in paths]
         chosen, whole = latency.measure(loads, self.held_out.images, settings)
         return float(np.median(chosen.single_ms) - np.median(whole.single_ms))

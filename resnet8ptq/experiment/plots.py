@@ -138,8 +138,8 @@ def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
         (right, "qat_validation_accuracy", "held-out", "C1", "o"),
     )
     for axes, name, label, colour, marker in series:
-        found = [(point["step"], point[name]) for point in points if name in point]
-        axes.plot(*zip(*found, strict=True), color=colour, marker=marker, label=label)
+        curve = [(point["step"], point[name]) for point in points if name in point]
+        axes.plot(*zip(*curve, strict=True), color=colour, marker=marker, label=label)
     left.set(ylabel="distillation loss")
     right.set(ylabel="accuracy of held-out images")
     for axes in (left, right):

@@ -102,9 +102,9 @@ class Trainer:
         return torch.optim.Adam(groups)
 
     def _resume(self, optimizer: torch.optim.Adam) -> _State:
-        found = _load(self.checkpoint) if self.checkpoint.exists() else None
-        if found is not None:
-            state = _State(**found)
+        checkpoint = _load(self.checkpoint) if self.checkpoint.exists() else None
+        if checkpoint is not None:
+            state = _State(**checkpoint)
             self.student.load_state_dict(state.student)
             optimizer.load_state_dict(state.optimizer)
             for point in state.points:

@@ -113,11 +113,11 @@ def _check(
         parity[label] = _compare(_in_batches(_onnx_predict(path), pixels), expected, label)
         label = f"torch, {path.stem}"
         try:
-            found = _in_batches(_torch_predict(path), pixels)
+            probabilities = _in_batches(_torch_predict(path), pixels)
         except Exception as error:  # ModelError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
-            parity[label] = _compare(found, expected, label)
+            parity[label] = _compare(probabilities, expected, label)
     return parity, without_torch
 
 

@@ -35,7 +35,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     if named:
         return _checked(Path(named).absolute(), "$RESNET8_H5")
     try:
-        found = pooch.retrieve(
+        downloaded = pooch.retrieve(
             URL,
             known_hash=f"sha256:{SHA256}",
             path=downloads_folder(),
@@ -47,7 +47,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
             f"model.path: not set, neither is $RESNET8_H5, and {URL} is not available "
             f"({type(error).__name__}); set one to the .h5 file, or use data=shapes"
         ) from error
-    return Path(found)
+    return Path(downloaded)
 
 
 def _checked(path: Path, key: str) -> Path:

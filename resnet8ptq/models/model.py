@@ -46,11 +46,11 @@ class Fp32Model:
 
     def describe(self) -> dict[str, str]:
         """Return what import and preprocessing did to the graph, to be logged by these names."""
-        found = self.conversion
-        raised = f"{found.source_opset} -> {found.opset}"
+        converted = self.conversion
+        raised = f"{converted.source_opset} -> {converted.opset}"
         return {
-            "opset": raised if found.source_opset != found.opset else str(found.opset),
-            **(found.preprocessing.describe() if self.fold else {}),
+            "opset": raised if converted.source_opset != converted.opset else str(converted.opset),
+            **(converted.preprocessing.describe() if self.fold else {}),
         }
 
 
@@ -105,19 +105,19 @@ def _report(model: Fp32Model) -> None:
     Raises:
         ModelError: it is to be folded, and ONNX Runtime could not.
     """
-    found = model.conversion
-    if model.fold and found.preprocessing.failure:
+    done = model.conversion
+    if model.fold and done.preprocessing.failure:
         raise ModelError(
-            f"{model.source}: ONNX Runtime cannot preprocess it ({found.preprocessing.failure}); "
+            f"{model.source}: ONNX Runtime cannot preprocess it ({done.preprocessing.failure}); "
             "model.fold=false leaves it as it is"
         )
-    if found.source_opset != found.opset:
-        log.info("%s: opset %d converted to %d", model.source, found.source_opset, found.opset)
+    if done.source_opset != done.opset:
+        log.info("%s: opset %d converted to %d", model.source, done.source_opset, done.opset)
     if model.fold:
-        effect = found.preprocessing.describe()
+        effect = done.preprocessing.describe()
         names = ("nodes", "bytes", "operators")
         _say("model.fold: nodes {}, bytes {}; {}", *(effect[f"preprocess_{n}"] for n in names))
-    reason = found.without_torch.get(model.onnx_path.name)
+    reason = done.without_torch.get(model.onnx_path.name)
     if reason:
         log.warning("%s: backend=torch cannot run it: %s", model.source, reason)
 

@@ -67,5 +67,5 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _values(runs: Sequence[Record], read: Callable[[Record], str | None]) -> str:
-    found = dict.fromkeys(value for run in runs if (value := read(run)) is not None)
-    return " / ".join(found) or "unknown"
+    values = dict.fromkeys(value for run in runs if (value := read(run)) is not None)
+    return " / ".join(values) or "unknown"

@@ -44,9 +44,9 @@ def write(
     """
     families = comparison.load(store, records)
     images: dict[str, bytes] = {}
-    for prefix, found in zip(_prefixes(families), families, strict=True):
-        drawn = _draw(found)
-        if best := recommend(found, limits):
+    for prefix, compared in zip(_prefixes(families), families, strict=True):
+        drawn = _draw(compared)
+        if best := recommend(compared, limits):
             drawn |= _figures_of(store, best[0].choice.record)
         images |= {prefix + name: image for name, image in drawn.items()}
     paths = []
@@ -87,8 +87,8 @@ def to_markdown(
         title=_title(families),
         note=table.FAMILIES_NOTE.format(count=len(families)),
         sections=[
-            (heading, _section(environment, found, limits, figures, prefix))
-            for heading, found, prefix in zip(
+            (heading, _section(environment, compared, limits, figures, prefix))
+            for heading, compared, prefix in zip(
                 _headings(families), families, _prefixes(families), strict=True
             )
         ],
@@ -160,12 +160,12 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
 
-def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:
+def summarize(compared: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:
     """Return what a reader must know first, in sentences."""
-    measured = found.measured
-    counts = [f"{len(found.cells)} combinations asked for: {len(measured)} measured"]
+    measured = compared.measured
+    counts = [f"{len(compared.cells)} combinations asked for: {len(measured)} measured"]
     for status in ("unsupported", "failed", "killed"):
-        number = sum(cell.status == status for cell in found.cells)
+        number = sum(cell.status == status for cell in compared.cells)
         if number:
             counts.append(f"{number} {status}")
     lines = [", ".join(counts) + "."]
@@ -191,30 +191,30 @@ def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> l
     return lines
 
 
-def _reference_rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
-    if limits.reference is None or not found.measured:
+def _reference_rows(compared: Comparison, limits: ReportConfig) -> list[list[str]]:
+    if limits.reference is None or not compared.measured:
         return []
-    return reference.rows(reference.rank(found, reference.load(limits.reference)))
+    return reference.rows(reference.rank(compared, reference.load(limits.reference)))
 
 
-def _rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
+def _rows(compared: Comparison, limits: ReportConfig) -> list[list[str]]:
     verdicts = {}
-    for cell in found.measured:
+    for cell in compared.measured:
         failures = broken_limits(cell, limits)
         verdicts[cell.record.run_id] = f"fail: {', '.join(failures)}" if failures else "pass"
-    rows = table.rows(found.records)
-    ids = [""] * (len(rows) - len(found.records)) + [r.run_id for r in found.records]
+    rows = table.rows(compared.records)
+    ids = [""] * (len(rows) - len(compared.records)) + [r.run_id for r in compared.records]
     return [[*row, verdicts.get(run_id, "")] for row, run_id in zip(rows, ids, strict=True)]
 
 
-def _draw(found: Comparison) -> dict[str, bytes]:
+def _draw(compared: Comparison) -> dict[str, bytes]:
     drawn: dict[str, Figure | None] = {
-        "trade_offs.png": plots.trade_offs(found),
-        "class_impact.png": plots.class_impact(found),
+        "trade_offs.png": plots.trade_offs(compared),
+        "class_impact.png": plots.class_impact(compared),
     }
-    for backend in sorted({cell.backend for cell in found.measured}):
-        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(found, backend)
-    drawn["ranges_of_weights.png"] = plots.weight_ranges(found)
+    for backend in sorted({cell.backend for cell in compared.measured}):
+        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(compared, backend)
+    drawn["ranges_of_weights.png"] = plots.weight_ranges(compared)
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 

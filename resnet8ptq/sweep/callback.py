@@ -128,8 +128,8 @@ class RunningSweep:
             here = [r for r in records if self.sweep.folder in Path(r.tags["folder"]).parents]
             skipped = len(records) - len(here)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        if (found := self.sweep.folder / RESULTS_FILE).exists():
-            upload.log_files(self.sweep.store, self.sweep.parent_id, [found])
+        if (results := self.sweep.folder / RESULTS_FILE).exists():
+            upload.log_files(self.sweep.store, self.sweep.parent_id, [results])
 
 
 _current: RunningSweep | None = None  # of this process

@@ -88,12 +88,12 @@ def fit(key: str, cpus: object, cores: int) -> int:
 
 def variables() -> dict[str, str]:
     """Return those of the environment that jobs depend on, without paths that do not exist."""
-    found = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
-    found.pop("MLFLOW_TRACKING_URI", None)  # the sweep's store is known
+    kept = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
+    kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's store is known
     for key in _PATHS:
-        if not Path(found.get(key, ".")).exists():
-            del found[key]
-    return found
+        if not Path(kept.get(key, ".")).exists():
+            del kept[key]
+    return kept
 
 
 def prepare_workers() -> None:

@@ -33,12 +33,12 @@ def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
     pages make folders; long names are cut, and of those that come out alike the later are numbered:
     `c++`, `c--` and `c##` are `c__`, `c--` and `c___2`. Depends on the names and their order alone.
     """
-    found: list[str] = []
+    names: list[str] = []
     for name in class_names:
         clean = re.sub(r"[^\w.\- :]", "_", name)[:MAX_NAME]
         numbered = (f"{clean}_{number}" for number in itertools.count(2))
-        found.append(next(name for name in itertools.chain([clean], numbered) if name not in found))
-    return tuple(found)
+        names.append(next(name for name in itertools.chain([clean], numbered) if name not in names))
+    return tuple(names)
 
 
 @dataclass(frozen=True)

@@ -97,12 +97,12 @@ class Journal:
         """
         path = folder / FILE
         try:
-            found = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
-            found.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in found.points]
-            found.check()
+            loaded = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
+            loaded.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in loaded.points]
+            loaded.check()
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise TrackingError(f"{path}: is damaged ({type(error).__name__})") from error
-        return found
+        return loaded
 
     def check(self) -> None:
         """Raise ValueError or TypeError where a field is not what `save` wrote.
@@ -128,12 +128,12 @@ def lock(folder: Path, wait_s: float = 0) -> FileLock:
     Raises:
         TrackingError: another run works in the folder, after `wait_s` still.
     """
-    found = FileLock(folder / LOCK)
+    held = FileLock(folder / LOCK)
     try:
-        found.acquire(timeout=wait_s)
+        held.acquire(timeout=wait_s)
     except Timeout:
         raise TrackingError(f"{folder}: another run works here") from None
-    return found
+    return held
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:

@@ -49,8 +49,8 @@ class Run:
     @property
     def record(self) -> Record:
         """What is known of the run so far."""
-        found = self.journal
-        return Record(self.run_id or found.key, found.params, found.metrics, found.tags)
+        kept = self.journal
+        return Record(self.run_id or kept.key, kept.params, kept.metrics, kept.tags)
 
     def log_config(self, config: RunConfig) -> None:
         """Log `backend`, `dtype`, `calib`, `per_channel`, and the whole config as flat params."""
@@ -161,10 +161,10 @@ def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, s
     # MLflow looks at shape and type alone, so that one pixel stands for all: no image is read.
     images = np.broadcast_to(np.uint8(0), split.images.shape)
     # MLflow keeps at most 36 characters of a digest; the whole one is a tag of the run.
-    found = mlflow.data.numpy_dataset.NumpyDataset(
+    described = mlflow.data.numpy_dataset.NumpyDataset(
         images, source=source, targets=split.labels, name=name, digest=digest[:36]
     )
-    return {**found.to_dict(), "context": context}
+    return {**described.to_dict(), "context": context}
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

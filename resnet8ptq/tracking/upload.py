@@ -25,10 +25,10 @@ def create(store: Store, journal: Journal) -> str:
 
 def find(store: Store, journal: Journal) -> str | None:
     """Return the id of the run that has this record; deleted ones too."""
-    found = store.client.search_runs(
+    runs = store.client.search_runs(
         [store.experiment_id], f"tags.record = '{journal.key}'", ViewType.ALL, max_results=1
     )
-    return str(found[0].info.run_id) if found else None
+    return str(runs[0].info.run_id) if runs else None
 
 
 def log_batch(
@@ -101,8 +101,8 @@ def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
 def files_of(folder: Path) -> list[Path]:
     """Return what is uploaded of a folder: no hidden files, nor those that serve the program."""
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
-    found = (path for path in sorted(folder.iterdir()) if path.is_file())
-    return [path for path in found if not path.name.startswith(".") and path.name not in private]
+    paths = (path for path in sorted(folder.iterdir()) if path.is_file())
+    return [path for path in paths if not path.name.startswith(".") and path.name not in private]
 
 
 def finish(store: Store, run_id: str, journal: Journal) -> None:

@@ -86,9 +86,9 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
     return archive
 
 
-def refusal(path: Path, found: str) -> QuantizationError:
+def refusal(path: Path, strange: str) -> QuantizationError:
     """Return the error that names what an artifact of ours never has."""
-    return QuantizationError(f"{path}: not a program that was saved here ({found[:200]})")
+    return QuantizationError(f"{path}: not a program that was saved here ({strange[:200]})")
 
 
 def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int) -> Iterator[str]:

@@ -162,8 +162,8 @@ def _is_plain(key: str, value: Any) -> bool:
     if not isinstance(value, str):
         return key not in ("target", "as_operator", "path_name", *_TEXTS)
     if key in ("target", "as_operator"):
-        found = _TARGET.fullmatch(value)
-        allowed = found is not None and archive.is_allowed(*found.groups())
+        target = _TARGET.fullmatch(value)
+        allowed = target is not None and archive.is_allowed(*target.groups())
         return allowed or bool(_PYTHON.fullmatch(value))
     return bool(_TEXTS.get(key, re.compile(r"[\w,.> -]*")).fullmatch(value))
 

@@ -59,8 +59,8 @@ class TorchScriptPredictor:
 def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return what `module` makes of a batch, dequantized."""
     with torch.inference_mode():
-        found = module(torch.from_numpy(batch))
-        return np.asarray((found.dequantize() if found.is_quantized else found).numpy())
+        output = module(torch.from_numpy(batch))
+        return np.asarray((output.dequantize() if output.is_quantized else output).numpy())
 
 
 def load(path: Path) -> TorchScriptPredictor:

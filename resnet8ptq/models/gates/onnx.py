@@ -68,8 +68,8 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             yield f"tensor {tensor.name!r} is external data; takes one file with all data in it"
     nodes = list(find_all(proto, onnx.NodeProto))
-    if found := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
-        yield f"already quantized ({_counted(found)}); takes the FP32 model"
+    if quantized := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
+        yield f"already quantized ({_counted(quantized)}); takes the FP32 model"
     for tensor in tensors:
         if tensor.data_type in _NARROW and len(tensor.dims) >= 2:
             kind = type_name(tensor.data_type)
