@@ -137,13 +137,22 @@ def test_imports_are_summed_by_package() -> None:
 @pytest.mark.parametrize(
     ("frames", "step"),
     [
-        (["pipeline.py", "evaluate.py", "backends/onnx_session.py"], "evaluate"),
-        (["pipeline.py", "latency.py", "backends/onnx.py"], "latency"),
-        (["pipeline.py", "backends/onnx.py"], "quantize"),
-        (["pipeline.py", "backends/onnx.py", "activations.py"], "calibration"),
-        (["pipeline.py", "data.py", "cifar10.py"], "data"),
-        (["sweep.py", "report.py", "comparison.py"], "report"),
-        (["sweep.py"], "other"),
+        (
+            ["experiment/pipeline.py", "evaluation/evaluate.py", "backends/onnx/predictor.py"],
+            "evaluate",
+        ),
+        (
+            ["experiment/pipeline.py", "evaluation/latency.py", "backends/onnx/predictor.py"],
+            "latency",
+        ),
+        (["evaluation/trial.py", "backends/onnx/quantizer.py"], "quantize"),
+        (
+            ["evaluation/trial.py", "backends/onnx/quantizer.py", "calibration/activations.py"],
+            "calibration",
+        ),
+        (["experiment/pipeline.py", "data/locate.py", "data/cifar10.py"], "data"),
+        (["sweep/callback.py", "report/page.py", "report/comparison.py"], "report"),
+        (["sweep/callback.py"], "other"),
     ],
 )
 def test_step_of_a_call_stack(frames: list[str], step: str) -> None:
