@@ -80,7 +80,7 @@ def _meet() -> None:
     try:
         _barrier.wait(timeout=120)
     except BrokenBarrierError:
-        raise RuntimeError("another process of the pool has not come") from None
+        raise RuntimeError("another process of the pool did not start") from None
 
 
 def log_run(store: Store, parent_id: str | None, folder: Path, number: int) -> str:

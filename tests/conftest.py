@@ -1,10 +1,8 @@
 """Shared fixtures: the embedded set everywhere, the real files where CIFAR10_DIR names them."""
 
+import copy
 import json
 import os
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -16,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from calling import NO_REAL_FILES, REPO, Called, call, copy_database
 from filelock import FileLock
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
 from numpy.typing import NDArray
+from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.backends.contract import Artifact, Quantizer
 from resnet8ptq.backends.registry import make_quantizer
@@ -34,18 +36,9 @@ from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.models import model
 
 if TYPE_CHECKING:  # most tests do without MLflow
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
-
     from resnet8ptq.tracking.store import Store
 
-REPO = Path(__file__).parents[1]
-COMMAND = (sys.executable, str(REPO / "run.py"))
-NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
-
 TESTED = 500  # images
-
-RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -125,10 +118,33 @@ def shapes_model(shapes: Dataset, cache_root: Path) -> model.Fp32Model:
 
 
 def make_config(*overrides: str) -> RunConfig:
-    """Compose conf/ with `overrides`, as run.py does."""
+    """Compose conf/ with `overrides`, as run.py does.
+
+    Hydra composes each choice of groups once, in a quarter of a second; keys are set in a copy.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    keys = [item for item in parsed if item.type == OverrideType.CHANGE and not is_group(item)]
+    groups = [item.input_line for item in parsed if item not in keys]
+    config = copy.deepcopy(compose_groups(*groups))
+    for item in keys:
+        OmegaConf.update(config, item.key_or_group, item.value())
+    return parse_config(config)
+
+
+def is_group(override: Override) -> bool:
+    return (REPO / "conf" / override.key_or_group).is_dir()
+
+
+@cache
+def compose_groups(*overrides: str) -> DictConfig:
+    return compose_whole(*overrides, return_hydra_config=False)
+
+
+def compose_whole(*overrides: str, return_hydra_config: bool = True) -> DictConfig:
+    """Compose conf/ by Hydra itself, with Hydra's own settings as the sweeper sees them."""
     register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        return parse_config(compose("config", overrides=list(overrides)))
+        return compose("config", list(overrides), return_hydra_config)
 
 
 def runtime_of(config: RunConfig) -> Runtime:
@@ -192,78 +208,6 @@ def quantize(quantize_anew: Quantize) -> Quantize:
     return cache(quantize_anew)
 
 
-@dataclass(frozen=True)
-class Called:
-    """A finished `run.py`, and the folder it ran in."""
-
-    folder: Path
-    code: int
-    out: str
-    err: str
-
-    @property
-    def client(self) -> "MlflowClient":
-        from resnet8ptq.tracking.store import mlflow
-
-        return mlflow.MlflowClient(tracking_uri=f"sqlite:///{self.folder / 'mlruns' / 'mlflow.db'}")
-
-    @property
-    def runs(self) -> list["Run"]:
-        """All runs of the store, the oldest first."""
-        experiment = self.client.get_experiment_by_name("resnet8ptq")
-        assert experiment is not None
-        order = ["attributes.start_time ASC"]
-        return list(self.client.search_runs([experiment.experiment_id], order_by=order))
-
-    @property
-    def parent(self) -> "Run":
-        (found,) = [run for run in self.runs if "overrides" in run.data.tags]
-        return found
-
-    @property
-    def children(self) -> list["Run"]:
-        parent_id = self.parent.info.run_id
-        return [r for r in self.runs if r.data.tags.get("mlflow.parentRunId") == parent_id]
-
-    def artifacts(self, run: "Run") -> dict[str, Path]:
-        root = Path(run.info.artifact_uri.removeprefix("file://"))
-        return {path.name: path for path in root.iterdir()}
-
-    @property
-    def errors(self) -> list[str]:
-        return [line for line in self.err.splitlines() if line.startswith("error:")]
-
-    @property
-    def table(self) -> list[dict[str, str]]:
-        """The rows of the printed table."""
-        rows = [
-            [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
-            for line in self.out.splitlines()
-            if line.startswith(("│", "┃"))
-        ]
-        return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
-
-
-def clean_environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment with `changes`, and with no store but one named there."""
-    dropped = ("MLFLOW_TRACKING_URI", "HYDRA_FULL_ERROR")  # set in this process by MLflow and cli
-    inherited = {key: value for key, value in os.environ.items() if key not in dropped}
-    return {**inherited, **changes}
-
-
-def call(folder: Path, *args: str, **env: str) -> Called:
-    """Call `run.py` in `folder`, as a person would; runs/ and mlruns/ land there."""
-    done = subprocess.run(
-        [*COMMAND, *args],
-        cwd=folder,
-        env=clean_environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return Called(folder, done.returncode, done.stdout, done.stderr)
-
-
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     """One real sweep for everything that only looks at it: two frameworks, one unsupported cell."""
@@ -278,41 +222,17 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     return Called(folder, *json.loads(record.read_text()))
 
 
-@pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The SQLite file of an empty store, to be copied: making one takes a second."""
-    from resnet8ptq.config.schema import TrackingConfig
-    from resnet8ptq.tracking.store import open_store
-
-    root = tmp_path_factory.mktemp("mlruns")
-    open_store(TrackingConfig(root=str(root)))
-    return root / "mlflow.db"
-
-
 @pytest.fixture
-def own_store(database: Path, tmp_path: Path) -> "Store":
+def own_store(tmp_path: Path) -> "Store":
     """An empty store of the test's own, in `mlruns` below its folder."""
+    return new_store(tmp_path / "mlruns")
+
+
+def new_store(root: Path) -> "Store":
+    """Make an empty store in `root`, faster than MLflow does."""
     from resnet8ptq.config.schema import TrackingConfig
-    from resnet8ptq.tracking.store import open_store
+    from resnet8ptq.tracking import store
 
-    root = tmp_path / "mlruns"
-    root.mkdir()
-    shutil.copy(database, root)
-    return open_store(TrackingConfig(root=str(root)))
-
-
-@pytest.fixture
-def run_cli(tmp_path: Path) -> RunCli:
-    """Call `run.py` in an empty folder, as a person would; runs/ and mlruns/ land there."""
-
-    def run(*args: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*COMMAND, *args],
-            cwd=tmp_path,
-            env=clean_environment(**env),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    return run
+    root.mkdir(parents=True, exist_ok=True)
+    copy_database(store._make_database, root / "mlflow.db")
+    return store.open_store(TrackingConfig(root=str(root)))

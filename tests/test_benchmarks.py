@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPO, THREADS, make_config, quantizer_of
+from calling import REPO
+from conftest import THREADS, make_config, quantizer_of
 from test_cifar10 import pickle_published
 
 from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps

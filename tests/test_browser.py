@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import Called
+from calling import Called
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 

@@ -1,5 +1,7 @@
 """Tests across a sweep: Holm's correction, classes, and which models cannot be told apart."""
 
+import json
+
 import numpy as np
 import pytest
 from cells import BASELINE, LABELS, NAMES, predictions, sweep, unmeasured
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 
 from resnet8ptq.report.comparison import compare, indistinguishable
+from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
 
 
@@ -84,3 +87,15 @@ def test_nothing_measured_gives_an_empty_comparison() -> None:
     found = compare([unmeasured("a", "failed", "boom")])
     assert found.measured == []
     assert found.class_names == ()
+
+
+def test_classes_of_any_name_are_tested() -> None:
+    names = ("c++", "c--/")
+    odd = sweep(("a", predictions(lost=25, label=1), {}))
+    (cell,) = odd.cells
+    cell.record.tags["class_names"] = json.dumps(names)
+    for plain, name in zip(NAMES, metric_names(names), strict=True):
+        cell.record.metrics[f"delta_{name}"] = cell.record.metrics.pop(f"delta_{plain}")
+    found = compare(odd.cells)
+    assert found.class_deltas(found.cells[0]) == [0, pytest.approx(-0.05)]
+    assert found.cells[0].worse_classes == ("c--/",)

@@ -17,7 +17,7 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
 from resnet8ptq.data import cifar10, locate
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
 
 CIFAR10 = DataConfig(name="cifar10")
 
@@ -349,3 +349,69 @@ def test_the_digest_of_a_split_tells_pixels_labels_and_shape_apart():
     ]
     assert len({split.digest for split in splits}) == 4
     assert Split(images.copy(), labels.copy(), "there").digest == splits[0].digest
+
+
+# Held-out images
+
+
+def pixels(split: Split) -> set[bytes]:
+    return {image.tobytes() for image in split.images}
+
+
+@given(images=st.integers(1, 140), taken=st.integers(0, 30))
+@settings(deadline=None, max_examples=50)
+def test_held_out_images_are_as_even_as_the_classes_allow(images, taken):
+    """Seven classes of 30, or the last of fewer."""
+    data = make_dataset(per_class=30, classes=7)
+    last = data.train.take(np.flatnonzero(data.train.labels == 6)[:taken])
+    drawn = draw_held_out(data, images, [last] if taken else [])
+    assert len(drawn) == len(pixels(drawn)) == images
+    counts = np.bincount(drawn.labels, minlength=7)
+    assert counts[6] <= 30 - taken
+    assert counts[:6].max() - counts[:6].min() <= 1
+    assert counts[6] == 30 - taken or counts.max() - counts[6] <= 1
+
+
+def test_held_out_images_are_neither_test_images_nor_taken():
+    test = SMALL.train.take(np.arange(10))
+    leaky = Dataset("small", SMALL.class_names, SMALL.train, test)
+    scored = draw_held_out(leaky, 20)
+    others = draw_held_out(leaky, 30, [scored])
+    assert pixels(scored) | pixels(others) | pixels(test) == pixels(SMALL.train)
+    with pytest.raises(ConfigError, match=r"held_out_images: got 31, takes at most 30"):
+        draw_held_out(leaky, 31, [scored])
+
+
+def test_fewer_held_out_images_are_a_part_of_more():
+    few, many = (pixels(draw_held_out(SMALL, images)) for images in (10, 40))
+    assert few < many
+
+
+def test_scored_images_are_those_of_the_split():
+    assert choose_scored(SMALL, "test", 20) is SMALL
+    held_out = choose_scored(SMALL, "held_out", 20)
+    assert held_out.train is SMALL.train
+    assert held_out.test.digest == draw_held_out(SMALL, 20).digest
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 10))
+@settings(deadline=None, max_examples=25)
+def test_held_out_images_do_not_calibrate(seed, count):
+    held_out = draw_held_out(SMALL, 30)
+    drawn = draw_calibration(SMALL, count, seed, [held_out])
+    assert np.bincount(drawn.split.labels, minlength=3).tolist() == [count] * 3
+    assert pixels(drawn.split).isdisjoint(pixels(held_out))
+    assert np.array_equal(drawn.split.images, SMALL.train.images[drawn.indices])
+
+
+def test_what_is_held_out_leaves_fewer_to_calibrate_with():
+    message = r"calib.samples_per_class: got 11, takes at most 10: .*'a'.* that are not held out"
+    with pytest.raises(ConfigError, match=message):
+        draw_calibration(SMALL, 11, 0, [draw_held_out(SMALL, 30)])
+
+
+def test_without_held_out_images_the_calibration_draw_is_the_plain_one():
+    random = np.random.default_rng(42)
+    members = [np.flatnonzero(SMALL.train.labels == label) for label in range(3)]
+    plain = np.concatenate([random.choice(found, 5, replace=False) for found in members])
+    assert draw_calibration(SMALL, 5, 42).indices.tolist() == sorted(plain.tolist())

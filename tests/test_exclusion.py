@@ -6,14 +6,15 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import bench_of, call, make_config
+from calling import call
+from conftest import bench_of, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.experiment import exclusion
 from resnet8ptq.experiment.exclusion import Exclusion
 from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
@@ -92,10 +93,11 @@ def test_table_has_a_row_for_each_trial() -> None:
 
 
 def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -> Exclusion:
+    held_out = draw_held_out(dataset, config.held_out_images)
     samples = config.calib.samples_per_class
-    calibration = draw_calibration(dataset, samples, config.seed)
+    calibration = draw_calibration(dataset, samples, config.seed, [held_out]).split
     bench = bench_of(config, fp32)
-    return exclusion.choose(config, bench, fp32, fp32, dataset, calibration, folder)
+    return exclusion.choose(config, bench, fp32, fp32, calibration, held_out, folder)
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch"])  # TFLite quantizes all or nothing

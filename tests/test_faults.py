@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import NO_REAL_FILES, call
+from calling import NO_REAL_FILES, call
+from conftest import new_store
 from test_sync import log_everything, only_run, synchronize
 
 from resnet8ptq.config.schema import TrackingConfig
@@ -57,9 +58,8 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.fixture
-def store_on_disk(disk: Disk, database: Path) -> Store:
-    shutil.copy(database, disk.folder / "mlflow.db")
-    return open_store(TrackingConfig(root=str(disk.folder)))
+def store_on_disk(disk: Disk) -> Store:
+    return new_store(disk.folder)
 
 
 def test_a_full_store_leaves_the_run_in_its_folder(
@@ -68,7 +68,7 @@ def test_a_full_store_leaves_the_run_in_its_folder(
     earlier = log_everything(store_on_disk, tmp_path / "earlier")
     disk.fill()
     log_everything(store_on_disk, tmp_path / "run")
-    assert f"THE TRACKING STORE DOES NOT TAKE THE RUN: kept in {tmp_path / 'run'}" in caplog.text
+    assert f"TRACKING STORE UNAVAILABLE: the run is kept in {tmp_path / 'run'}" in caplog.text
     assert Journal.load(tmp_path / "run").metrics["loss"] == 1 / 3
     assert only_run(store_on_disk).info.run_id == earlier
 
@@ -146,21 +146,18 @@ def overwrite(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, overwrite])
 def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(
-    database: Path, tmp_path: Path, damage: object
+    tmp_path: Path, damage: object
 ) -> None:
     assert callable(damage)
     root = tmp_path / "mlruns"
-    root.mkdir()
-    shutil.copy(database, root / "mlflow.db")
-    config = TrackingConfig(root=str(root))
-    log_everything(open_store(config), tmp_path / "runs" / "run")
+    log_everything(new_store(root), tmp_path / "runs" / "run")
     damage(root / "mlflow.db")
     with pytest.raises(TrackingError, match=r"is damaged; move it away, and `python") as caught:
-        open_store(config)
+        open_store(TrackingConfig(root=str(root)))
     assert "\n" not in str(caught.value)
 
     # Elsewhere: this process still has the damaged file open.
-    fresh = open_store(TrackingConfig(root=str(tmp_path / "fresh")))
+    fresh = new_store(tmp_path / "fresh")
     assert synchronize(fresh, tmp_path / "runs").logged == [tmp_path / "runs" / "run"]
     found = only_run(fresh)
     assert (found.info.status, found.data.metrics["loss"]) == ("FINISHED", 1 / 3)

@@ -20,20 +20,19 @@ import h5py
 import numpy as np
 import onnx
 import pytest
-from conftest import REPO, make_config
-from hydra import compose, initialize_config_dir
+from conftest import compose_whole, make_config, new_store
 from hydra.core.hydra_config import HydraConfig
 from onnx import helper
 from test_cifar10 import make_batch, pickle_published, read_test
 from test_onnx_source import IMAGES, build
 
 from resnet8ptq.calibration import table
-from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data import cifar10
+from resnet8ptq.data.shapes import WEIGHTS
 from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
@@ -188,13 +187,13 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
 def test_layers_of_keras_are_taken(tmp_path: Path) -> None:
     for suffix in (".h5", ".keras"):
         keras.check(write_keras(tmp_path / f"model{suffix}", [layer()]))
-    keras.check(Path(model_module.__file__).parent / "shapes" / "resnet8.h5")
+    keras.check(WEIGHTS)
 
 
 def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache_root) -> None:
     target = tmp_path / "target"
     path = write_keras(tmp_path / "model.keras", [evil_layers(target)["lambda"]])
-    with pytest.raises(ModelError, match="'Lambda' is code"):
+    with pytest.raises(ModelError, match="'Lambda' contains code"):
         model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
     assert not target.exists()
 
@@ -452,10 +451,7 @@ def test_a_safe_name_is_one_part_of_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["backend.name", "dtype.name", "calib.name"])
 def test_folders_of_runs_stay_below_the_sweep(key: str) -> None:
-    register_schemas()
-    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        override = f"{key}='../../../x\n*'"
-        cfg = compose("config", overrides=[override], return_hydra_config=True)
+    cfg = compose_whole(f"{key}='../../../x\n*'")
     cfg.hydra.job.num = 3
     cfg.hydra.runtime.cwd = "/here"
     HydraConfig.instance().set_config(cfg)
@@ -500,6 +496,7 @@ def test_artifacts_of_an_experiment_stay_in_the_store(tmp_path: Path, name: str)
     from resnet8ptq.tracking.store import mlflow
 
     root = tmp_path / "a" / "b" / "mlruns"
+    new_store(root)
     store = open_store(TrackingConfig(root=str(root), experiment_name=name))
     client = mlflow.MlflowClient(tracking_uri=store.uri)
     location = client.get_experiment(store.experiment_id).artifact_location

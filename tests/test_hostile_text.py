@@ -58,7 +58,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_has_no_elements_but_its_own(found: Comparison) -> None:
-    markdown = page.to_markdown(found, ReportConfig(), {"trade_offs.png": b"x"})
+    markdown = page.to_markdown([found], ReportConfig(), {"trade_offs.png": b"x"})
     html = page.to_html(markdown, table.title(found.records), {"trade_offs.png": b"x"})
     seen = Tags(html)
     assert not seen.tags & {"script", "iframe", "object", "form", "base", "link", "a"}
@@ -70,7 +70,7 @@ def test_the_page_has_no_elements_but_its_own(found: Comparison) -> None:
 
 
 def test_rows_of_the_markdown_table_keep_their_cells(found: Comparison) -> None:
-    text = page.to_markdown(found, ReportConfig(), {})
+    text = page.to_markdown([found], ReportConfig(), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("|")]
     rows = rows[: 2 + len(table.rows(found.records))]
     counts = {len(re.findall(r"(?<!\\)\|", row)) for row in rows if not row.startswith("|---")}

@@ -115,9 +115,10 @@ def test_a_draw_holds_no_training_image(tmp_path):
 
     def draw() -> None:
         loaded = locate.load("cifar10", str(folder))
-        drawn = draw_calibration(loaded, 90, 42)
+        held_out = draw_held_out(loaded, 100)
+        drawn = draw_calibration(loaded, 90, 42, [held_out])
         assert isinstance(drawn.split.images, LazyImages)
-        assert len(draw_held_out(loaded, drawn, 100, 42)) == 100
+        assert len(held_out) == 100
 
     whole = 1000 * 3072
     assert peak_bytes(draw) < whole

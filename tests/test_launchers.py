@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import slurm
-from conftest import COMMAND, NO_REAL_FILES, Called, call, clean_environment
+from calling import COMMAND, NO_REAL_FILES, Called, call, call_process, clean_environment
+from conftest import new_store
 from test_run import QUICK, cell_of, interrupt, wait_for_running_children
 
 from resnet8ptq.core import machine
@@ -56,11 +57,12 @@ def launcher(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def parallel(launcher: str, tmp_path_factory: pytest.TempPathFactory) -> Called:
     folder = tmp_path_factory.mktemp(launcher)
+    new_store(folder / "mlruns")
     path = os.environ["PATH"]
     if launcher == "slurm":
         path = f"{slurm.install(folder / 'bin')}{os.pathsep}{path}"
     cells = (*BOTH, *CELLS) if launcher == "joblib" else CELLS
-    return call(folder, "-m", *cells, *LAUNCHERS[launcher], **NO_REAL_FILES, PATH=path)
+    return call_process(folder, "-m", *cells, *LAUNCHERS[launcher], **NO_REAL_FILES, PATH=path)
 
 
 def test_jobs_have_one_parent_and_lose_no_run(

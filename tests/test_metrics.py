@@ -6,15 +6,16 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from mlflow.utils.validation import _validate_metric_name
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix
 from statsmodels.stats.multitest import multipletests
 
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.tasks.classification import Comparison, Scores, confusion
+from resnet8ptq.tasks.classification import Comparison, Scores, confusion, metric_names
 from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
 
 
@@ -331,6 +332,29 @@ def test_a_class_name_does_not_take_the_place_of_a_metric(name):
     assert named == {**plain, f"accuracy_{name}": 0.5, f"delta_{name}": -0.5}
 
 
+@given(st.lists(st.text(max_size=300), max_size=12))
+@example(["c++", "c--", "c##", "a/b", "a_b", "", "x" * 200, "x" * 201])
+def test_any_class_names_make_metrics_that_mlflow_takes(names):
+    found = metric_names(names)
+    assert len(set(found)) == len(names)
+    for name in found:
+        _validate_metric_name(f"accuracy_{name}")
+        assert "/" not in name
+
+
+@given(st.lists(st.from_regex(r"[\w.\- :]{1,100}", fullmatch=True), unique=True, max_size=12))
+def test_class_names_that_mlflow_takes_stay_as_they_are(names):
+    assert metric_names(names) == tuple(names)
+
+
+def test_metrics_of_a_class_have_its_metric_name():
+    result = make_result()
+    assert result.measurement is not None
+    fields = {**vars(result.measurement), "class_names": ("c++", "c##", "emu")}
+    metrics = RunResult("ok", measurement=Measurement(**fields)).to_metrics()
+    assert {"accuracy_c__", "accuracy_c___2", "delta_c__", "delta_c___2"} <= set(metrics)
+
+
 def test_an_unsupported_run_has_no_metrics():
     result = RunResult("unsupported", "no such kernel")
     assert result.to_metrics() == {}
@@ -339,4 +363,4 @@ def test_an_unsupported_run_has_no_metrics():
 
 def test_the_summary_is_one_line_with_the_figures():
     summary = make_result().summary()
-    assert summary == "2 of 3 right (66.67%, -33.33 points), 100.0 kB"
+    assert summary == "2 of 3 correct (66.67%, -33.33 points), 100.0 kB"

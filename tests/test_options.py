@@ -9,7 +9,7 @@ from conftest import THREADS, bench_of, make_config, quantizer_of
 
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.experiment import preparation
 from resnet8ptq.models import model
 
@@ -69,14 +69,14 @@ def test_option_keeps_the_accuracy(
         whole, train=whole.train.take(np.arange(1500)), test=whole.test.take(np.arange(IMAGES))
     )
     fp32 = model.load(config.model, whole, cache.folder(None))
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    quantizer = quantizer_of(config)
-    quantizer.resolve()
+    held_out = draw_held_out(dataset, config.held_out_images)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
+    quantizer_of(config).resolve()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     bench = bench_of(config, fp32)
     prepared = preparation.prepare(
-        config, bench, fp32, dataset, calibration, tmp_path, scratch, Nowhere()
+        config, bench, fp32, dataset, calibration, held_out, tmp_path, scratch, Nowhere()
     )
     quantizer = quantizer_of(prepared.config)
     artifact = quantizer.quantize(prepared.network, calibration.split, tmp_path, prepared.ranges)

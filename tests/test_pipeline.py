@@ -8,28 +8,28 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from conftest import bench_of, make_config
+from conftest import bench_of, make_config, new_store
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import RunConfig, TrackingConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate
-from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment import pipeline
+from resnet8ptq.experiment import pipeline, preparation
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Scores
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.run import start_run
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store
 
 Ranges = Mapping[str, Range] | None
 FEW = ("calib.samples_per_class=20", "latency.enabled=false")
@@ -37,7 +37,7 @@ FEW = ("calib.samples_per_class=20", "latency.enabled=false")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,42 @@ def test_unsupported_combination_does_no_work(
     assert record.accuracy_drop is None
     assert record.metrics == {}
     assert {path.name for path in tmp_path.iterdir()} == {journal.FILE, journal.LOCK}
+
+
+def test_held_out_images_are_the_same_for_every_seed(store: Store, tmp_path: Path) -> None:
+    overrides = ("dtype=fp32", "evaluate.split=held_out", "held_out_images=203")
+    tags = []
+    for seed in ("1", "2"):
+        (tmp_path / seed).mkdir()
+        tags.append(run(store, tmp_path / seed, *overrides, f"seed={seed}")[1].tags)
+    assert tags[0]["test_digest"] == tags[1]["test_digest"]
+    assert tags[0]["calibration_digest"] != tags[1]["calibration_digest"]
+
+
+@pytest.mark.parametrize("choice", ["method=qat", "nodes_to_exclude=auto"])
+@pytest.mark.parametrize("split", ["test", "held_out"])
+def test_no_image_calibrates_chooses_and_is_scored(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, split: str
+) -> None:
+    seen: list[Split] = []
+
+    def look(
+        config: RunConfig,
+        fp32: Fp32Model,
+        data: Dataset,
+        drawn: CalibrationSet,
+        held_out: Split,
+        *rest: object,
+    ) -> None:
+        seen.extend((data.test, drawn.split, held_out))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preparation, "prepare", look)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path, choice, f"evaluate.split={split}", "held_out_images=300")
+    total = sum(map(len, seen))
+    assert len(np.unique(np.concatenate([found.pixel_hashes for found in seen]))) == total
+    assert len(seen[2]) == 300
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 SMALL = ("data=shapes", "held_out_images=50", "calib.samples_per_class=5", "threads=1")
-QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-3")
+QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-4")
 
 
 class Curves:
@@ -51,8 +51,7 @@ def few(shapes: Dataset) -> Dataset:
     return Dataset(shapes.name, shapes.class_names, train, test)
 
 
-def start(config, fp32, dataset, calibration, report):
-    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+def start(config, fp32, dataset, calibration, held_out, report):
     settings = qat.Settings(
         config.qat,
         config.calib,
@@ -70,8 +69,9 @@ def fine_tune(
     few: Dataset, fp32: model.Fp32Model, folder: Path, *overrides: str, run: Curves
 ) -> tuple[model.Fp32Model, dict[str, tuple[float, float]]]:
     config = make_config(*QUICK, f"cache_dir={folder / 'cache'}", *overrides)
-    calibration = draw_calibration(few, 5, config.seed)
-    return start(config, fp32, few, calibration, run)
+    held_out = draw_held_out(few, config.held_out_images)
+    calibration = draw_calibration(few, 5, config.seed, [held_out])
+    return start(config, fp32, few, calibration, held_out, run)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_interrupted_training_goes_on_to_the_same_bits(tuned, few, shapes_model,
     again = Curves()
     with caplog.at_level(logging.INFO):
         found = fine_tune(few, shapes_model, tmp_path, run=again)
-    assert "goes on after epoch 1 of 2" in caplog.text
+    assert "continues after epoch 1 of 2" in caplog.text
     assert found[0].onnx_path.read_bytes() == network.onnx_path.read_bytes()
     assert found[1] == ranges
     assert again.steps == run.steps
@@ -264,7 +264,7 @@ def test_neither_held_out_nor_test_images_are_trained_on(few, shapes_model, tmp_
     with pytest.raises(KeyboardInterrupt):
         config = make_config(*QUICK, f"cache_dir={tmp_path}")
         calibration = CalibrationSet(few.train.take(np.arange(9)), np.arange(9))
-        start(config, shapes_model, leaky, calibration, Curves())
+        start(config, shapes_model, leaky, calibration, draw_held_out(leaky, 50), Curves())
     (trainer,) = seen
     assert len(trainer.held_out) == 50
     assert len(trainer.train) == len(few.train) - 50 - 7

@@ -12,6 +12,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import page, spread, table
 from resnet8ptq.report.comparison import Comparison, compare
+from resnet8ptq.report.families import group
 from resnet8ptq.report.plots import activation_ranges, class_impact, trade_offs, weight_ranges
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store
@@ -32,7 +33,7 @@ def found() -> Comparison:
 
 
 def test_every_requested_cell_and_reason_is_in_the_table(found: Comparison) -> None:
-    text = page.to_markdown(found, LIMITS, {})
+    text = page.to_markdown([found], LIMITS, {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + 2 + 4  # head, baselines, cells
     assert [row.split(" | ")[-3] for row in rows[-2:]] == ["unsupported", "failed"]
@@ -40,7 +41,7 @@ def test_every_requested_cell_and_reason_is_in_the_table(found: Comparison) -> N
 
 
 def test_summary_counts_and_says_who_is_worse(found: Comparison) -> None:
-    text = page.to_markdown(found, LIMITS, {})
+    text = page.to_markdown([found], LIMITS, {})
     assert "4 combinations asked for: 2 measured, 1 unsupported, 1 failed" in text
     assert (
         "Significantly less accurate than FP32: 1 of the 2 quantized models; for the other 1"
@@ -50,14 +51,14 @@ def test_summary_counts_and_says_who_is_worse(found: Comparison) -> None:
 
 
 def test_numbers_equal_the_records(found: Comparison) -> None:
-    text = page.to_markdown(found, LIMITS, {})
+    text = page.to_markdown([found], LIMITS, {})
     for cell in found.measured:
         assert f"{cell.metric('accuracy'):.2%}" in text
         assert f"{100 * cell.metric('delta'):+.2f}" in text
 
 
 def test_text_from_outside_is_escaped_in_the_page(found: Comparison) -> None:
-    html = page.to_html(page.to_markdown(found, LIMITS, {}), "title", {})
+    html = page.to_html(page.to_markdown([found], LIMITS, {}), "title", {})
     assert "<b>kernel</b>" not in html
     assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in html
     assert "<script" not in html.lower()
@@ -65,21 +66,21 @@ def test_text_from_outside_is_escaped_in_the_page(found: Comparison) -> None:
 
 def test_the_page_holds_its_figures_and_asks_for_nothing(found: Comparison) -> None:
     images = {"trade_offs.png": b"\x89PNG"}
-    html = page.to_html(page.to_markdown(found, LIMITS, images), "title", images)
+    html = page.to_html(page.to_markdown([found], LIMITS, images), "title", images)
     assert '<img src="data:image/png;base64,iVBORw==' in html
     assert re.findall(r'(?:src|href)="(?!data:)', html) == []
 
 
 def test_nothing_measured_recommends_nothing() -> None:
     bare = compare([unmeasured("a", "unsupported", "why")])
-    text = page.to_markdown(bare, LIMITS, {})
+    text = page.to_markdown([bare], LIMITS, {})
     assert "nothing can be recommended" in text
     assert "## Recommendation" not in text
 
 
 def test_limits_show_as_pass_and_fail(found: Comparison) -> None:
     strict = ReportConfig(max_drop=0.01)
-    text = page.to_markdown(found, strict, {})
+    text = page.to_markdown([found], strict, {})
     assert "fail: drop \\> 1 points" in text
     assert "| pass |" in text
 
@@ -117,6 +118,47 @@ def test_figures_are_drawn_where_there_is_data(found: Comparison) -> None:
     empty = replace(found, cells=())
     assert class_impact(empty) is None
     assert trade_offs(empty) is None
+
+
+def families() -> list[Comparison]:
+    """Two runs on one set of images, one on another, one that came to none."""
+    made = [
+        *sweep(("a", predictions(lost=30), {}), ("b", predictions(won=2), {"seed": "2"})).cells,
+        *sweep(("c", predictions(won=40), {"data": "wild pets", "total": 998.0})).cells,
+    ]
+    for cell, digest in zip(made, "112", strict=True):
+        cell.record.tags["test_digest"] = digest * 64
+    made.append(unmeasured("d", "failed", "boom"))
+    grouped = group([cell.record for cell in made])
+    cells = {cell.record.run_id: cell for cell in made}
+    return [compare([cells[record.run_id] for record in family]) for family in grouped]
+
+
+def test_each_set_of_images_has_a_section_of_its_own() -> None:
+    images = [f"set{n}_{name}.png" for n in "12" for name in ("trade_offs", "ranges_onnx")]
+    found = families()
+    text = page.to_markdown(found, LIMITS, images)
+    assert "scored on 2 different sets of images" in text
+    assert re.findall("^## (.*)$", text, re.M) == [
+        "pets, net, 1,000 test images",
+        "wild pets, net, 998 test images",
+    ]
+    first, second = text.split("\n## ")[1:]
+    for number, section in (("1", first), ("2", second)):
+        assert section.count("### Summary") == section.count("### Recommendation") == 1
+        assert re.findall(r"\]\(set(\d)_", section) == [number] * 2
+    assert "3 combinations asked for: 2 measured, 1 failed" in first
+    assert "boom" in first and "boom" not in second
+    assert "onnx int8 minmax per tensor seed=2** | 90.20%, not below FP32" in first
+    assert "corrected for 2 comparisons" in first
+    assert "90.20%" not in second and "94.00%" not in first
+    assert "corrected for" not in second
+
+
+def test_one_set_of_images_needs_no_heading(found: Comparison) -> None:
+    text = page.to_markdown([found], LIMITS, {})
+    assert text.startswith("# Quantization report: pets, net, 1,000 test images\n\n## Summary\n")
+    assert "sets of images" not in text
 
 
 def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(

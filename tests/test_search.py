@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calling import NO_REAL_FILES, REPO, Called, call
 from cells import predictions, record, sweep
-from conftest import NO_REAL_FILES, REPO, Called, call, make_config
-from hydra import compose, initialize_config_dir
+from conftest import compose_whole, make_config
 from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from benchmarks.search_grid import read_grid, runs_to_best, runs_to_front
-from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import OBJECTIVES, ReportConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report import page, pareto, plots
@@ -26,12 +25,6 @@ from resnet8ptq.sweep.objectives import prepare, to_return_value
 
 SPACE = ("experiment=search", "data=shapes", "calib=percentile", "per_backend.onnx.slim=true")
 QUICK = ("latency.repeats=5", "latency.batch_repeats=1", "held_out_images=500")
-
-
-def compose_whole(*overrides: str) -> DictConfig:
-    register_schemas()
-    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
 # Few levels, so that there are ties.
@@ -124,7 +117,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
     assert front is not None
     assert len(front.commands) == 1
     assert [cell.record.run_id for cell in front.members] == ["best", "small"]
-    text = page.to_markdown(found, ReportConfig(), {})
+    text = page.to_markdown([found], ReportConfig(), {})
     section = text.split("## Pareto front")[1].split("## All runs")[0]
     assert "| configuration | accuracy | size kB |" in section
     assert "| onnx uint8 minmax per tensor | 90.50% | 100.0 |" in section
@@ -141,7 +134,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
 def test_a_sweep_that_looks_for_nothing_has_no_front() -> None:
     found = sweep(("a", predictions(), {}))
     assert pareto.find(found) is None
-    assert "Pareto" not in page.to_markdown(found, ReportConfig(), {})
+    assert "Pareto" not in page.to_markdown([found], ReportConfig(), {})
 
 
 def test_without_the_extra_one_line_names_it(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import mlflow
 import numpy as np
 import onnx
 import pytest
-from conftest import THREADS, RunCli, make_config, quantizer_of
+from calling import call
+from conftest import THREADS, make_config, quantizer_of
 from onnx import numpy_helper
 
 from resnet8ptq.backends.contract import Artifact
@@ -18,7 +19,7 @@ from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.experiment import plots, sensitivity
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
@@ -161,32 +162,6 @@ def test_quantizing_nothing_is_an_error(
         quantize(choose(backend, "nodes_to_quantize", pooling))
 
 
-def test_held_out_images_are_neither_calibration_nor_test_images(shapes: Dataset) -> None:
-    calibration = draw_calibration(shapes, 100, 42)
-    held_out = draw_held_out(shapes, calibration, 2000, 42)
-    assert (np.bincount(held_out.labels) == 200).all()
-    pixels = {image.tobytes() for image in held_out.images}
-    assert len(pixels) == 2000
-    assert pixels.isdisjoint(image.tobytes() for image in calibration.split.images)
-    assert pixels.isdisjoint(image.tobytes() for image in shapes.test.images)
-    assert pixels <= {image.tobytes() for image in shapes.train.images}
-
-
-def test_held_out_images_follow_the_seed(shapes: Dataset) -> None:
-    calibration = draw_calibration(shapes, 10, 42)
-    first, again, other = (draw_held_out(shapes, calibration, 100, s).digest for s in (1, 1, 2))
-    assert first == again != other
-
-
-@pytest.mark.parametrize("images", [15, 100_000])
-def test_held_out_images_are_a_multiple_of_the_classes_up_to_what_there_is(
-    shapes: Dataset, images: int
-) -> None:
-    calibration = draw_calibration(shapes, 100, 42)
-    with pytest.raises(ConfigError, match=rf"held_out_images: got {images}, takes .* up to 9000"):
-        draw_held_out(shapes, calibration, images, 42)
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -239,10 +214,10 @@ def test_figure_has_a_row_for_each_layer() -> None:
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's store
 @pytest.mark.parametrize(("backend", "mode"), [("onnx", "one_at_a_time"), ("torch", "all_but_one")])
 def test_analysis_ranks_every_layer(
-    run_cli: RunCli, tmp_path: Path, nodes: dict[str, str], backend: str, mode: str
+    tmp_path: Path, nodes: dict[str, str], backend: str, mode: str
 ) -> None:
-    done = run_cli(*SHORT_RUN, f"backend={backend}", "dtype=u8s8", f"analysis.mode={mode}")
-    assert done.returncode == 0, done.stderr
+    done = call(tmp_path, *SHORT_RUN, f"backend={backend}", "dtype=u8s8", f"analysis.mode={mode}")
+    assert done.code == 0, done.err
     (table,) = tmp_path.glob("runs/*/*/sensitivity.csv")
     assert table.with_suffix(".png").stat().st_size > 0
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -250,7 +225,7 @@ def test_analysis_ranks_every_layer(
     assert [int(row["rank"]) for row in rows] == list(range(1, LAYERS + 1))
     ratios = [float(row["logits_sqnr_db"]) for row in rows]
     assert ratios == sorted(ratios, reverse=mode == "all_but_one")
-    assert all(name in done.stdout for name in (*nodes, "held-out training images"))
+    assert all(name in done.out for name in (*nodes, "held-out training images"))
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("resnet8ptq").experiment_id])
@@ -263,8 +238,8 @@ def test_analysis_ranks_every_layer(
 
 
 @pytest.mark.slow
-def test_analysis_in_a_sweep(run_cli: RunCli, tmp_path: Path) -> None:
-    done = run_cli("-m", "backend=onnx,torch", "dtype=uint8", *SHORT_RUN)
-    assert done.returncode == 0, done.stderr
+def test_analysis_in_a_sweep(tmp_path: Path) -> None:
+    done = call(tmp_path, "-m", "backend=onnx,torch", "dtype=uint8", *SHORT_RUN)
+    assert done.code == 0, done.err
     assert len(list(tmp_path.glob("runs/sweeps/*/*/*/sensitivity.csv"))) == 1
-    assert "unsupported" in done.stderr  # torch takes no uint8 weights
+    assert "unsupported" in done.err  # torch takes no uint8 weights

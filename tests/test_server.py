@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import REPO, clean_environment
+from calling import REPO, clean_environment
 
 from benchmarks import tracking_load
 from resnet8ptq.config.schema import TrackingConfig
@@ -137,7 +137,7 @@ def check_refusals(served: Served) -> None:
     with pytest.raises(PtqError, match=f"^folder: another server runs in {served.folder}"):
         server.serve(Arguments("postgresql:///load", folder=str(served.folder), port=free_port()))
     port = served.uri.rpartition(":")[2]
-    with pytest.raises(ConfigError, match=f"^port: {port} on 127.0.0.1 cannot be had"):
+    with pytest.raises(ConfigError, match=f"^port: {port} on 127.0.0.1 cannot be used"):
         server.serve(Arguments("postgresql:///load", port=int(port)))
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, clean_environment
+from calling import COMMAND, clean_environment
 
 from resnet8ptq.models.model import Fp32Model
 

@@ -5,9 +5,11 @@ import io
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from resnet8ptq.report import table
+from resnet8ptq.report import families, table
 from resnet8ptq.tracking.history import Record
 
 REASON = "kernels take qint8 weights"
@@ -86,9 +88,9 @@ def test_run_that_was_not_timed_has_no_speedup() -> None:
 
 
 def test_row_of_a_run_without_figures_keeps_its_place() -> None:
-    for given, status in ((UNSUPPORTED, "unsupported"), (FAILED, "failed")):
-        (row,) = table.rows([given])
-        assert row[:4] == [*list(given.params.values())[:3], "per tensor"]
+    for bare, status in ((UNSUPPORTED, "unsupported"), (FAILED, "failed")):
+        (row,) = table.rows([bare])
+        assert row[:4] == [*list(bare.params.values())[:3], "per tensor"]
         assert row[4:] == [*[""] * 7, status]
 
 
@@ -174,6 +176,10 @@ def test_reasons_are_grouped() -> None:
     ]
 
 
+def test_speedup_is_a_ratio_in_words() -> None:
+    assert "FP32's median latency of one image divided by the run's" in table.SPEEDUP_NOTE
+
+
 def test_p_and_speedup_are_explained_only_where_there_is_one() -> None:
     assert table.notes([OK]) == [
         table.P_NOTE.format(correction=""),
@@ -192,6 +198,60 @@ def test_title_names_every_data_set() -> None:
     assert "cifar10" in text
     assert "shapes" in text
     assert "test images" not in text  # they differ
+
+
+def test_runs_on_different_images_have_tables_of_their_own() -> None:
+    def scored(digest: str, p_value: float, **changes: str) -> Record:
+        found = with_metrics(record(**changes), p_value=p_value)
+        return replace(found, tags={**found.tags, "test_digest": digest})
+
+    other = {"evaluate.split": "held_out"}
+    given = [
+        *(scored("1", 0.01, dtype=dtype) for dtype in ("int8", "uint8")),
+        *(scored("2", 0.01, dtype=dtype, **other) for dtype in ("int8", "uint8", "u8s8")),
+        record("torch", "uint8", "unsupported", **other),
+    ]
+    assert [len(family) for family in families.group(given)] == [2, 4]
+    text = printed(given)
+    assert "scored on 2 different sets of images" in text
+    first, second = text.split("shapes, resnet8, 5,000 held-out training images")
+    assert "shapes, resnet8, 5,000 test images" in first
+    assert first.count("0.020") == 2  # Holm: 0.01 * 2
+    assert second.count("0.030") == 3
+    assert REASON in second and REASON not in first
+
+
+def test_titles_that_are_alike_have_the_digest() -> None:
+    given = [replace(OK, tags={"status": "ok", "test_digest": digit * 64}) for digit in "12"]
+    assert table.headings(families.group(given)) == [
+        f"shapes, resnet8, 5,000 test images, digest {digit * 16}…" for digit in "12"
+    ]
+
+
+OPTIONS = {"data": ["a", "b"], "evaluate.split": ["test", "held_out"], "seed": ["1", "2"]}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.fixed_dictionaries({key: st.sampled_from(v) for key, v in OPTIONS.items()}),
+            st.sampled_from(["", "1", "2"]),
+        ),
+        max_size=8,
+    )
+)
+def test_a_family_has_one_digest_and_every_run_one_family(
+    given_runs: list[tuple[dict[str, str], str]],
+) -> None:
+    runs = [
+        Record(str(n), params, {}, {"test_digest": digest} if digest else {})
+        for n, (params, digest) in enumerate(given_runs)
+    ]
+    found = families.group(runs)
+    assert sorted(r.run_id for family in found for r in family) == [r.run_id for r in runs]
+    digests = [{r.tags["test_digest"] for r in family if r.tags} for family in found]
+    assert len(found) == max(1, len(set().union(*digests)))
+    assert all(len(scored) <= 1 for scored in digests)
 
 
 def test_csv_parses_back() -> None:

@@ -161,7 +161,7 @@ def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
     name = graph.tensors[graph.operators[-1].inputs[0]].name.decode()
     low, high = quantizer._activation_ranges(read)[name.partition(";")[0]]
     [images] = draw_calibration(shapes, 20, 42).split.batches(200)
-    logits = tflite("dtype=fp32").load(quantize("dtype=fp32")).logits(images)
+    logits = tflite("dtype=fp32").load(quantize("dtype=fp32"), THREADS).logits(images)
     assert logits is not None
     least, most = float(logits.min()), float(logits.max())
     assert (low, high) == pytest.approx((least, most), abs=(most - least) / 255)
@@ -171,7 +171,7 @@ def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
 def test_any_batch_size_gives_the_same_bits(
     quantize: Quantize, batch: np.ndarray, overrides: tuple[str, ...]
 ) -> None:
-    predictor = tflite(*overrides).load(quantize(*overrides))
+    predictor = tflite(*overrides).load(quantize(*overrides), THREADS)
     for run in (predictor.predict, predictor.logits):
         whole = run(batch)
         for size in (1, 7, 100):

@@ -1,1 +1,1 @@
-"""The frameworks that quantize; each writes an artifact and runs it."""
+"""The frameworks that quantize: each writes an artifact and loads it again."""

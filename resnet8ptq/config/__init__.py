@@ -1,1 +1,1 @@
-"""What a run can be told, and the checks of it."""
+"""The settings of a run: their schema, their ranges, and loading them."""

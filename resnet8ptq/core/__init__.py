@@ -1,1 +1,1 @@
-"""What everything else stands on; knows nothing of networks."""
+"""Cache, files, errors, text, machine and console; knows nothing of networks."""

@@ -1,1 +1,1 @@
-"""What a network is fed: samples, labels, and which of them are drawn for what."""
+"""Samples and labels, and which of them calibrate, are held out or are scored."""

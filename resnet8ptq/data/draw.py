@@ -1,31 +1,39 @@
 """Which samples calibrate, which are held out, and which are scored."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 
+_HELD_OUT_SEED = 0  # no setting: the same images for every run
 
-def draw_calibration(data: Dataset, samples_per_class: int, seed: int) -> CalibrationSet:
+
+def draw_calibration(
+    data: Dataset, samples_per_class: int, seed: int, held_out: Sequence[Split] = ()
+) -> CalibrationSet:
     """Draw `samples_per_class` training images of each class, without replacement, seeded.
+
+    Args:
+        held_out: whose images are not drawn.
 
     Raises:
         ConfigError: a class has fewer images than that.
         DataError: a drawn image is also a test image.
     """
+    free = _is_in_none(data.train, held_out) if held_out else np.ones(len(data.train), np.bool_)
     random = np.random.default_rng(seed)
     drawn = []
     for label, name in enumerate(data.class_names):
-        members = np.flatnonzero(data.train.labels == label)
+        members = np.flatnonzero(free & (data.train.labels == label))
         if len(members) < samples_per_class:
             raise ConfigError(
                 f"calib.samples_per_class: got {samples_per_class}, takes at most {len(members)}: "
                 f"the training images of class {name!r} in {data.name}"
+                f"{' that are not held out' if held_out else ''}"
             )
         drawn.append(random.choice(members, samples_per_class, replace=False))
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
@@ -36,41 +44,45 @@ def draw_calibration(data: Dataset, samples_per_class: int, seed: int) -> Calibr
     return CalibrationSet(split, indices)
 
 
-def draw_held_out(data: Dataset, calibration: CalibrationSet, images: int, seed: int) -> Split:
-    """Draw training images, equally many of each class, that are not calibration images.
+def draw_held_out(data: Dataset, images: int, taken: Sequence[Split] = ()) -> Split:
+    """Draw training images, as many of each class as of any other while they last.
 
-    For choices that are made before the test images are looked at. Images whose pixels are also
-    those of a calibration or test image are left out.
+    For choices that are made before the test images are looked at. They depend on nothing but the
+    data, so that runs of other seeds and calibration draws are measured on the same images, and
+    fewer are a part of more. Images whose pixels are also those of a test image are left out.
+
+    Args:
+        taken: whose images are not drawn either.
 
     Raises:
-        ConfigError: `images` is no multiple of the number of classes, or more than there are.
+        ConfigError: `images` is more than there are.
     """
-    unseen = _is_in_none(data.train, (calibration.split, data.test))
-    members = [
-        np.flatnonzero(unseen & (data.train.labels == label))
+    free = _is_in_none(data.train, (data.test, *taken))
+    if images > free.sum():
+        raise ConfigError(
+            f"held_out_images: got {images}, takes at most {free.sum()}: the training images of "
+            f"{data.name} that are neither test images nor held out for something else"
+        )
+    random = np.random.default_rng(_HELD_OUT_SEED)
+    classes = [
+        random.permutation(np.flatnonzero(free & (data.train.labels == label)))
         for label in range(len(data.class_names))
     ]
-    classes, most = len(members), min(len(indices) for indices in members)
-    if images % classes or images > classes * most:
-        raise ConfigError(
-            f"held_out_images: got {images}, takes a multiple of {classes} up to {classes * most}: "
-            f"the training images of {data.name}, equally many of each class, without the "
-            "calibration images"
-        )
-    random = np.random.default_rng(seed)
-    drawn = [random.choice(indices, images // classes, replace=False) for indices in members]
-    return data.train.take(np.sort(np.concatenate(drawn)).astype(np.int64))
+    # The first of each class, then the second of each: sorting is stable.
+    turns = np.concatenate([np.arange(len(members)) for members in classes])
+    drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:images]]
+    return data.train.take(np.sort(drawn).astype(np.int64))
 
 
-def choose_scored(data: Dataset, calibration: CalibrationSet, config: RunConfig) -> Dataset:
+def choose_scored(data: Dataset, split: str, held_out_images: int) -> Dataset:
     """Return the data set with the images that `evaluate.split` names as its test split.
 
     Whatever trains or chooses leaves those out, held-out images too.
+
+    Raises:
+        ConfigError: `held_out_images` is more than there are.
     """
-    if config.evaluate.split == "test":
-        return data
-    held_out = draw_held_out(data, calibration, config.held_out_images, config.seed)
-    return replace(data, test=held_out)
+    return data if split == "test" else replace(data, test=draw_held_out(data, held_out_images))
 
 
 def leave_out(split: Split, others: Iterable[Split]) -> Split:

@@ -1,7 +1,7 @@
 """The choice of layers to leave in float: as few as keep the accuracy within `max_drop`.
 
 Made on training images that did not calibrate, never on test images. Accuracy is the expected one
-with ties at the top broken at random, so that no layer is judged by an argmax's luck.
+with ties at the top broken at random, so that ties do not decide between layers.
 """
 
 import logging
@@ -18,8 +18,7 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
-from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.data.draw import draw_held_out
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
 from resnet8ptq.experiment import sensitivity
@@ -64,7 +63,7 @@ class Exclusion:
         return self.chosen.size_bytes - self.steps[0].size_bytes
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every figure under its MLflow name."""
+        """Return every metric under its MLflow name."""
         metrics: dict[str, float | None] = {
             "excluded_layers": len(self.nodes),
             "excluded_bytes": self.excluded_bytes,
@@ -96,35 +95,34 @@ def choose(
     bench: Bench,
     fp32: Fp32Model,
     network: Fp32Model,
-    dataset: Dataset,
-    calibration: CalibrationSet,
+    calibration: Split,
+    held_out: Split,
     folder: Path,
     ranges: Mapping[str, Range] | None = None,
 ) -> Exclusion:
     """Leave the most sensitive layers in float until the drop is within `max_drop`.
 
-    Writes `exclusion.csv` into `folder`, whatever comes out.
+    Writes `exclusion.csv` into `folder`, also where the search fails.
 
     Args:
         config: with `nodes_to_exclude: auto` and a quantized dtype.
         fp32: what accuracy is compared with.
         network: what is quantized: `fp32`, or a corrected one.
+        calibration, held_out: images to calibrate with, and to choose by.
         folder: the run's own, existing.
         ranges: see `contract.Quantizer.quantize`.
 
     Raises:
-        ConfigError: `held_out_images` does not fit the data.
         QuantizationError: no choice that leaves a layer quantized keeps `max_drop`.
     """
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
-    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
     graph = onnx.load(network.onnx_path).graph
     in_float = find_float_nodes(graph, Selection.of(config))
     layers = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}
 
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(config, bench, calibration.split, held_out, Path(scratch), ranges)
+        variants = _Variants(config, bench, calibration, held_out, Path(scratch), ranges)
         trials = Trials(variants.trial(fp32, network))
         ranking: list[Layer] = []
 
@@ -137,11 +135,11 @@ def choose(
         finally:
             files.write_text(folder / FILE, to_csv(trials.steps))
         seconds = time.perf_counter() - start
-        found = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
+        exclusion = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
         if nodes and config.latency.enabled:
-            found = replace(found, excluded_ms=variants.time(found))
-    log.info("nodes_to_exclude=auto: %s", found.summary())
-    return found
+            exclusion = replace(exclusion, excluded_ms=variants.time(exclusion))
+    log.info("nodes_to_exclude=auto: %s", exclusion.summary())
+    return exclusion
 
 
 @dataclass(frozen=True)
@@ -167,10 +165,10 @@ class _Variants:
         reference = self.measure(as_fp32(self.config), fp32).evaluation.scores.expected_correct
 
         def measure(nodes: tuple[str, ...]) -> Step:
-            found = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
-            correct = found.evaluation.scores.expected_correct
+            measured = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
+            correct = measured.evaluation.scores.expected_correct
             drop = (reference - correct) / total
-            artifact = found.artifact
+            artifact = measured.artifact
             return Step(nodes, correct / total, drop, artifact.size_bytes, artifact.path)
 
         return measure
@@ -184,13 +182,13 @@ class _Variants:
             self.config, nodes, reference, lambda variant: self.measure(variant, cut)
         )
 
-    def time(self, found: Exclusion) -> float | None:
+    def time(self, exclusion: Exclusion) -> float | None:
         """Return `excluded_ms`; None where the artifact only simulates integer kernels."""
         resolved = make_quantizer(self.config, self.bench.runtime).resolve()
         if resolved.execution == "simulated":
             return None
         settings = replace(self.config.latency, batch_size=1, batch_repeats=1)
-        paths = (found.chosen.path, found.steps[0].path)
+        paths = (exclusion.chosen.path, exclusion.steps[0].path)
         loads = [self.bench.loader(self.config, path) for path in paths]
         chosen, whole = latency.measure(loads, self.held_out.images, settings)
         return float(np.median(chosen.single_ms) - np.median(whole.single_ms))

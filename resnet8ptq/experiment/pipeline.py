@@ -11,7 +11,7 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate
-from resnet8ptq.data.draw import choose_scored, draw_calibration
+from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.evaluate import collect_logits
@@ -57,14 +57,19 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     run.log_params(fp32.describe())
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    scored = choose_scored(dataset, calibration, config)
+    scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
+    taken = [] if scored is dataset else [scored.test]
+    held_out = None
+    if preparation.chooses(config):
+        held_out = draw_held_out(dataset, config.held_out_images, taken)
+        taken.append(held_out)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, taken)
     run.log_datasets(scored, calibration)
     bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size)
 
     with tempfile.TemporaryDirectory() as scratch:
         prepared = preparation.prepare(
-            config, bench, fp32, scored, calibration, folder, Path(scratch), run
+            config, bench, fp32, scored, calibration, held_out, folder, Path(scratch), run
         )
         # What is measured is what lies on the disk.
         trial = bench.run(

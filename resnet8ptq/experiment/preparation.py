@@ -13,11 +13,11 @@ from resnet8ptq.core import figures
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import sequence
 from resnet8ptq.corrections.layers import Setting
-from resnet8ptq.data.dataset import CalibrationSet, Dataset
-from resnet8ptq.data.draw import draw_held_out
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.trial import Bench
-from resnet8ptq.experiment import exclusion
+from resnet8ptq.experiment import exclusion, plots
 from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import Selection
@@ -25,7 +25,7 @@ from resnet8ptq.precision.selection import Selection
 
 @dataclass(frozen=True)
 class Preparation:
-    """The network to quantize, and what is already settled of how.
+    """The network to quantize, and what is already decided about how.
 
     Attributes:
         config: the run's, with `nodes_to_exclude=auto` replaced by the nodes chosen.
@@ -45,19 +45,27 @@ class Preparation:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def chooses(config: RunConfig) -> bool:
+    """Tell whether the run makes a choice on held-out images: of layers, or of an epoch."""
+    choice = config.method == "qat" or config.nodes_to_exclude == "auto"
+    return choice and config.dtype.name != "fp32"
+
+
 def prepare(
     config: RunConfig,
     bench: Bench,
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
+    held_out: Split | None,
     folder: Path,
     scratch: Path,
     run: Recorder,
 ) -> Preparation:
-    """Fine-tune, correct, read a calibration table, choose layers: whatever is switched on.
+    """Fine-tune, correct, read a calibration table, choose layers: what is switched on.
 
     Args:
+        held_out: training images to choose by; None where nothing is chosen, see `chooses`.
         folder: the run's own; figures and tables of the preparation land there.
         scratch: existing; the corrected network lands there and must outlive its quantization.
 
@@ -72,11 +80,19 @@ def prepare(
     resolved = make_quantizer(config, bench.runtime).resolve()
     weights = WeightScheme.of(config, resolved.weight_bits == 7)
     if config.method == "qat":
-        activations = ActivationScheme(
-            resolved.activation_bits or 8, bool(config.symmetric.activations)
+        assert held_out is not None  # see `chooses`
+        bits, symmetric = resolved.activation_bits or 8, bool(config.symmetric.activations)
+        settings = qat.Settings(
+            config.qat,
+            config.calib,
+            weights,
+            ActivationScheme(bits, symmetric),
+            Selection.of(config),
+            config.float_output,
+            config.seed,
         )
         network, ranges = _fine_tune(
-            config, bench.runtime, fp32, dataset, calibration, weights, activations, folder, run
+            settings, fp32, dataset, calibration, held_out, bench.runtime, folder, run
         )
     trained = network
 
@@ -94,8 +110,9 @@ def prepare(
     params: dict[str, str] = {}
     metrics: dict[str, float] = {}
     if config.nodes_to_exclude == "auto":
+        assert held_out is not None  # see `chooses`
         chosen = exclusion.choose(
-            config, bench, fp32, network, dataset, calibration, folder, ranges
+            config, bench, fp32, network, calibration.split, held_out, folder, ranges
         )
         config = replace(config, nodes_to_exclude=chosen.nodes)
         params, metrics = chosen.to_params(), chosen.to_metrics()
@@ -107,30 +124,16 @@ def prepare(
 
 
 def _fine_tune(
-    config: RunConfig,
-    runtime: Runtime,
+    settings: qat.Settings,
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,
-    weights: WeightScheme,
-    activations: ActivationScheme,
+    held_out: Split,
+    runtime: Runtime,
     folder: Path,
     run: Recorder,
 ) -> tuple[Fp32Model, Mapping[str, Range]]:
-    """Fine-tune for what the run's backend rounds to; draw `qat_loss.png`."""
-    from resnet8ptq.experiment import plots
-    from resnet8ptq.finetuning import qat  # imports torch
-
-    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
-    settings = qat.Settings(
-        config.qat,
-        config.calib,
-        weights,
-        activations,
-        Selection.of(config),
-        config.float_output,
-        config.seed,
-    )
+    """Fine-tune, log the curves, and draw `qat_loss.png`."""
     points: list[dict[str, float]] = []
 
     def report(point: dict[str, float]) -> None:

@@ -54,8 +54,8 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
     run.log_config(config)
     dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed)
-    held_out = draw_held_out(dataset, calibration, config.held_out_images, config.seed)
+    held_out = draw_held_out(dataset, config.held_out_images)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
     digests = {"calibration_digest": calibration.digest, "held_out_digest": held_out.digest}
     bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size)
 
@@ -131,7 +131,7 @@ def _compare(name: str, node: str, trial: Trial, reference: Trial) -> Layer:
 
 
 def _as_logits(scores: Scores) -> Scores:
-    return replace(scores, logits=scores.probabilities)  # whatever the network puts out
+    return replace(scores, logits=scores.probabilities)  # of its output, logits or not
 
 
 def _analyse(

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from resnet8ptq.config.combination import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.text import show
@@ -47,7 +48,7 @@ def to_csv(result: SensitivityResult) -> str:
 
 
 def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
-    """Print the ranking and what to make of it to stdout."""
+    """Print the ranking and notes on it to stdout."""
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
         console.width = 130  # a pipe has no width; rich would fold the columns at 80
@@ -81,7 +82,7 @@ def _notes(result: SensitivityResult) -> list[str]:
     }[result.mode]
     return [
         f"SQNR of the {result.output} against FP32: {rank}.",
-        f"{result.images:,} held-out training images, {result.fp32_correct} right in FP32; a "
+        f"{result.images:,} held-out training images, {result.fp32_correct} correct in FP32; a "
         "difference of a few images is noise: the ranking is by SQNR.",
         f"saved: against the FP32 file of the same framework, {result.fp32_size_bytes / 1000:.1f} "
         "kB; what conversion itself adds to the file, or leaves out, is part of it.",
@@ -90,7 +91,5 @@ def _notes(result: SensitivityResult) -> list[str]:
 
 def describe(config: RunConfig) -> str:
     """Return what was analysed, in one line: a title."""
-    granularity = "per channel" if config.per_channel else "per tensor"
     mode = config.analysis.mode.replace("_", " ")
-    parts = (config.data.name, config.backend.name, config.dtype.name, config.calib.name)
-    return " · ".join([*parts, granularity, mode])
+    return " · ".join([config.data.name, *Combination.of_config(config).cells, mode])

@@ -1,1 +1,1 @@
-"""`method=qat`: from the FP32 network to one that quantization costs less."""
+"""`method=qat`: fine-tuning of the FP32 network with fake quantization."""

@@ -1,1 +1,1 @@
-"""ONNX graphs: their layers and weights, running them, cutting them, as a torch module."""
+"""ONNX graphs: layers, weights, sessions, the logits, and the graph as a torch module."""

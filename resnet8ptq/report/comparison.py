@@ -1,7 +1,8 @@
 """A sweep read back from MLflow, and what can be said of its differences.
 
-p-values of one family are corrected together (Holm, 1979): the runs of the sweep against their
-FP32 baselines are one family, the same by class another, the runs against the best one a third.
+Only runs on the same images are compared; see `families`. Of those, p-values of one kind are
+corrected together (Holm, 1979): the runs against their FP32 baselines, the same by class, and the
+runs against the best one.
 """
 
 import json
@@ -17,14 +18,14 @@ import numpy as np
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.report import table
-from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.report import families, table
+from resnet8ptq.tasks.classification import Paired, metric_names
 from resnet8ptq.tasks.statistics import holm, mcnemar
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
 
-SIGNIFICANCE = 0.05  # of each family
+SIGNIFICANCE = 0.05  # of p-values that are corrected together
 MAX_BYTES = 2**30  # of one artifact
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cell:
-    """One requested combination, whatever became of it.
+    """One requested combination, with any outcome.
 
     Attributes:
         label: the combination in words.
@@ -70,7 +71,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All cells of a sweep, tested together."""
+    """The cells of one family, tested together: all were scored on the same images."""
 
     cells: tuple[Cell, ...]
 
@@ -92,12 +93,19 @@ class Comparison:
                 return _parse_names(names)
         return ()
 
+    def class_deltas(self, cell: Cell) -> list[float]:
+        """Return a cell's accuracy minus FP32's on each class; NaN where it was not measured."""
+        return [cell.metric(f"delta_{name}") for name in metric_names(self.class_names)]
 
-def load(store: Store, records: Sequence[Record]) -> Comparison:
-    """Read the predictions and ranges of a sweep's runs from MLflow; test them."""
+
+def load(store: Store, records: Sequence[Record]) -> list[Comparison]:
+    """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs."""
+    return [_load_family(store, family) for family in families.group(records)]
+
+
+def _load_family(store: Store, records: Sequence[Record]) -> Comparison:
     labels = table.labels(records)
-    cells = [_load_cell(store, *pair) for pair in zip(records, labels, strict=True)]
-    return compare(cells)
+    return compare([_load_cell(store, *pair) for pair in zip(records, labels, strict=True)])
 
 
 def _load_cell(store: Store, record: Record, label: str) -> Cell:
@@ -129,11 +137,11 @@ def _read_predictions(path: Path) -> Paired:
         if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
     with np.load(path, allow_pickle=False) as arrays:
-        found = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
-    shape = found[2].shape
-    if any(array.ndim != 1 or array.shape != shape or array.dtype.kind != "i" for array in found):
-        raise ValueError("it is no integer for each image")
-    return Paired(*found)
+        columns = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
+    shape = columns[2].shape
+    if any(array.ndim != 1 or array.shape != shape or array.dtype.kind != "i" for array in columns):
+        raise ValueError("not one integer for each image")
+    return Paired(*columns)
 
 
 def _read_ranges(path: Path) -> dict[str, Any]:
@@ -141,7 +149,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
     for kind in ("activations", "weights"):
         for low, high in ranges[kind].values():
             if not float(low) <= float(high):
-                raise ValueError("a range without an inside")
+                raise ValueError("a range with low > high")
     return dict(ranges)
 
 
@@ -156,23 +164,23 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 
 def compare(cells: Sequence[Cell]) -> Comparison:
-    """Test every cell against its baseline, whole and by class, with Holm's correction."""
+    """Test every cell of one family against its baseline, whole and by class; Holm's correction."""
     comparison = Comparison(tuple(cells))
     names, measured = comparison.class_names, comparison.measured
     by_class = []
     for cell in measured:
-        found = cell.paired
-        assert found is not None  # that is what measured means
+        paired = cell.paired
+        assert paired is not None  # that is what measured means
         for label in range(len(names)):
-            members = found.labels == label
-            by_class.append(mcnemar(found.hits[members], found.baseline_hits[members]))
+            members = paired.labels == label
+            by_class.append(mcnemar(paired.hits[members], paired.baseline_hits[members]))
     adjusted = table.adjusted_p(comparison.records)
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {
         id(cell): tuple(
             name
-            for name, p in zip(names, row, strict=True)
-            if p < SIGNIFICANCE and cell.metric(f"delta_{name}") < 0
+            for name, p, delta in zip(names, row, comparison.class_deltas(cell), strict=True)
+            if p < SIGNIFICANCE and delta < 0
         )
         for cell, row in zip(measured, class_p, strict=True)
     }

@@ -30,7 +30,7 @@ def class_impact(comparison: Comparison) -> Figure | None:
     cells, names = comparison.measured, comparison.class_names
     if not cells or not names:
         return None
-    change = 100 * np.array([[c.metric(f"delta_{n}") for n in names] for c in cells])
+    change = 100 * np.array([comparison.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
         figsize=(3.2 + 0.72 * len(names), 1.7 + 0.34 * len(cells)), layout="constrained"
@@ -80,21 +80,21 @@ def trade_offs(comparison: Comparison) -> Figure | None:
 
 def _style(cell: Cell, kinds: Sequence[str]) -> dict[str, Any]:
     """Marker: framework and dtype; colour: calibration; filled: per channel."""
-    colour = _CALIBRATIONS.get(_calibration(cell), "C7")
-    filled = cell.record.params.get("per_channel") == "true"
+    called = table.combination(cell.record)
+    colour, filled = _CALIBRATIONS.get(_method(cell), "C7"), called.per_channel
     marker = _MARKERS[kinds.index(_kind(cell)) % len(_MARKERS)]
     return {"marker": marker, "color": colour, "markerfacecolor": colour if filled else "white"}
 
 
-def _calibration(cell: Cell) -> str:
-    params = cell.record.params
-    return "dynamic" if params.get("method") == "dynamic" else params.get("calib", "?")
+def _method(cell: Cell) -> str:
+    called = table.combination(cell.record)
+    return "dynamic" if called.method == "dynamic" else called.calib
 
 
 def _kind(cell: Cell) -> str:
-    method = cell.record.params.get("method", "static")
-    kind = f"{table.framework(cell.record)} {cell.record.params.get('dtype')}"
-    return kind if method == "static" else f"{kind} {method}"
+    called = table.combination(cell.record)
+    method = "" if called.method == "static" else f" {called.method}"
+    return f"{called.framework} {called.dtype}{method}"
 
 
 def _kinds(cells: Sequence[Cell]) -> list[str]:
@@ -103,7 +103,7 @@ def _kinds(cells: Sequence[Cell]) -> list[str]:
 
 def _legend(cells: Sequence[Cell]) -> list[Line2D]:
     """One key for each mark that appears: three short lists instead of every combination."""
-    calibrations = dict.fromkeys(_calibration(cell) for cell in cells)
+    calibrations = dict.fromkeys(_method(cell) for cell in cells)
     lines = [
         Line2D([], [], ls="", marker=marker, color="0.3", label=plain(kind))
         for marker, kind in zip(cycle(_MARKERS), _kinds(cells), strict=False)
@@ -113,7 +113,7 @@ def _legend(cells: Sequence[Cell]) -> list[Line2D]:
         for name in calibrations
     ]
     for filled, name in ((False, "per tensor"), (True, "per channel")):
-        if any((cell.record.params.get("per_channel") == "true") == filled for cell in cells):
+        if any(table.combination(cell.record).per_channel == filled for cell in cells):
             face = "0.3" if filled else "white"
             lines.append(
                 Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor=face, label=name)

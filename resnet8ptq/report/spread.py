@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from resnet8ptq.report.comparison import Cell, Comparison
-from resnet8ptq.report.table import varied
+from resnet8ptq.report.table import combination, varied
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Spread:
 def group_by_configuration(comparison: Comparison) -> list[list[Cell]]:
     """Return the measured cells, those that differ in nothing but the seed together."""
     keys = [key for key in varied(comparison.records) if key != "seed"]
-    groups: dict[tuple[str | None, ...], list[Cell]] = {}
+    groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in comparison.measured:
         params = cell.record.params
-        names = ("backend", "backend.flow", "method", "dtype", "calib", "per_channel", *keys)
-        groups.setdefault(tuple(params.get(name) for name in names), []).append(cell)
+        others = (params.get(key) for key in keys)
+        groups.setdefault((combination(cell.record), *others), []).append(cell)
     return list(groups.values())
 
 

@@ -8,8 +8,10 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from resnet8ptq.config.combination import Combination
 from resnet8ptq.core import files
 from resnet8ptq.core.text import show
+from resnet8ptq.report.families import digest, group
 from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
@@ -32,7 +34,13 @@ SIMULATED_NOTE = (
     "execution: `simulated` computes in float what integer kernels would; it has no latency to "
     "compare."
 )
-SPEEDUP_NOTE = "speedup: FP32's median latency of one image by the run's, {threads} thread(s)."
+SPEEDUP_NOTE = (
+    "speedup: FP32's median latency of one image divided by the run's, {threads} thread(s)."
+)
+FAMILIES_NOTE = (
+    "The runs were scored on {count} different sets of images. Each set stands apart: runs are "
+    "ranked, tested and recommended only against runs on the same images."
+)
 
 
 def columns(records: Sequence[Record]) -> list[str]:
@@ -47,19 +55,19 @@ def rows(records: Sequence[Record]) -> list[list[str]]:
     for record in records:
         extra = [record.params.get(key, "") for key in keys]
         figures = _figures(record, adjusted.get(record.run_id))
-        runs.append([*_combination(record), *extra, *figures])
+        runs.append([*combination(record).cells, *extra, *figures])
     return [*_baseline_rows(records, [""] * len(keys)), *runs]
 
 
 def varied(records: Sequence[Record]) -> list[str]:
     """Return the settings, beyond the four of every table, that differ between runs."""
-    found = set()
+    keys = set()
     for backend in {record.params.get("backend") for record in records}:
         members = [record.params for record in records if record.params.get("backend") == backend]
         for key in {key for params in members for key in params}:
             if _is_setting(key) and len({params.get(key) for params in members}) > 1:
-                found.add(key)
-    return sorted(found)
+                keys.add(key)
+    return sorted(keys)
 
 
 def _is_setting(key: str) -> bool:
@@ -88,6 +96,23 @@ def title(records: Sequence[Record]) -> str:
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images
 
 
+def headings(families: Sequence[Sequence[Record]]) -> list[str]:
+    """Return the title of each family of runs; with the digest of its images where two are alike.
+
+    Args:
+        families: as `families.group` makes them.
+    """
+    titles = [title(family) for family in families]
+    return [
+        text if titles.count(text) == 1 else f"{text}, digest {_digest(family)[:16]}…"
+        for text, family in zip(titles, families, strict=True)
+    ]
+
+
+def _digest(family: Sequence[Record]) -> str:
+    return next(found for record in family if (found := digest(record)))
+
+
 def notes(records: Sequence[Record]) -> list[str]:
     """Return what the table's cells have no room for: reasons, and what p is."""
     reasons: dict[str, list[str]] = {}
@@ -95,38 +120,46 @@ def notes(records: Sequence[Record]) -> list[str]:
         if record.tags.get("reason"):
             text = f"{record.tags['status']}: {record.tags['reason']}"
             reasons.setdefault(text, []).append(label)
-    found = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
+    lines = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
-        found.append(P_NOTE.format(correction=correction))
+        lines.append(P_NOTE.format(correction=correction))
     for record, label in zip(records, labels(records), strict=True):
         if "batch1_accuracy" in record.metrics:
-            found.append(
+            lines.append(
                 DYNAMIC_NOTE.format(label=label, accuracy=record.metrics["batch1_accuracy"])
             )
     if any(r.params.get("execution") == "simulated" for r in records):
-        found.append(SIMULATED_NOTE)
+        lines.append(SIMULATED_NOTE)
     threads = {r.params.get("latency.threads", "?") for r in records if "speedup" in r.metrics}
     if threads:
-        found.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
-    return found
+        lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
+    return lines
 
 
 def print_table(records: Sequence[Record], console: Console | None = None) -> None:
-    """Print the table and its notes to stdout."""
+    """Print the table and its notes to stdout: one for each family of runs."""
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
         console.width = 240  # a pipe has no width; rich would fold the columns at 80
+    families = group(records)
+    if len(families) > 1:
+        console.print(FAMILIES_NOTE.format(count=len(families)), highlight=False)
+    for heading, family in zip(headings(families), families, strict=True):
+        _print_family(heading, family, console)
+
+
+def _print_family(heading: str, records: Sequence[Record], console: Console) -> None:
     narrow = console.width < 120
     table = Table(
-        title=Text(show(title(records))),
+        title=Text(show(heading)),
         title_justify="left",
         box=box.SIMPLE if narrow else box.HEAVY_HEAD,
         padding=(0, 0) if narrow else (0, 1),
         collapse_padding=narrow,
     )
     for column in columns(records):
-        # In a narrow terminal words are folded, figures stay whole.
+        # In a narrow terminal words are folded, numbers stay whole.
         figure = column in NUMERIC
         justify: JustifyMethod = "right" if figure else "left"
         table.add_column(
@@ -169,14 +202,14 @@ def adjusted_p(records: Sequence[Record]) -> dict[str, float]:
 
 def _baseline_rows(records: Sequence[Record], extra: list[str]) -> list[list[str]]:
     shown = {_baseline_key(r) for r in records if r.params.get("dtype") == "fp32"}
-    found = {_baseline_key(r): r for r in records if "baseline_accuracy" in r.metrics}
+    baselines = {_baseline_key(r): r for r in records if "baseline_accuracy" in r.metrics}
     return [
         [
-            *(framework(r), "fp32", "", "", *extra),
+            *(combination(r).framework, "fp32", "", "", *extra),
             *(f"{r.metrics['baseline_accuracy']:.2%}", "", ""),
             *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "float", "baseline"),
         ]
-        for key, r in sorted(found.items(), key=lambda item: str(item[0]))
+        for key, r in sorted(baselines.items(), key=lambda item: str(item[0]))
         if key not in shown  # its own run is a row
     ]
 
@@ -202,22 +235,9 @@ def _figures(record: Record, adjusted_p: float | None) -> list[str]:
     return [*figures, execution, status if quantized or status != "ok" else "baseline"]
 
 
-def framework(record: Record) -> str:
-    """Return the framework, and with PyTorch's second flow that flow."""
-    name, flow = record.params.get("backend", "?"), record.params.get("backend.flow")
-    return f"{name} {flow}" if flow == "pt2e" else name
-
-
-def _combination(record: Record) -> list[str]:
-    params = record.params
-    dtype, calibration = params.get("dtype", "?"), params.get("calib", "?")
-    if dtype == "fp32":
-        return [framework(record), "fp32", "", ""]
-    method = params.get("method", "static")
-    if method != "static":
-        calibration = "dynamic" if method == "dynamic" else f"{method}, {calibration}"
-    granularity = "per channel" if params.get("per_channel") == "true" else "per tensor"
-    return [framework(record), dtype, calibration, granularity]
+def combination(record: Record) -> Combination:
+    """Return what a run is called."""
+    return Combination.of_params(record.params)
 
 
 def labels(records: Sequence[Record]) -> list[str]:
@@ -225,7 +245,7 @@ def labels(records: Sequence[Record]) -> list[str]:
     keys = varied(records)
     return [
         " ".join(
-            [*filter(None, _combination(record))]
+            [*filter(None, combination(record).cells)]
             + [f"{key}={record.params[key]}" for key in keys if key in record.params]
         )
         for record in records

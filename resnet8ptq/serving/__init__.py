@@ -1,1 +1,1 @@
-"""The tracking server for many."""
+"""The tracking server: MLflow on PostgreSQL, and who may reach it."""

@@ -1,4 +1,4 @@
-"""A tracking server for many: `mlflow server` on PostgreSQL, artifacts served through it.
+"""A tracking server for a team: `mlflow server` on PostgreSQL, artifacts served through it.
 
     python -m resnet8ptq server database=postgresql://user@host/name
 
@@ -203,7 +203,7 @@ def _check(given: Arguments) -> None:
             )
         except OSError as error:
             raise ConfigError(
-                f"port: {given.port} on {given.host} cannot be had ({error.strerror}); takes a "
+                f"port: {given.port} on {given.host} cannot be used ({error.strerror}); takes a "
                 "free one"
             ) from error
 

@@ -1,1 +1,1 @@
-"""A sweep: its parent run, its jobs, and going on with it."""
+"""A sweep: its parent run, its jobs, resuming it, and what a search optimizes."""

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import PtqError, TrackingError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
 from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
 from resnet8ptq.tracking import journal
@@ -21,6 +22,7 @@ from resnet8ptq.tracking import journal
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
 
+    from resnet8ptq.tracking.history import Record
     from resnet8ptq.tracking.sweep_file import Sweep
 
 
@@ -50,7 +52,8 @@ class RunningSweep:
             The status that its run got: `failed` where a job has.
 
         Raises:
-            TrackingError: the store is away; the runs are in the sweep's folder.
+            TrackingError: the store is away, and the runs are in the sweep's folder; or the report
+                could not be made, and the sweep's run is closed all the same.
         """
         try:
             return self._close(status)
@@ -74,20 +77,48 @@ class RunningSweep:
             ) from error
 
     def _close(self, status: str) -> str:
-        from resnet8ptq.report import page, table
-        from resnet8ptq.tracking import history, sync, upload
+        from resnet8ptq.report import table
         from resnet8ptq.tracking.run import end_parent
+
+        records: list[Record] = []
+        failure = None
+        try:
+            records = self._collect()
+            self._report(records)
+        except Exception as error:  # whatever it is, the sweep has ended
+            failure = error
+        # A search continues after a failure, and its sweeper reports none.
+        if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
+            status = "failed"
+        end_parent(self.sweep.store, self.sweep.parent_id, status, self.sweep.folder)
+        table.print_places(self.sweep.folder, self.sweep.store)
+        if failure is not None:
+            raise TrackingError(
+                f"the report could not be made ({one_line(failure)}); `python -m "
+                f"resnet8ptq report run_id={self.sweep.parent_id}` tries again"
+            ) from failure
+        return status
+
+    def _collect(self) -> "list[Record]":
+        """Log the runs that the store did not take; return those to compare."""
+        from resnet8ptq.tracking import history, sync
 
         known = history.find_runs(
             self.sweep.store, history.under(self.sweep.parent_id), deleted=True
         )
-        # Runs that the store did not take, and those whose processes ended with the sweep.
+        # Also those whose processes ended with the sweep.
         done = sync.sync(
             self.sweep.store, self.sweep.folder, known, wait_s=10 if self.sweep.worker else 0
         )
         if len(done.running) > 1:  # besides the sweep itself
             log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
-        records = history.load_compared(self.sweep.store, self.sweep.parent_id)
+        return history.load_compared(self.sweep.store, self.sweep.parent_id)
+
+    def _report(self, records: "list[Record]") -> None:
+        """Print the comparison; write it to the folder and the parent run."""
+        from resnet8ptq.report import page, table
+        from resnet8ptq.tracking import upload
+
         if records:
             table.print_table(records)
             page.write(
@@ -97,14 +128,8 @@ class RunningSweep:
             here = [r for r in records if self.sweep.folder in Path(r.tags["folder"]).parents]
             skipped = len(records) - len(here)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        if (found := self.sweep.folder / RESULTS_FILE).exists():
-            upload.log_files(self.sweep.store, self.sweep.parent_id, [found])
-        # A search goes on past a failure, and its sweeper ends in peace.
-        if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
-            status = "failed"
-        end_parent(self.sweep.store, self.sweep.parent_id, status, self.sweep.folder)
-        table.print_places(self.sweep.folder, self.sweep.store)
-        return status
+        if (results := self.sweep.folder / RESULTS_FILE).exists():
+            upload.log_files(self.sweep.store, self.sweep.parent_id, [results])
 
 
 _current: RunningSweep | None = None  # of this process
@@ -132,7 +157,7 @@ class SweepCallback(Callback):
 
 
 def _start(config: DictConfig, folder: Path) -> RunningSweep:
-    """Open the store and the sweep's run: a new one, or that of the sweep to go on with."""
+    """Open the store and the sweep's run: a new one, or that of the sweep to continue."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import resume
     from resnet8ptq.tracking import history, sync
@@ -163,7 +188,7 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
         name = f"sweep {folder.parent.name} {folder.name}"
         parent_id = start_parent(store, name, folder, tags)
     else:
-        print(f"Resume: going on with {earlier.tags['mlflow.runName']}")  # no log is set up yet
+        print(f"Resume: continuing {earlier.tags['mlflow.runName']}")  # no log is set up yet
         known = history.find_runs(store, history.under(earlier.run_id), deleted=True)
         sync.sync(store, Path(earlier.tags["folder"]), [earlier, *known], wait_s=5)
         parent_id = restart_parent(store, earlier, folder)

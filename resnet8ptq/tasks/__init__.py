@@ -1,1 +1,1 @@
-"""What makes a result good, and how sure a difference is."""
+"""What makes a result good: metrics, confidence intervals and paired tests."""

@@ -1,1 +1,1 @@
-"""A run's record: in its own folder, and in MLflow."""
+"""A run's journal in its own folder, and its run in MLflow."""

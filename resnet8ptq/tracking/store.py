@@ -153,21 +153,21 @@ def without_password(uri: str) -> str:
 def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     """Return the experiment's id, creating it where it is not there yet."""
     client = mlflow.MlflowClient(tracking_uri=uri)
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         location = None if artifacts is None else (artifacts / safe_name(name)).as_uri()
         try:
             return str(client.create_experiment(name, artifact_location=location))
         except MlflowException:  # another process was faster
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage == "deleted":
+    if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
             f"tracking.experiment_name: {name!r} was deleted in {without_password(uri)}; restore "
-            "it there, or take another name"
+            "it there, or choose another name"
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def _offer_view(uri: str, experiment_id: str) -> None:

@@ -1,1 +1,1 @@
-"""ONNX Runtime."""
+"""ONNX Runtime: quantizer, predictor, and what is special to its files."""

@@ -1,1 +1,1 @@
-"""TensorFlow Lite."""
+"""TensorFlow Lite: TensorFlow's converter, and LiteRT's interpreter."""

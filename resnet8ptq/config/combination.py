@@ -1,0 +1,63 @@
+"""What a run is called, wherever it is named: framework, dtype, calibration, granularity."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from resnet8ptq.config.schema import QuantizationConfig
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The choices that tell the runs of a sweep apart, as the settings have them."""
+
+    backend: str
+    flow: str | None
+    dtype: str
+    method: str
+    calib: str
+    per_channel: bool
+
+    @classmethod
+    def of_config(cls, config: QuantizationConfig) -> "Combination":
+        """Return that of a run to come; a composed config that is not checked yet will do."""
+        flow = getattr(config.backend, "flow", None)
+        names = (config.dtype.name, config.method, config.calib.name)
+        return cls(config.backend.name, flow, *names, config.per_channel)
+
+    @classmethod
+    def of_params(cls, params: Mapping[str, str]) -> "Combination":
+        """Return that of a logged run."""
+        backend, dtype, calib = (params.get(key, "?") for key in ("backend", "dtype", "calib"))
+        method, per_channel = params.get("method", "static"), params.get("per_channel") == "true"
+        return cls(backend, params.get("backend.flow"), dtype, method, calib, per_channel)
+
+    @property
+    def framework(self) -> str:
+        """The framework, and with PyTorch's second flow that flow."""
+        return f"{self.backend} {self.flow}" if self.flow == "pt2e" else self.backend
+
+    @property
+    def calibration(self) -> str:
+        """How the activation ranges are found."""
+        if self.method in ("static", "dynamic"):
+            return self.calib if self.method == "static" else "dynamic"
+        return f"{self.method}, {self.calib}"
+
+    @property
+    def granularity(self) -> str:
+        """How many scales the weights of a layer have."""
+        return "per channel" if self.per_channel else "per tensor"
+
+    @property
+    def cells(self) -> list[str]:
+        """The four in words; of fp32 the last two are empty."""
+        if self.dtype == "fp32":
+            return [self.framework, "fp32", "", ""]
+        return [self.framework, self.dtype, self.calibration, self.granularity]
+
+    @property
+    def name(self) -> str:
+        """The four in one word, such as `onnx-int8-minmax-per_tensor`."""
+        calibration = self.calib if self.method == "static" else self.method
+        parts = (self.framework, self.dtype, calibration, self.granularity)
+        return "-".join(parts).replace(" ", "_")

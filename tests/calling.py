@@ -1,0 +1,166 @@
+"""Calling `run.py`: in the process of the test or, where the process is the point, in its own."""
+
+import gc
+import io
+import logging
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from hydra.core.hydra_config import HydraConfig
+
+from resnet8ptq.core import cache, console
+from resnet8ptq.data import locate
+from resnet8ptq.models import model
+from resnet8ptq.sweep import callback
+
+if TYPE_CHECKING:  # most tests do without MLflow
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+REPO = Path(__file__).parents[1]
+COMMAND = (sys.executable, str(REPO / "run.py"))
+NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
+
+
+@dataclass(frozen=True)
+class Called:
+    """A finished `run.py`, and the folder it ran in."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+    @property
+    def client(self) -> "MlflowClient":
+        from resnet8ptq.tracking.store import mlflow
+
+        return mlflow.MlflowClient(tracking_uri=f"sqlite:///{self.folder / 'mlruns' / 'mlflow.db'}")
+
+    @property
+    def runs(self) -> list["Run"]:
+        """All runs of the store, the oldest first."""
+        experiment = self.client.get_experiment_by_name("resnet8ptq")
+        assert experiment is not None
+        order = ["attributes.start_time ASC"]
+        return list(self.client.search_runs([experiment.experiment_id], order_by=order))
+
+    @property
+    def parent(self) -> "Run":
+        (found,) = [run for run in self.runs if "overrides" in run.data.tags]
+        return found
+
+    @property
+    def children(self) -> list["Run"]:
+        parent_id = self.parent.info.run_id
+        return [r for r in self.runs if r.data.tags.get("mlflow.parentRunId") == parent_id]
+
+    def artifacts(self, run: "Run") -> dict[str, Path]:
+        root = Path(run.info.artifact_uri.removeprefix("file://"))
+        return {path.name: path for path in root.iterdir()}
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("error:")]
+
+    @property
+    def table(self) -> list[dict[str, str]]:
+        """The rows of the printed table."""
+        rows = [
+            [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+            for line in self.out.splitlines()
+            if line.startswith(("│", "┃"))
+        ]
+        return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+def call(folder: Path, *args: str, **env: str) -> Called:
+    """Call `run.py` in `folder`, as a person would; runs/ and mlruns/ land there.
+
+    In this process, where everything is imported and loaded already.
+    """
+    from resnet8ptq.tracking import store
+
+    out, err = io.StringIO(), io.StringIO()
+    script = COMMAND[1]
+    with (
+        kept_globals(),
+        chdir(folder),
+        mock.patch.dict(os.environ, clean_environment(**env), clear=True),
+        mock.patch.object(sys, "argv", [script, *args]),
+        mock.patch.object(store, "_make_database", partial(copy_database, store._make_database)),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int)
+    return Called(folder, code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def kept_globals() -> Iterator[None]:
+    """Give the block what a new process would find, and put back what it changes of that."""
+    root, threshold = logging.getLogger(), gc.get_threshold()
+    handlers, level, terminated = root.handlers[:], root.level, signal.getsignal(signal.SIGTERM)
+    forget()
+    try:
+        yield
+    finally:
+        for handler in root.handlers:
+            if handler not in handlers:
+                handler.close()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        signal.signal(signal.SIGTERM, terminated)
+        gc.set_threshold(*threshold)
+        forget()
+
+
+def forget() -> None:
+    """Forget what a process keeps from the first run on, but for imports and data."""
+    HydraConfig.instance().cfg = None
+    if sweep := callback.find_current():
+        sweep.lock.release()
+    callback._current = None
+    for kept in (console.stderr, locate._find_cifar10, model._say):
+        kept.cache_clear()
+
+
+def copy_database(make: Callable[[Path], None], path: Path) -> None:
+    """Put an empty store at `path`: a copy of one of `make`, which takes MLflow three seconds."""
+    kept = cache.entry(cache.folder(None), "stores", {}, lambda folder: make(folder / "mlflow.db"))
+    shutil.copyfile(kept / "mlflow.db", path)
+
+
+def call_process(folder: Path, *args: str, **env: str) -> Called:
+    """Do the same as `call` in a process of its own."""
+    done = subprocess.run(
+        [*COMMAND, *args],
+        cwd=folder,
+        env=clean_environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return Called(folder, done.returncode, done.stdout, done.stderr)
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with `changes`, and with no store but one named there."""
+    dropped = ("MLFLOW_TRACKING_URI", "HYDRA_FULL_ERROR")  # set in this process by MLflow and cli
+    inherited = {key: value for key, value in os.environ.items() if key not in dropped}
+    return {**inherited, **changes}
