@@ -15,6 +15,7 @@ from conftest import THREADS, make_config, quantizer_of
 from test_cifar10 import pickle_published
 
 from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
+from benchmarks.__main__ import main
 from benchmarks.memory import imported
 from resnet8ptq.data import cifar10
 from resnet8ptq.data.dataset import Dataset
@@ -246,9 +247,11 @@ def test_page_says_what_differs(tmp_path: Path) -> None:
     assert "memory: A CPU" in page and "fedcba987654" in page
 
 
-def test_committed_page_is_that_of_the_committed_measurements() -> None:
-    found = results.load()
-    page = results.FOLDER / results.MARKDOWN_FILE
-    assert (page.read_text() if page.exists() else None) == (
-        results.render(found) if found else None
-    )
+def test_nothing_is_rendered_without_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results.load, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--render"])
+    assert main() == 2
+    assert "results.json" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
