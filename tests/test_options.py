@@ -78,6 +78,7 @@ def test_option_keeps_the_accuracy(
     prepared = preparation.prepare(
         config, bench, fp32, dataset, calibration, held_out, tmp_path, scratch, Nowhere()
     )
+    assert (config.method == "qat") == (tmp_path / "qat_loss.png").exists()
     quantizer = quantizer_of(prepared.config)
     artifact = quantizer.quantize(prepared.network, calibration.split, tmp_path, prepared.ranges)
     predictor = quantizer.load(artifact.path, THREADS)

@@ -108,6 +108,7 @@ def test_no_image_calibrates_chooses_and_is_scored(
 
     def look(
         config: RunConfig,
+        bench: object,
         fp32: Fp32Model,
         data: Dataset,
         drawn: CalibrationSet,

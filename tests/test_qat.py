@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.core import figures
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.experiment import plots
 from resnet8ptq.finetuning import network, qat, training
 from resnet8ptq.finetuning.fake_quantization import FakeQuantize, Round
 from resnet8ptq.models import model
@@ -184,7 +186,7 @@ def test_student_computes_what_the_onnx_file_computes_on_the_real_model(
 
 
 def test_training_changes_every_weight_and_range_and_lowers_the_loss(tuned, few, shapes_model):
-    folder, run, _, ranges = tuned
+    _, run, _, ranges = tuned
     names = [[node.name for node in onnx.load(p).graph.node] for p in paths(tuned, shapes_model)]
     assert names[0] == names[1]
     before, after = (initializers(path) for path in paths(tuned, shapes_model))
@@ -199,7 +201,11 @@ def test_training_changes_every_weight_and_range_and_lowers_the_loss(tuned, few,
     assert len(losses) == 3 and min(losses[1:]) < losses[0]
     assert len(run.of("qat_validation_accuracy")) == 3
     assert run.of("qat_learning_rate") == sorted(run.of("qat_learning_rate"), reverse=True)
-    assert (folder / "qat_loss.png").stat().st_size > 10_000
+
+
+def test_curves_are_drawn(tuned):
+    points = [{"step": float(step), **metrics} for step, metrics in tuned[1].steps]
+    assert len(figures.to_png(plots.fine_tuning(points))) > 10_000
 
 
 def paths(tuned, shapes_model):
