@@ -189,10 +189,9 @@ SOUND = {"name": "a", "experiment": "b", "key": "0"}
     "content",
     [
         *("", "{}", "[]", "\0", "[" * 100_000, '{"name": "a"}'),
-        *(json.dumps({**SOUND, key: value}) for key in SOUND for value in (None, [], {}, 1.5)),
+        *(json.dumps({**SOUND, "key": value}) for value in (None, [], {}, 1.5)),
         json.dumps({**SOUND, "key": "0' or tags.kind != '"}),
         json.dumps({**SOUND, "model": {"file": "../../model.onnx"}}),
-        json.dumps({**SOUND, "tags": {"a": 1}}),
         json.dumps({**SOUND, "points": [["loss", "x", 0, 0]]}),
     ],
 )

@@ -95,7 +95,7 @@ class Activations:
             {"batch_size": calib.batch_size},
             lambda folder: self._observe("ranges", {}, folder),
         )
-        with np.load(folder / _FILES["ranges"], allow_pickle=False) as kept:
+        with np.load(folder / _FILES["ranges"]) as kept:
             stats = {
                 str(name): TensorStats.of_batches(batches)
                 for name, batches in zip(kept["names"], kept["batches"], strict=True)
@@ -107,7 +107,7 @@ class Activations:
             {"num_bins": calib.num_bins},
             lambda folder: self._observe("histograms", stats, folder),
         )
-        with np.load(folder / _FILES["histograms"], allow_pickle=False) as kept:
+        with np.load(folder / _FILES["histograms"]) as kept:
             for stat, counts, zeros in zip(
                 stats.values(), kept["counts"], kept["zeros"], strict=True
             ):
