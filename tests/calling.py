@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
+import pytest
 from hydra.core.hydra_config import HydraConfig
 
+from resnet8ptq.__main__ import main
 from resnet8ptq.core import cache, console
 from resnet8ptq.data import locate
 from resnet8ptq.models import model
@@ -90,25 +92,32 @@ def call(folder: Path, *args: str, **env: str) -> Called:
 
     In this process, where everything is imported and loaded already.
     """
+    script = COMMAND[1]
+    return _call(lambda: runpy.run_path(script, run_name="__main__"), folder, [script, *args], env)
+
+
+def call_beside(folder: Path, *args: str, **env: str) -> Called:
+    """Call `python -m resnet8ptq` in `folder`, in this process."""
+    return _call(lambda: sys.exit(main()), folder, ["resnet8ptq", *args], env)
+
+
+def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[str, str]) -> Called:
     from resnet8ptq.tracking import store
 
     out, err = io.StringIO(), io.StringIO()
-    script = COMMAND[1]
     with (
         kept_globals(),
         chdir(folder),
         mock.patch.dict(os.environ, clean_environment(**env), clear=True),
-        mock.patch.object(sys, "argv", [script, *args]),
+        mock.patch.object(sys, "argv", argv),
         mock.patch.object(store, "_make_database", partial(copy_database, store._make_database)),
         redirect_stdout(out),
         redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
     ):
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except SystemExit as ended:
-            code = ended.code
-    assert isinstance(code, int)
-    return Called(folder, code, out.getvalue(), err.getvalue())
+        run()
+    assert isinstance(ended.value.code, int)
+    return Called(folder, ended.value.code, out.getvalue(), err.getvalue())
 
 
 @contextmanager

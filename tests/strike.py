@@ -1,33 +1,35 @@
-"""Call run.py, and strike at one point of one job: `python strike.py JOB PID WORDS...`.
+"""Act at one point of one job of a sweep.
 
-When job number JOB is about to write its results, PID is killed with SIGKILL; 0 is this process.
+`python strike.py JOB WORDS...` calls run.py, and kills it (SIGKILL) at that point of job JOB.
 """
 
 import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from resnet8ptq.experiment import outputs
 
-REPO = Path(__file__).parents[1]
+RUN = Path(__file__).parents[1] / "run.py"
 
 
-def main(job: str, victim: int) -> None:
+def before_results(job: int, act: Callable[[], object]) -> Callable[..., None]:
+    """Return `outputs.write` that calls `act` before it writes the results of job number `job`."""
     write = outputs.write
 
-    def strike(folder: Path, *args: Any) -> None:
+    def acting(folder: Path, *args: Any) -> None:
         if folder.name.startswith(f"{job}_"):
-            os.kill(victim or os.getpid(), signal.SIGKILL)
+            act()
         write(folder, *args)
 
-    outputs.write = strike
-    runpy.run_path(str(REPO / "run.py"), run_name="__main__")
+    return acting
 
 
 if __name__ == "__main__":
-    _, number, pid, *words = sys.argv
-    sys.argv = [str(REPO / "run.py"), *words]
-    main(number, int(pid))
+    number = int(sys.argv.pop(1))
+    outputs.write = before_results(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    sys.argv[0] = str(RUN)
+    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -51,8 +51,8 @@ def proto(shapes_model: Fp32Model) -> onnx.ModelProto:
 
 @pytest.fixture(autouse=True)
 def fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaround, "SAMPLES", 1000)
-    monkeypatch.setattr(adaround, "BATCH", 200)
+    monkeypatch.setattr(adaround, "SAMPLES", 250)
+    monkeypatch.setattr(adaround, "BATCH", 50)
 
 
 def configure(*overrides: str) -> RunConfig:

@@ -14,6 +14,7 @@ import pytest
 import slurm
 from calling import COMMAND, NO_REAL_FILES, Called, call, call_process, clean_environment
 from conftest import new_store
+from mlflow.entities import ViewType
 from test_run import QUICK, cell_of, interrupt, wait_for_running_children
 
 from resnet8ptq.core import machine
@@ -55,9 +56,11 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def parallel(launcher: str, tmp_path_factory: pytest.TempPathFactory) -> Called:
+def parallel(launcher: str, tmp_path_factory: pytest.TempPathFactory, started: "Started") -> Called:
     folder = tmp_path_factory.mktemp(launcher)
     new_store(folder / "mlruns")
+    if launcher == "ray_local":
+        return call_and_kill(folder, started, *CELLS, *LAUNCHERS[launcher])
     path = os.environ["PATH"]
     if launcher == "slurm":
         path = f"{slurm.install(folder / 'bin')}{os.pathsep}{path}"
@@ -81,6 +84,10 @@ def test_jobs_have_one_parent_and_lose_no_run(
         assert {"report.md", "report.html", "runs.csv"} <= set(sweep.artifacts(sweep.parent))
     if launcher == "joblib":
         assert parallel.table == serial.table
+    if launcher == "ray_local":  # which has started the killed job again
+        experiment = [parallel.parent.info.experiment_id]
+        (killed,) = parallel.client.search_runs(experiment, run_view_type=ViewType.DELETED_ONLY)
+        assert killed.data.tags["run_again_as"] == sorted_children(parallel)[0].info.run_id
 
 
 def test_jobs_find_the_same_to_the_last_prediction(serial: Called, parallel: Called) -> None:
@@ -112,20 +119,33 @@ def test_jobs_share_the_cores_and_say_so(serial: Called, launcher: str, parallel
     assert "at once" not in serial.artifacts(serial.parent)["report.md"].read_text()
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Mark the processes that the test starts, and those that they start; end what is left."""
+class Started:
+    """The processes that the tests of this file start, and those that they start."""
+
+    def __init__(self) -> None:
+        self.mark = f"STARTED_BY={uuid.uuid4().hex}"
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through those that have the mark in their environment; not this one."""
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                variables = path.read_bytes().decode(errors="replace").split("\0")
+            except OSError:  # it has ended, or belongs to somebody else
+                continue
+            if self.mark in variables and int(path.parent.name) != os.getpid():
+                yield int(path.parent.name)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Started]:
+    """Mark what the tests start; end what is left."""
     if sys.platform != "linux":
         pytest.skip("needs /proc")
-    mark = f"STARTED_BY={uuid.uuid4().hex}"
-    monkeypatch.setenv(*mark.split("="))
-
-    class Started(list[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(find_processes(mark))
-
-    yield Started()
-    for process in find_processes(mark):
+    found = Started()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*found.mark.split("="))
+        yield found
+    for process in found:
         os.kill(process, signal.SIGKILL)
 
 
@@ -134,10 +154,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     [("joblib", signal.SIGTERM, 143), ("processes", signal.SIGINT, 130)],
 )
 def test_interrupted_jobs_are_closed_and_leave_no_process(
-    tmp_path: Path, started: list[int], name: str, number: signal.Signals, code: int
+    tmp_path: Path, started: Started, name: str, number: signal.Signals, code: int
 ) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-    found = interrupt(tmp_path, number, min(2, CORES), *LAUNCHERS[name])
+    found = interrupt(tmp_path, number, set("01"[:CORES]), *LAUNCHERS[name])
     assert found.code == code
     assert len(found.children) == min(2, CORES)
     for run in (found.parent, *found.children):
@@ -146,48 +166,33 @@ def test_interrupted_jobs_are_closed_and_leave_no_process(
     assert list(started) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "statuses"), [("processes", ["killed", "ok"]), ("ray_local", ["ok", "ok"])]
-)
-def test_a_killed_job_takes_no_other_along(
-    tmp_path: Path, started: list[int], name: str, statuses: list[str]
-) -> None:
-    """Ray starts it again, and the second attempt replaces the first."""
+def test_a_killed_job_takes_no_other_along(tmp_path: Path, started: Started) -> None:
+    found = call_and_kill(tmp_path, started, *QUICK, "dtype=int8,uint8", *LAUNCHERS["processes"])
+    assert [run.data.tags["status"] for run in sorted_children(found)] == ["killed", "ok"]
+    assert found.code == 1
+    (line,) = found.errors
+    assert line.startswith("error: job #0 ")
+    assert "ended with -9" in line
+    assert "killed" in [row["status"] for row in found.table]
+
+
+def call_and_kill(folder: Path, started: Started, *args: str) -> Called:
+    """Call a sweep, and kill its first job."""
     with subprocess.Popen(
-        [*COMMAND, "-m", *QUICK, "dtype=int8,uint8", *LAUNCHERS[name]],
-        cwd=tmp_path,
+        [*COMMAND, "-m", *args],
+        cwd=folder,
         env=clean_environment(**NO_REAL_FILES),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        wait_for_running_children(process, tmp_path, min(2, CORES))
+        wait_for_running_children(process, folder, {"0"})
         os.kill(find_first_job(started), signal.SIGKILL)
         out, err = process.communicate(timeout=120)
-    found = Called(tmp_path, process.returncode, out, err)
-    assert [run.data.tags["status"] for run in sorted_children(found)] == statuses, err
-    assert found.code == (1 if "killed" in statuses else 0)
-    if "killed" in statuses:
-        (line,) = found.errors
-        assert line.startswith("error: job #0 ")
-        assert "ended with -9" in line
-        assert "killed" in [row["status"] for row in found.table]
+    return Called(folder, process.returncode, out, err)
 
 
-def find_processes(mark: str) -> list[int]:
-    """Return the processes that have `mark` in their environment; not this one."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended, or belongs to somebody else
-            continue
-        if mark in variables and int(path.parent.name) != os.getpid():
-            found.append(int(path.parent.name))
-    return found
-
-
-def find_first_job(started: list[int]) -> int:
+def find_first_job(started: Started) -> int:
     """Return the process that writes the log of job 0."""
     for process in started:
         for file in Path(f"/proc/{process}/fd").glob("*"):

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from calling import COMMAND, NO_REAL_FILES, Called, call, clean_environment
-from conftest import compose_whole
+from conftest import compose_whole, new_store
 from hydra.errors import HydraException
 from mlflow.entities import Run
 
@@ -309,10 +309,12 @@ def test_missing_data_falls_back_loudly(tmp_path: Path) -> None:
     assert run.data.tags["status"] == "ok"
 
 
-def wait_for_running_children(process: subprocess.Popen[str], folder: Path, count: int) -> None:
-    """Return once MLflow has `count` open child runs; look ten times a second, for a minute."""
+def wait_for_running_children(
+    process: subprocess.Popen[str], folder: Path, numbers: set[str]
+) -> None:
+    """Return once these jobs have open runs in MLflow; look ten times a second, for minutes."""
     store = Called(folder, 0, "", "")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         try:
             code: Any = process.wait(timeout=0.1)
@@ -322,17 +324,18 @@ def wait_for_running_children(process: subprocess.Popen[str], folder: Path, coun
             pytest.fail(f"ended with {code} before it could be interrupted")
         # The sweep's file comes after the store's migrations, which are not to be disturbed.
         if any((folder / "runs" / "sweeps").rglob("sweep.json")):
-            statuses = [run.info.status for run in store.children]
-            if statuses.count("RUNNING") >= count:
+            open_runs = [run for run in store.children if run.info.status == "RUNNING"]
+            if numbers <= {run.data.tags["job_number"] for run in open_runs}:
                 return
-    pytest.fail("too few runs were started within a minute")
+    pytest.fail("too few runs were started")
 
 
-def interrupt(folder: Path, number: signal.Signals, running: int, *args: str) -> Called:
-    """Call a sweep, signal it once it has `running` open child runs, and wait until all has ended.
+def interrupt(folder: Path, number: signal.Signals, running: set[str], *args: str) -> Called:
+    """Call a sweep, signal it once the jobs `running` have begun, and wait until all has ended.
 
     It takes so many bins that calibration alone takes minutes.
     """
+    new_store(folder / "mlruns")
     slow = ("calib=entropy", "calib.num_bins=200000", "calib.num_quantized_bins=128")
     process = subprocess.Popen(
         [*COMMAND, "-m", *args, *QUICK, "dtype=int8,uint8", *slow],
@@ -354,7 +357,7 @@ def interrupt(folder: Path, number: signal.Signals, running: int, *args: str) ->
 def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Path) -> None:
     # A shell's background job, as these tests may be, ignores Ctrl-C, and so would its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    found = interrupt(tmp_path, signal.SIGINT, 1)
+    found = interrupt(tmp_path, signal.SIGINT, {"0"})
     assert found.code == 130
     assert "Traceback" not in found.err
     (child,) = found.children  # the second was not started

@@ -32,7 +32,7 @@ def imported(folder: Path, *args: str) -> set[str]:
     return set(re.findall(r"^import time: .*\| +(\S+)$", done.stderr, flags=re.MULTILINE))
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--cfg", "job"], ["--cfg", "job", "backend=torch"]])
+@pytest.mark.parametrize("args", [["--help"], ["--cfg", "job", "backend=torch"]])
 def test_questions_are_answered_without_the_libraries(tmp_path: Path, args: list[str]) -> None:
     modules = imported(tmp_path, *args)
     assert "hydra" in modules

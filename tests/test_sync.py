@@ -16,20 +16,22 @@ import mlflow
 import numpy as np
 import pytest
 import requests
-from calling import NO_REAL_FILES, REPO, Called, clean_environment
+from calling import NO_REAL_FILES, call, call_beside, copy_database
 from conftest import make_config
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from requests.adapters import HTTPAdapter, Retry
+from strike import before_results
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import outputs
 from resnet8ptq.tracking import history, journal, sync
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.run import Run, _start_journal, end_parent, start_parent, start_run
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store, _make_database, open_store
 
 AWAY = Store("http://127.0.0.1:9", "0", "resnet8ptq")  # nobody listens there
 
@@ -219,21 +221,15 @@ def test_two_runs_do_not_work_in_one_folder(store: Store, tmp_path: Path) -> Non
     assert store.client.search_runs([store.experiment_id]) == []
 
 
-def call_sync(folder: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "resnet8ptq", "sync", *words]
-    env = clean_environment(PYTHONPATH=str(REPO), **env)
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [(["nope=1"], "takes folder= | experiment= | uri= | root="), (["folder=x"], "folder: got x")],
 )
 def test_wrong_words_are_one_line(tmp_path: Path, words: list[str], says: str) -> None:
-    done = call_sync(tmp_path, *words)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = call_beside(tmp_path, "sync", *words)
+    assert done.code == 2
+    assert says in done.err
+    assert done.err.count("\n") == 1
 
 
 class Server:
@@ -249,16 +245,8 @@ class Server:
 
     def start(self) -> None:
         self.kill()
-        command = [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            "--host",
-            "127.0.0.1",
-            "--workers",
-            "1",
-        ]
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+        command += ["--workers", "1"]
         store = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
         files = ["--artifacts-destination", f"{self.folder}/artifacts", "--port", str(self.port)]
         self.process = subprocess.Popen(
@@ -284,26 +272,21 @@ class Server:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     found = Server(tmp_path)
+    copy_database(_make_database, tmp_path / "server.db")
     found.start()
     yield found
     found.kill()
 
 
 @pytest.mark.slow
-def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
+def test_a_sweep_outlives_its_server(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server is killed in the second of three jobs; it comes back after the sweep."""
-    assert server.process is not None
     words = ("-m", "dtype=int8,uint8,u8s8", "data=shapes", "latency.enabled=false")
     env = {"MLFLOW_TRACKING_URI": server.uri, **NO_REAL_FILES}
-    done = subprocess.run(
-        [sys.executable, str(REPO / "tests/strike.py"), "1", str(-server.process.pid), *words],
-        cwd=tmp_path,
-        env=clean_environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    found = Called(tmp_path, done.returncode, done.stdout, done.stderr)
+    monkeypatch.setattr(outputs, "write", before_results(1, server.kill))
+    found = call(tmp_path, *words, **env)
     assert found.code == 1, found.err
     (error,) = found.errors
     assert "`python -m resnet8ptq sync folder=" in error
@@ -311,9 +294,9 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
     assert [row["status"] for row in found.table] == ["baseline", "ok", "ok", "ok"]
 
     server.start()
-    synced = call_sync(tmp_path, **env)
-    assert synced.returncode == 0, synced.stderr
-    assert "3 runs logged, 0 closed as killed, 0 still running, 1 were" in synced.stdout
+    synced = call_beside(tmp_path, "sync", **env)
+    assert synced.code == 0, synced.err
+    assert "3 runs logged, 0 closed as killed, 0 still running, 1 were" in synced.out
     store = open_store(TrackingConfig(uri=server.uri))
     parent = history.find_parent(store)
     assert parent is not None

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -99,43 +100,64 @@ def test_store_that_cannot_be_made_leaves_no_half_of_it(
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
+class Pair:
+    """Two processes that call a function at the same time."""
+
+    barrier: Any  # in each of the processes
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(2, context, self._enter, (context.Barrier(2),))
+
+    @classmethod
+    def _enter(cls, barrier: Any) -> None:
+        cls.barrier = barrier
+
+    @classmethod
+    def _wait_and_call(cls, function: Callable[..., Any], *args: Any) -> Any:
+        cls.barrier.wait()
+        return function(*args)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        calls = [self.pool.submit(self._wait_and_call, function, *args) for _ in range(2)]
+        return [found.result() for found in calls]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    found = Pair()
+    with found.pool:
+        yield found
+
+
 @pytest.mark.slow
-def test_four_processes_make_one_store(tmp_path: Path) -> None:
-    config = TrackingConfig(root=str(tmp_path / "mlruns"))
-    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
-        stores = list(pool.map(open_store, [config] * 4))
-    assert len(set(stores)) == 1
-    found = client(stores[0]).search_experiments(view_type=mlflow.entities.ViewType.ALL)
+def test_two_processes_make_one_store(tmp_path: Path, pair: Pair) -> None:
+    first, second = pair.call(open_store, TrackingConfig(root=str(tmp_path / "mlruns")))
+    assert first == second
+    found = client(first).search_experiments(view_type=mlflow.entities.ViewType.ALL)
     assert sorted(experiment.name for experiment in found) == ["Default", "resnet8ptq"]
 
 
-def log_images(store: Store, folder: Path, number: int, barrier: Any) -> None:
+def log_images(store: Store, folder: Path) -> None:
     images = np.zeros((10, 2, 2, 3), np.uint8)
     split = Split(images, np.arange(10), "made up")
     drawn = CalibrationSet(split, np.arange(10))
-    own = folder / str(number)
+    own = folder / str(os.getpid())
     own.mkdir()
-    with start_run(store, f"run {number}", {}, own) as run:
+    with start_run(store, "a run", {}, own) as run:
         run._config_logged = True
-        barrier.wait()
+        Pair.barrier.wait()
         run.log_datasets(Dataset("made up", ("a", "b"), split, split), drawn)
 
 
-def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(
+    tmp_path: Path, pair: Pair
+) -> None:
     found = new_store(tmp_path / "mlruns")
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(4)
-    processes = [
-        context.Process(target=log_images, args=(found, tmp_path, number, barrier))
-        for number in range(4)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    pair.call(log_images, found, tmp_path)
     runs = client(found).search_runs([found.experiment_id])
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert [len(run.inputs.dataset_inputs) for run in runs] == [2] * 4
+    assert [len(run.inputs.dataset_inputs) for run in runs] == [2] * 2
 
 
 @pytest.mark.parametrize("failures", [1, 3])
