@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,14 +32,6 @@ BATCHES = {
 }
 
 
-class _Untar(pooch.Untar):  # type: ignore[misc]
-    """Refuses members outside of the folder, which pooch's own does from Python 3.12 on."""
-
-    def _extract_file(self, fname: str, extract_dir: str) -> None:
-        with tarfile.open(fname) as archive:
-            archive.extractall(extract_dir, filter="data")
-
-
 def fetch(folder: Path) -> Path:
     """Download and unpack CIFAR-10 below `folder`, or find it there; return the batches' folder.
 
@@ -51,7 +42,7 @@ def fetch(folder: Path) -> Path:
         known_hash=f"md5:{MD5}",
         path=folder,
         fname="cifar-10-python.tar.gz",
-        processor=_Untar(extract_dir="cifar-10"),
+        processor=pooch.Untar(extract_dir="cifar-10"),
         downloader=pooch.HTTPDownloader(progressbar=True, timeout=15),
     )
     return next(Path(member).parent for member in members if member.endswith("test_batch"))
