@@ -31,7 +31,7 @@ bench: .venv/.dev ## Measure time and memory beside the bare libraries: benchmar
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri $(STORE)
 
-server: .venv/.server ## Track for many: MLflow on PostgreSQL; HOST=, PORT=, DATABASE=, HOSTS=, AUTH=1
+server: .venv/.server ## Track for a team: MLflow on PostgreSQL at DATABASE=; HOST=, PORT=, HOSTS=, AUTH=1
 	$(BIN)/python -m resnet8ptq server host='$(HOST)' port='$(PORT)' $(if $(DATABASE),database='$(DATABASE)') $(if $(HOSTS),hosts='$(HOSTS)') $(if $(AUTH),auth=true)
 
 clean: ## Remove the virtual environment; runs and their store stay

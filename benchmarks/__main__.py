@@ -1,4 +1,7 @@
-"""`python -m benchmarks [section ...]`: measure, and write RESULTS.md."""
+"""`python -m benchmarks [section ...]`: measure, and write RESULTS.md.
+
+The measurements are kept in results.json, outside of git: without it, RESULTS.md begins anew.
+"""
 
 import argparse
 import os
@@ -20,6 +23,9 @@ def main() -> int:
     missing = [name for name in NEEDED if not Path(os.environ.get(name) or "-").exists()]
     if missing and not arguments.render:
         print(f"error: takes {' and '.join(missing)} to name the real files", file=sys.stderr)
+        return 2
+    if arguments.render and not found:
+        print("error: --render: there is no benchmarks/results.json to render", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # takes the running child along
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:

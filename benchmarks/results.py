@@ -90,7 +90,7 @@ def render(results: Record) -> str:
     """Return RESULTS.md."""
     parts = [
         "# What it costs beside the bare libraries",
-        "Made by `make bench`; the measurements are in `results.json`. The bare loop is "
+        "Made by `make bench`. The bare loop is "
         "`benchmarks/bare.py`: the same configurations in one plain script, on all cores, with "
         "nothing tracked, compared or drawn. Every figure is of a whole process, started in turns "
         "with what it is compared with; medians with the smallest and the largest of all rounds, "

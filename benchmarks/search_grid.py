@@ -75,7 +75,7 @@ class Grid:
 
     @cached_property
     def best(self) -> set[Run]:
-        """The runs with the highest accuracy, ties and all."""
+        """The runs with the highest accuracy, including ties."""
         accuracy = {run: found[0] for run, found in self.found.items() if found is not None}
         return {run for run, value in accuracy.items() if value == max(accuracy.values())}
 

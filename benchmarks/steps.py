@@ -9,17 +9,17 @@ from benchmarks.tables import table
 SWEEPS = {"4 runs, warm": FOUR, "24 runs, warm": (GRID,)}
 INTERVAL_S = 0.002
 
-# Step -> modules of the package, by how their names begin.
+# Step -> packages and modules, by how their paths begin.
 MODULES = {
-    "data": ("data", "images", "cifar10", "array_pickle", "shapes"),
-    "model": ("model", "convert", "torch_module", "onnx_source", "onnx_file"),
-    "calibration": ("activations", "calibration"),
-    "quantize": ("backends/", "corrections", "preparation"),
-    "evaluate": ("evaluate", "metrics"),
-    "latency": ("latency",),
-    "outputs": ("outputs", "plots", "results"),
-    "tracking": ("tracking", "ui_view", "environment"),
-    "report": ("report", "table", "comparison", "recommend", "sweep_plots", "spread", "reference"),
+    "data": ("data/",),
+    "model": ("models/", "graph/"),
+    "calibration": ("calibration/",),
+    "quantize": ("backends/", "corrections/", "experiment/preparation"),
+    "evaluate": ("evaluation/evaluate", "evaluation/pace", "evaluation/baseline", "tasks/"),
+    "latency": ("evaluation/latency",),
+    "outputs": ("experiment/outputs", "experiment/plots", "evaluation/result"),
+    "tracking": ("tracking/",),
+    "report": ("report/",),
 }
 STEPS = ("imports", *MODULES, "other")
 

@@ -1,11 +1,13 @@
 """What a store holds: runs logged by many processes at once, through `resnet8ptq.tracking`.
 
-    python -m benchmarks.tracking_load             a server on PostgreSQL beside an SQLite file
+    python -m benchmarks.tracking_load DATABASE    a server on that (empty) PostgreSQL database,
+                                                   beside an SQLite file
 
 A run has what a real one has (params, metrics, data sets, six files), but nothing is quantized.
 """
 
 import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -78,7 +80,7 @@ def _meet() -> None:
     try:
         _barrier.wait(timeout=120)
     except BrokenBarrierError:
-        raise RuntimeError("another process of the pool has not come") from None
+        raise RuntimeError("another process of the pool did not start") from None
 
 
 def log_run(store: Store, parent_id: str | None, folder: Path, number: int) -> str:
@@ -152,8 +154,7 @@ def measure(config: TrackingConfig, processes: int, runs: int, folder: Path) -> 
 def main() -> None:
     """Measure both stores in turns, and what a run takes in PostgreSQL."""
     with tempfile.TemporaryDirectory(prefix="load-") as scratch:
-        Path(scratch).chmod(0o755)
-        given = server.Arguments(folder=f"{scratch}/server", port=5099)
+        given = server.Arguments(sys.argv[1], folder=f"{scratch}/server", port=5099)
         with server.run(given) as running:
             engine = create_engine(running.database)
             configs = {

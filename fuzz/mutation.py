@@ -26,7 +26,7 @@ def mutate(content: bytes, seed: int) -> bytes:
 
 
 def _change_member(content: bytes, chance: random.Random) -> bytes | None:
-    """Change one member of a zip archive and write it anew; None where it is none."""
+    """Change one member of a zip archive and write it anew; None where it is not an archive."""
     if not content.startswith(b"PK") or chance.random() < 0.2:
         return None
     try:

@@ -1,10 +1,10 @@
-"""What stands beside a run.
+"""The commands beside `python run.py`.
 
     python -m resnet8ptq report     the report of a sweep again, from MLflow alone
-    python -m resnet8ptq sync       log the runs that MLflow has not got
-    python -m resnet8ptq server     MLflow on PostgreSQL, for many
+    python -m resnet8ptq sync       log the runs that MLflow lacks
+    python -m resnet8ptq server     MLflow on PostgreSQL, for a team
 
-Each takes key=value, and says with --help what. Quantizing itself is `python run.py --help`.
+Each takes key=value; `--help` lists the keys. For quantizing see `python run.py --help`.
 """
 
 import sys

@@ -33,15 +33,15 @@ def run_alone(cfg: DictConfig, folder: Path) -> "Record":
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
     store = open_store(config.tracking)
-    found = record(cfg, folder, store, tags=identify(cfg))
+    done = record(cfg, folder, store, tags=identify(cfg))
     if config.analysis.name is None:  # an analysis has printed its own table
-        table.print_table([found])
+        table.print_table([done])
     table.print_places(folder, store)
-    return found
+    return done
 
 
 def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record":
-    """Run as a child of the sweep's parent run; a wrong setting is on record like any failure.
+    """Run as a child of the sweep's parent run; a wrong setting is recorded like any failure.
 
     Args:
         settings: Hydra's own: the sweep's folder, the job's number and overrides.
@@ -57,9 +57,9 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
     tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(cfg)}
     try:
         again = bool(cfg.objectives)  # a search proposes some configurations more than once
-        if found := resume.find_finished(sweep, number, tags.get("identity"), again):
-            log.info("%s: skipped, finished as run %s", folder.name, found.run_id)
-            return found
+        if finished := resume.find_finished(sweep, number, tags.get("identity"), again):
+            log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
+            return finished
         if sweep.worker and cfg.threads is None:
             cfg.threads = sweep.worker.threads
         earlier = resume.find_attempts(sweep, number)
@@ -83,9 +83,9 @@ def check_names(config: RunConfig) -> None:
 
 
 def identify(cfg: DictConfig) -> dict[str, str]:
-    """Return the tag by which the run is known again; none where its settings or files are wrong.
+    """Return the tag that identifies the run; empty where its settings or files are wrong.
 
-    The run says what is wrong with them, on record.
+    The run then fails, and records what is wrong with them.
     """
     from resnet8ptq.sweep import identity
 

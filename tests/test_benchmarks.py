@@ -15,6 +15,7 @@ from conftest import THREADS, make_config, quantizer_of
 from test_cifar10 import pickle_published
 
 from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
+from benchmarks.__main__ import main
 from benchmarks.memory import imported
 from resnet8ptq.data import cifar10
 from resnet8ptq.data.dataset import Dataset
@@ -137,13 +138,22 @@ def test_imports_are_summed_by_package() -> None:
 @pytest.mark.parametrize(
     ("frames", "step"),
     [
-        (["pipeline.py", "evaluate.py", "backends/onnx_session.py"], "evaluate"),
-        (["pipeline.py", "latency.py", "backends/onnx.py"], "latency"),
-        (["pipeline.py", "backends/onnx.py"], "quantize"),
-        (["pipeline.py", "backends/onnx.py", "activations.py"], "calibration"),
-        (["pipeline.py", "data.py", "cifar10.py"], "data"),
-        (["sweep.py", "report.py", "comparison.py"], "report"),
-        (["sweep.py"], "other"),
+        (
+            ["experiment/pipeline.py", "evaluation/evaluate.py", "backends/onnx/predictor.py"],
+            "evaluate",
+        ),
+        (
+            ["experiment/pipeline.py", "evaluation/latency.py", "backends/onnx/predictor.py"],
+            "latency",
+        ),
+        (["evaluation/trial.py", "backends/onnx/quantizer.py"], "quantize"),
+        (
+            ["evaluation/trial.py", "backends/onnx/quantizer.py", "calibration/activations.py"],
+            "calibration",
+        ),
+        (["experiment/pipeline.py", "data/locate.py", "data/cifar10.py"], "data"),
+        (["sweep/callback.py", "report/page.py", "report/comparison.py"], "report"),
+        (["sweep/callback.py"], "other"),
     ],
 )
 def test_step_of_a_call_stack(frames: list[str], step: str) -> None:
@@ -237,9 +247,11 @@ def test_page_says_what_differs(tmp_path: Path) -> None:
     assert "memory: A CPU" in page and "fedcba987654" in page
 
 
-def test_committed_page_is_that_of_the_committed_measurements() -> None:
-    found = results.load()
-    page = results.FOLDER / results.MARKDOWN_FILE
-    assert (page.read_text() if page.exists() else None) == (
-        results.render(found) if found else None
-    )
+def test_nothing_is_rendered_without_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results.load, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--render"])
+    assert main() == 2
+    assert "results.json" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -193,7 +193,7 @@ def test_formats_with_one_number_per_tensor_are_refused(folder: Path, name: str)
 )
 def test_ranges_that_are_none_are_refused(folder: Path, ends: str) -> None:
     forge(folder, f'{{"data": {{"good": {{"lowest": 0, "highest": 1}}, "x": {ends}}}}}'.encode())
-    with pytest.raises(ConfigError, match="'x' has no range; takes low <= high"):
+    with pytest.raises(ConfigError, match="'x': no valid range; takes low <= high"):
         load(folder, MADE_FROM)
 
 

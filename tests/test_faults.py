@@ -68,7 +68,7 @@ def test_a_full_store_leaves_the_run_in_its_folder(
     earlier = log_everything(store_on_disk, tmp_path / "earlier")
     disk.fill()
     log_everything(store_on_disk, tmp_path / "run")
-    assert f"THE TRACKING STORE DOES NOT TAKE THE RUN: kept in {tmp_path / 'run'}" in caplog.text
+    assert f"TRACKING STORE UNAVAILABLE: the run is kept in {tmp_path / 'run'}" in caplog.text
     assert Journal.load(tmp_path / "run").metrics["loss"] == 1 / 3
     assert only_run(store_on_disk).info.run_id == earlier
 

@@ -8,8 +8,7 @@ import string
 from functools import cache
 
 import pytest
-from calling import REPO
-from hydra import compose, initialize_config_dir
+from conftest import compose_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fuzz.mutation import mutate
 from fuzz.targets import TARGETS, Target
-from resnet8ptq.config.loading import parse_config, register_schemas
+from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError
 
@@ -49,11 +48,8 @@ def test_any_bytes_are_read_or_refused(name: str, content: bytes) -> None:
 # The config: arbitrary values for each key
 
 
-@cache
 def composed() -> DictConfig:
-    register_schemas()
-    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        return compose("config", overrides=["backend=torch", "+analysis=sensitivity"])
+    return compose_groups("backend=torch", "+analysis=sensitivity")
 
 
 def keys(config: DictConfig, prefix: str = "") -> list[str]:

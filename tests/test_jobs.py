@@ -9,11 +9,9 @@ from pathlib import Path
 
 import joblib
 import pytest
-from calling import REPO
-from hydra import compose, initialize_config_dir
+from conftest import compose_whole
 from hydra.errors import HydraException
 
-from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.core import command, machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.sweep import jobs
@@ -23,10 +21,7 @@ CORES = machine.threads(None)
 
 
 def plan(*overrides: str) -> Worker | None:
-    register_schemas()
-    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        config = compose("config", overrides=list(overrides), return_hydra_config=True)
-    return jobs.plan(config.hydra.launcher)
+    return jobs.plan(compose_whole(*overrides).hydra.launcher)
 
 
 @pytest.mark.parametrize(

@@ -363,4 +363,4 @@ def test_an_unsupported_run_has_no_metrics():
 
 def test_the_summary_is_one_line_with_the_figures():
     summary = make_result().summary()
-    assert summary == "2 of 3 right (66.67%, -33.33 points), 100.0 kB"
+    assert summary == "2 of 3 correct (66.67%, -33.33 points), 100.0 kB"

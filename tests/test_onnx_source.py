@@ -263,7 +263,7 @@ def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
         ({"takes": ["B", 3, 32, 32]}, "takes NCHW (None, 3, 32, 32), the images are NHWC"),
         ({"takes": ["B", 28, 28, 3]}, "takes (None, 28, 28, 3)"),
         ({"takes": ["B", 3072]}, "takes (None, 3072)"),
-        ({"last": "Identity"}, "no probabilities; takes a graph that ends in a Softmax"),
+        ({"last": "Identity"}, "not probabilities; takes a graph that ends in a Softmax"),
         ({"constants": {"filters": np.full_like(FILTERS, np.nan)}}, "NaN or infinity in 'filters'"),
         ({"constants": {"dense": DENSE[:, :9], "bias": np.zeros(9, np.float32)}}, "[2, 10]"),
         ({"constants": {"filters": FILTERS.astype(np.float16)}}, "are float16"),

@@ -8,13 +8,13 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from conftest import bench_of, make_config
+from conftest import bench_of, make_config, new_store
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import RunConfig, TrackingConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate
@@ -29,7 +29,7 @@ from resnet8ptq.tasks.classification import Scores
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.run import start_run
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store
 
 Ranges = Mapping[str, Range] | None
 FEW = ("calib.samples_per_class=20", "latency.enabled=false")
@@ -37,7 +37,7 @@ FEW = ("calib.samples_per_class=20", "latency.enabled=false")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
 @pytest.fixture(autouse=True)

@@ -245,7 +245,7 @@ def test_interrupted_training_goes_on_to_the_same_bits(tuned, few, shapes_model,
     again = Curves()
     with caplog.at_level(logging.INFO):
         found = fine_tune(few, shapes_model, tmp_path, run=again)
-    assert "goes on after epoch 1 of 2" in caplog.text
+    assert "continues after epoch 1 of 2" in caplog.text
     assert found[0].onnx_path.read_bytes() == network.onnx_path.read_bytes()
     assert found[1] == ranges
     assert again.steps == run.steps

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from calling import NO_REAL_FILES, REPO, Called, call, clean_environment
-from conftest import make_config
+from conftest import make_config, new_store
 
-from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import shapes
@@ -16,7 +15,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.sweep import identity, resume
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.run import replace_runs, start_parent, start_run
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 
 SHAPES = ("data=shapes", "calib.samples_per_class=20")
@@ -24,7 +23,7 @@ SHAPES = ("data=shapes", "calib.samples_per_class=20")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 import pytest
 from calling import COMMAND, NO_REAL_FILES, Called, call, clean_environment
-from conftest import make_config
+from conftest import compose_whole
 from hydra.errors import HydraException
 from mlflow.entities import Run
 
+from resnet8ptq.config.loading import parse_config
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate
@@ -135,7 +136,7 @@ def test_run_folder_holds_what_was_uploaded(sweep: Called) -> None:
         assert f"{run.info.run_name}: started" in log
         if run.data.tags["status"] == "ok":
             metrics = run.data.metrics
-            outcome = f"{metrics['correct']:.0f} of {metrics['total']:.0f} right"
+            outcome = f"{metrics['correct']:.0f} of {metrics['total']:.0f} correct"
         else:
             outcome = "unsupported"
         assert f"{run.info.run_name}: {outcome}" in log
@@ -258,7 +259,8 @@ def test_wrong_setting_is_one_line(
     override: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises((HydraException, ConfigError)) as caught:
-        locate.settle(make_config(override).data)
+        config = parse_config(compose_whole(override, return_hydra_config=False))
+        locate.settle(config.data)
     assert command.report(caught.value) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

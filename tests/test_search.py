@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 from calling import NO_REAL_FILES, REPO, Called, call
 from cells import predictions, record, sweep
-from conftest import make_config
-from hydra import compose, initialize_config_dir
+from conftest import compose_whole, make_config
 from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from benchmarks.search_grid import read_grid, runs_to_best, runs_to_front
-from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import OBJECTIVES, ReportConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report import page, pareto, plots
@@ -27,12 +25,6 @@ from resnet8ptq.sweep.objectives import prepare, to_return_value
 
 SPACE = ("experiment=search", "data=shapes", "calib=percentile", "per_backend.onnx.slim=true")
 QUICK = ("latency.repeats=5", "latency.batch_repeats=1", "held_out_images=500")
-
-
-def compose_whole(*overrides: str) -> DictConfig:
-    register_schemas()
-    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
 # Few levels, so that there are ties.

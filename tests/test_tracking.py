@@ -14,12 +14,9 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
-from calling import REPO
-from conftest import THREADS, make_config, quantizer_of
-from hydra import compose, initialize_config_dir
+from conftest import THREADS, compose_whole, make_config, new_store, quantizer_of
 from omegaconf import DictConfig
 
-from resnet8ptq.config.loading import register_schemas
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
@@ -38,7 +35,7 @@ URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(TrackingConfig(root=str(tmp_path_factory.mktemp("mlruns"))))
+    return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +122,7 @@ def log_images(store: Store, folder: Path, number: int, barrier: Any) -> None:
 
 
 def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(tmp_path: Path) -> None:
-    found = open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+    found = new_store(tmp_path / "mlruns")
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(4)
     processes = [
@@ -207,7 +204,7 @@ def test_server_that_goes_away_is_reported_without_the_password(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with start_run(Store(URI_WITH_PASSWORD, "0", "name"), "name", {}, folder):
         pass
-    assert "THE TRACKING STORE DOES NOT TAKE THE RUN" in caplog.text
+    assert "TRACKING STORE UNAVAILABLE" in caplog.text
     assert "127.0.0.1:9" in caplog.text
     assert "hunter2" not in caplog.text
     assert Journal.load(folder).status == "FINISHED"
@@ -331,10 +328,7 @@ def test_run_whose_files_cannot_be_uploaded_has_failed(store: Store, folder: Pat
 
 def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
     """Compose a sweep's config with Hydra's own settings, as its callback gets them."""
-    register_schemas()
-    words = [*overrides, f"hydra.sweep.dir={folder}"]
-    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        return compose("config", overrides=words, return_hydra_config=True)
+    return compose_whole(*overrides, f"hydra.sweep.dir={folder}")
 
 
 def test_sweep_with_a_password_in_its_config_does_not_start(

@@ -1,4 +1,4 @@
-"""What the launchers share. A job whose process dies has failed, and takes no other job along."""
+"""What the launchers share. A job whose process dies has failed; the other jobs continue."""
 
 import logging
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Job:
         return f"#{self.number} {' '.join(filter_overrides(self.overrides))}"
 
     def died(self, reason: str) -> JobReturn:
-        """Return what stands for the result of a job whose process gave none."""
+        """Return a failed result for a job whose process returned no result."""
         error = JobError(f"job {self}: {reason}")
         log.error("%s", error)
         return JobReturn(self.overrides, status=JobStatus.FAILED, _return_value=error)

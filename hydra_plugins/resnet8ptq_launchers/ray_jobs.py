@@ -97,7 +97,7 @@ def start(init: DictConfig) -> None:
         "RAY_task_oom_retries": "1",
     }
     if init.address == LOCAL:
-        # Whatever it is called, it keeps every port of Ray on 127.0.0.1 on any system.
+        # Despite its name, it keeps every port of Ray on 127.0.0.1 on any system.
         defaults["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:
             defaults["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

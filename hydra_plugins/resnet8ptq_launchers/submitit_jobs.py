@@ -100,7 +100,7 @@ class _SubmititJobs(JobsLauncher):
         raise NotImplementedError
 
     def why(self, submitted: Any, error: Exception) -> str:
-        """Say how a job ended that has left no result."""
+        """Return how a job ended that has left no result."""
         raise NotImplementedError
 
 
@@ -142,7 +142,7 @@ class ProcessJobs(_SubmititJobs):
         return super().take(job, submitted)
 
     def why(self, submitted: Any, error: Exception) -> str:
-        """Say how the process ended."""
+        """Return how the process ended."""
         return f"its process ended with {submitted._process.returncode} and no result"
 
 
@@ -162,7 +162,7 @@ class SlurmJobs(_SubmititJobs):
         """Make submitit's executor.
 
         Raises:
-            JobError: this machine submits to no Slurm, or a setting is none of Slurm's.
+            JobError: this machine cannot submit to Slurm, or Slurm has no such setting.
         """
         import submitit
 
@@ -193,5 +193,5 @@ class SlurmJobs(_SubmititJobs):
             subprocess.run(["scancel", array], check=False)
 
     def why(self, submitted: Any, error: Exception) -> str:
-        """Say how Slurm says that it ended."""
+        """Return how Slurm says that it ended."""
         return f"Slurm says {submitted.state}, and it left no result"

@@ -128,13 +128,13 @@ class Activations:
             for name, values in {source: batch, **tensors}.items():
                 stats[name].observe(values, stage, self.calib)
         every = stats.values()
-        found: dict[str, Any] = {"names": np.array(list(stats))}
+        arrays: dict[str, Any] = {"names": np.array(list(stats))}
         if stage == "ranges":
-            found["batches"] = np.array([stat.batches for stat in every])  # [T, batches, 2]
+            arrays["batches"] = np.array([stat.batches for stat in every])  # [T, batches, 2]
         else:
-            found["counts"] = np.array([stat.counts for stat in every])  # [T, bins]
-            found["zeros"] = np.array([stat.zeros for stat in every])  # [T]
-        np.savez(folder / _FILES[stage], **found)
+            arrays["counts"] = np.array([stat.counts for stat in every])  # [T, bins]
+            arrays["zeros"] = np.array([stat.zeros for stat in every])  # [T]
+        np.savez(folder / _FILES[stage], **arrays)
 
     def _entry(self, kind: str, more: cache.Key, make: Callable[[Path], None]) -> Path:
         key: cache.Key = {

@@ -54,8 +54,8 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
             root: folder of CIFAR-10's batches; None: where a run looks for them.
 
         Raises:
-            DataError: the data set cannot be had, or is damaged.
-            ConfigError: a class has fewer images, or `root` is no folder.
+            DataError: the data set is not available, or is damaged.
+            ConfigError: a class has fewer images, or `root` is not a folder.
         """
         config = locate.settle(DataConfig(name, root, on_missing="error"))
         drawn = draw_calibration(locate.load(config.name, config.root), samples_per_class, seed)

@@ -7,8 +7,8 @@
 | `calibration.cache` | the same as text |
 | `calibration.provenance.json` | what they were made from, and their hashes |
 
-The first three are written by ONNX Runtime itself. Ranges belong to a network, to the method and to
-the images that told them, so that a table is refused where any of the three is another.
+The first three are written by ONNX Runtime itself. Ranges belong to a network, a method and its
+calibration images, so that a table is refused where any of the three differs.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
 
     Raises:
         ConfigError: there is no such file, it is damaged or edited, it was made from another
-            model, by another method or from other images, or a range in it is none.
+            model, by another method or from other images, or a range is not valid.
     """
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():
@@ -99,7 +99,7 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the whole table out of the log: ONNX Runtime tells it to the root logger."""
+    """Keep the whole table out of the log: ONNX Runtime logs it to the root logger."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("calibration cache: ")
@@ -139,10 +139,10 @@ def _read(path: Path, takes: str) -> bytes:
 
 def _parse(path: Path) -> dict[str, Any]:
     content = _read(path, f"a table with the {PROVENANCE_FILE} that its run wrote beside it")
-    found = _decode(content, path)
-    if not isinstance(found, dict):
+    parsed = _decode(content, path)
+    if not isinstance(parsed, dict):
         raise ConfigError(f"calib.table: {path} is damaged: takes an object, got other JSON")
-    return found
+    return parsed
 
 
 def _decode(content: bytes, path: Path) -> object:
@@ -153,14 +153,14 @@ def _decode(content: bytes, path: Path) -> object:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return unique
 
 
-def _as_ranges(found: object, path: Path) -> dict[str, Range]:
-    tensors = found.get("data") if isinstance(found, dict) else None
+def _as_ranges(parsed: object, path: Path) -> dict[str, Range]:
+    tensors = parsed.get("data") if isinstance(parsed, dict) else None
     if not isinstance(tensors, dict) or not tensors:
         raise ConfigError(f"calib.table: {path} holds no tensors")
     ranges = {}
@@ -168,7 +168,7 @@ def _as_ranges(found: object, path: Path) -> dict[str, Range]:
         ends = tensor if isinstance(tensor, dict) else {}
         low, high = _as_number(ends.get("lowest")), _as_number(ends.get("highest"))
         if low is None or high is None or low > high:
-            raise ConfigError(f"calib.table: {path}: {name!r} has no range; takes low <= high")
+            raise ConfigError(f"calib.table: {path}: {name!r}: no valid range; takes low <= high")
         ranges[name] = (low, high)
     return ranges
 

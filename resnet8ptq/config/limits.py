@@ -28,7 +28,7 @@ MOST_BINS = 2**20
 
 
 def check_keys(node: object, prefix: str = "") -> None:
-    """Refuse keys that were forced in by `+key=value`, and text that no terminal should show."""
+    """Refuse keys that were forced in by `+key=value`, and text that is not printable."""
     known = [item.name for item in fields(node)]  # type: ignore[arg-type]
     for key, value in vars(node).items():
         if key not in known:
@@ -122,7 +122,7 @@ def _check_quantization(config: RunConfig) -> None:
 def _check_analysis(config: RunConfig, analysis: AnalysisConfig) -> None:
     if analysis.name is None:
         if analysis != AnalysisConfig():
-            raise ConfigError("analysis: nothing reads its keys without +analysis=sensitivity")
+            raise ConfigError("analysis: its keys have no effect without +analysis=sensitivity")
         return
     _one_of("analysis.name", analysis.name, ANALYSES)
     _one_of("analysis.mode", analysis.mode, MODES)
@@ -171,9 +171,9 @@ def _at_most(key: str, got: int, most: int) -> None:
 def _check_method(config: RunConfig) -> None:
     """Refuse what would undo the method's work, or be undone by it."""
     if config.calib.table is not None and config.method != "static":
-        raise ConfigError(f"calib.table: nothing reads it with method={config.method}")
+        raise ConfigError(f"calib.table: has no effect with method={config.method}")
     if config.method == "qat" and config.corrections.equalization:
-        raise ConfigError("corrections.equalization: moves the ranges that method=qat has learned")
+        raise ConfigError("corrections.equalization: changes ranges that method=qat has learned")
 
 
 def _fraction(key: str, got: float) -> None:

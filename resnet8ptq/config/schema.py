@@ -22,7 +22,7 @@ SPLITS = ("test", "held_out")
 ANALYSES = ("sensitivity",)
 MODES = ("one_at_a_time", "all_but_one")
 ENGINES = ("auto", "fbgemm", "x86", "onednn", "qnnpack")
-# What a search can aim at, by the metric's name, and where to.
+# What a search can optimize, by the metric's name, and in which direction.
 OBJECTIVES = {
     **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
     **dict.fromkeys(("kl_divergence", "size_bytes", "peak_memory_bytes"), "minimize"),

@@ -74,7 +74,7 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
 def code(*modules: str) -> str:
     """Return a hash of the code of modules and packages of ours (`data`, `graph/layers`).
 
-    A part of every key: other code may make something else of the same inputs.
+    Part of every key: other code may give other results from the same inputs.
 
     Raises:
         FileNotFoundError: there is no such module.
@@ -106,7 +106,7 @@ def _as_text(key: Key) -> str:
 
 
 def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
-    # What processes have left that were killed at it: we hold the lock.
+    # Left by processes that were killed while building: this one holds the lock.
     for left in path.parent.glob(f".{path.name}-*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:

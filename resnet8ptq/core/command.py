@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """What is to be closed when the program ends, whatever ended it."""
+    """What is closed when the program ends, however it ends."""
 
     def close(self, status: str) -> str:
-        """Take `ok`, `failed` or `killed`; return what became of it."""
+        """Take `ok`, `failed` or `killed`; return the status that it got."""
         ...
 
 
@@ -104,7 +104,7 @@ _EXTRAS = {  # option that a plugin brings along: extra
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Report an error and leave, before Hydra announces a single run's failure in its own words.
+    """Report an error and exit, before Hydra reports a single run's failure itself.
 
     Not for a job of a sweep: there it would end the sweep.
     """
@@ -115,7 +115,7 @@ def exit_on_error() -> Iterator[None]:
 
 
 def report(error: Exception) -> int:
-    """Print an error in one line, with its traceback where it is a surprise; return the code."""
+    """Print an error in one line, with its traceback where it is not expected; return the code."""
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"error: {one_line(error)}", file=sys.stderr)
@@ -127,7 +127,7 @@ def one_line(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, HydraException) and error.__cause__ is not None:
         text += f": {error.__cause__}"
-    # What follows speaks of Hydra's and OmegaConf's insides.
+    # What follows is about Hydra's and OmegaConf's internals.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
     for option, extra in _EXTRAS.items():
         if f"'hydra/{option}'" in text:

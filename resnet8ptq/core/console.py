@@ -40,7 +40,7 @@ class LogHandler(RichHandler):
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
     """Yield `batches` with a progress bar, where there is a terminal to show it on.
 
-    None in the workers of a parallel sweep: see `jobs.prepare_workers`.
+    Not in the workers of a parallel sweep: see `sweep.jobs.prepare_workers`.
     """
     total = len(batches) if isinstance(batches, Sized) else None
     columns = (

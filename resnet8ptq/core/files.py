@@ -34,18 +34,18 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file: no pipe that waits, no device without an end.
+    """Return the content of a regular file; a pipe would block, a device never end.
 
     Raises:
-        OSError: it is none, cannot be read, or is larger than `most` bytes.
+        OSError: it is not one, cannot be read, or is larger than `most` bytes.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
         state = os.fstat(handle)
         if not stat.S_ISREG(state.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         if state.st_size > most:
-            raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+            raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
         return file.read(state.st_size)
 
 

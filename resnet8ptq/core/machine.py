@@ -73,13 +73,13 @@ def has_vnni() -> bool:
 @cache
 def versions() -> dict[str, str]:
     """Return `{"version.<package>": version}` of what shapes a result, without importing it."""
-    found = {"version.python": platform.python_version()}
+    installed = {"version.python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[f"version.{package}"] = version(package)
+            installed[f"version.{package}"] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 @cache

@@ -16,7 +16,7 @@ def look_up(key: str, name: str, table: Mapping[str, T]) -> T:
         key: the setting that names it, for the error.
 
     Raises:
-        ConfigError: there is none; lists those that there are.
+        ConfigError: there is no such entry; lists the entries.
     """
     if name not in table:
         raise ConfigError(f"{key}: got {name!r}, takes {' | '.join(table)}")

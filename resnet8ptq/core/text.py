@@ -20,7 +20,7 @@ def one_line(error: Exception) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as the name of one file or folder, whatever it holds: no path, no glob."""
+    """Return a text as the name of one file or folder: no path, no glob."""
     return re.sub(r"[^\w.,=-]|^\.", "_", text)[:100] or "_"
 
 
@@ -30,5 +30,5 @@ def show(text: object) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text from outside as a label: no formula between dollars, and not without end."""
+    """Return a text from outside as a label: no formula between dollars, and of limited length."""
     return printable(text)[:80].replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""AdaRound: weights are rounded up or down as it suits the layer's output, not to the nearest.
+"""AdaRound: each weight is rounded up or down for the least error of the layer's output.
 
 Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML 2020.
 """
@@ -151,8 +151,8 @@ def learn_levels(
         fraction=_matrix(weights / grid.scale - floor, groups),
     )
     up = _learn(problem, choices, iterations, random, label)
-    found = (choices.floor + choices.step * up).transpose(1, 2).reshape(weights.shape)
-    levels = found.numpy().astype(np.int64) + grid.zero_point
+    offsets = (choices.floor + choices.step * up).transpose(1, 2).reshape(weights.shape)
+    levels = offsets.numpy().astype(np.int64) + grid.zero_point
     learned, rounded = (
         problem.error(_matrix(grid.dequantize(candidate), groups))
         for candidate in (levels, nearest)
@@ -190,7 +190,7 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     """Return which weights [output channels, ...] keep their value.
 
     Those at the ends of the range, which the grid is made from, and those whose nearest level is
-    an outermost one: beyond it there is none, and in some schemes (uint8, symmetric) its value lies
+    an outermost one: no level lies beyond it, and in some schemes (uint8, symmetric) its value lies
     outside the range, so that a weight moved there would make another grid.
     """
     grid = scheme.grid(weights, 0)

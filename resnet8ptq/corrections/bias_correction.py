@@ -25,14 +25,14 @@ def correct_biases(
 
     Layer by layer: the means of a layer are taken behind layers that are rounded and corrected.
     Activations stay in float. A MatMul has no bias and is left as it is; the next layer with one
-    takes its error over. Grouped convolutions are no different from others.
+    takes its error over. Grouped convolutions are treated like others.
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)
-    found = layers.find(proto.graph, setting.selection)
+    nodes = layers.find(proto.graph, setting.selection)
     simulated = layers.find(rounded.graph, setting.selection)
-    targets = _means(fp32, list(found.values()), setting, "Bias correction: FP32")
-    for name, node in found.items():
+    targets = _means(fp32, list(nodes.values()), setting, "Bias correction: FP32")
+    for name, node in nodes.items():
         twin = simulated[name]
         weights = read_weights(rounded.graph, twin)
         write_weights(rounded.graph, twin, layers.round_to_nearest(weights, setting.weights))

@@ -49,11 +49,11 @@ def find_pairs(
     graph: onnx.GraphProto, selection: Selection
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Return pairs of layers to quantize with at most a ReLU between, and no other reader."""
-    found = {node.output[0]: node for node in layers.find(graph, selection).values()}
-    seconds = {node.input[0]: node for node in found.values()}
+    producers = {node.output[0]: node for node in layers.find(graph, selection).values()}
+    seconds = {node.input[0]: node for node in producers.values()}
     outputs = {value.name for value in graph.output}
     pairs = []
-    for first in found.values():
+    for first in producers.values():
         name = first.output[0]
         readers = _readers(graph, name)
         if len(readers) == 1 and readers[0].op_type in _HOMOGENEOUS and name not in outputs:

@@ -45,14 +45,14 @@ def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodePro
         QuantizationError: no layer is left.
     """
     skipped = set(find_float_nodes(graph, selection))
-    found = {
+    chosen = {
         name: node
         for name, node in weight_layers(graph).items()
         if node.name not in skipped and _is_plain(graph, node)
     }
-    if not found:
+    if not chosen:
         raise QuantizationError("corrections: no layer with weights is left to quantize")
-    return found
+    return chosen
 
 
 def _is_plain(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
@@ -95,11 +95,11 @@ def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) 
     with float activations.
     """
     rounded = copy.deepcopy(corrected)
-    found = find(rounded.graph, setting.selection)
-    for node in found.values():
+    nodes = find(rounded.graph, setting.selection)
+    for node in nodes.values():
         weights = read_weights(rounded.graph, node)
         write_weights(rounded.graph, node, round_to_nearest(weights, setting.weights))
-    names = [node.output[0] for node in found.values()]
+    names = [node.output[0] for node in nodes.values()]
     error, power = np.zeros(len(names)), np.zeros(len(names))
     label = "Measuring the layers' error"
     for targets, outputs in run([fp32, rounded], names, setting, label):
@@ -107,4 +107,4 @@ def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) 
             error[i] += np.square(output - target, dtype=np.float64).sum()
             power[i] += np.square(target, dtype=np.float64).sum()
     ratios = error / np.maximum(power, np.finfo(float).tiny)
-    return {name: float(ratio) for name, ratio in zip(found, ratios, strict=True)}
+    return {name: float(ratio) for name, ratio in zip(nodes, ratios, strict=True)}

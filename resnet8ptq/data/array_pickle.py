@@ -20,7 +20,7 @@ class _Dtype:
         self.args = args
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and flags, of which one byte has nothing to say."""
+        """Ignore byte order and flags: neither matters for single bytes."""
 
 
 class Array:
@@ -36,11 +36,11 @@ class Array:
         """Return the array.
 
         Raises:
-            Exception: it is no uint8 array in C order, or its bytes do not fill the shape.
+            Exception: it is not a uint8 array in C order, or its bytes do not fill the shape.
         """
         _, shape, dtype, fortran_order, content = self.state
         if not isinstance(dtype, _Dtype) or dtype.args[0] != "u1" or fortran_order:
-            raise ValueError("it is no uint8 array in C order")
+            raise ValueError("it is not a uint8 array in C order")
         if isinstance(content, str):  # what Python 2 called a string
             content = content.encode("latin1")
         return np.frombuffer(content, np.uint8).reshape(shape)
@@ -48,11 +48,11 @@ class Array:
 
 def _ndarray(*args: Any) -> Any:
     """Stands for the class itself, which the files name and never call."""
-    raise pickle.UnpicklingError("it builds an array by itself")
+    raise pickle.UnpicklingError("it calls numpy.ndarray")
 
 
 # What the published files ask for, under numpy 1's and numpy 2's module names. None of it is
-# numpy's own, whose array and dtype take whatever state a pickle gives them, and crash on some.
+# numpy's own, whose array and dtype take any state from a pickle, and crash on some.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): Array,
     ("numpy._core.multiarray", "_reconstruct"): Array,
@@ -74,7 +74,7 @@ def loads(content: bytes) -> Any:
     """Read a pickle, in which arrays come back as `Array`.
 
     Raises:
-        Exception: whatever a damaged or hostile pickle makes of itself.
+        Exception: any that a damaged or hostile pickle raises.
     """
     for opcode, argument, _ in pickletools.genops(content):  # every argument is there, and whole
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):

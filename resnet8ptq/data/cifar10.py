@@ -44,7 +44,7 @@ class _Untar(pooch.Untar):  # type: ignore[misc]
 def fetch(folder: Path) -> Path:
     """Download and unpack CIFAR-10 below `folder`, or find it there; return the batches' folder.
 
-    Raises whatever pooch and its downloader raise where it cannot be had.
+    Raises any error of pooch and its downloader where the download fails.
     """
     members = pooch.retrieve(
         URL,
@@ -113,7 +113,7 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         raise DataError(f"{path}: `data` must be a uint8 array [N, {PIXELS}]")
     try:
         planes = found.to_numpy()
-    except Exception as error:  # whatever a damaged state makes of itself
+    except Exception as error:  # any, from a damaged state
         raise DataError(f"{path}: `data` is damaged ({one_line(error)})") from error
     if planes.ndim != 2 or planes.shape[1] != PIXELS or len(planes) == 0:
         raise DataError(f"{path}: `data` is {list(planes.shape)}, must be [N, {PIXELS}]")
@@ -130,11 +130,11 @@ def _read_dict(path: Path) -> dict[str, Any]:
     content = _read(path)
     try:
         found = array_pickle.loads(content)
-    except Exception as error:  # whatever a damaged or hostile pickle makes of itself
+    except Exception as error:  # any, from a damaged or hostile pickle
         reason = one_line(error)
         raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({reason})") from None
     if not isinstance(found, dict):
-        raise DataError(f"{path}: holds a {type(found).__name__}, not a batch")
+        raise DataError(f"{path}: holds a {type(found).__name__}, takes a CIFAR-10 batch, a dict")
     return found
 
 

@@ -43,11 +43,11 @@ class Split:
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the images at `indices`, in that order; they are not copied."""
-        found = self.images
-        if isinstance(found, LazyImages):
-            taken = LazyImages(found.whole, found.indices[indices])
+        images = self.images
+        if isinstance(images, LazyImages):
+            taken = LazyImages(images.whole, images.indices[indices])
         else:
-            taken = LazyImages(found, np.arange(len(found))[indices])
+            taken = LazyImages(images, np.arange(len(images))[indices])
         return Split(taken, self.labels[indices], self.source)
 
     def batches(self, size: int) -> Batches:

@@ -35,7 +35,7 @@ def settle(config: DataConfig) -> DataConfig:
 
     Raises:
         ConfigError: there is no such data set, or `data.root` is set and is not a folder.
-        DataNotFoundError: CIFAR-10 cannot be had and `data.on_missing=error`.
+        DataNotFoundError: CIFAR-10 is not available and `data.on_missing=error`.
     """
     look_up("data.name", config.name, SOURCES)
     if config.name == "shapes":

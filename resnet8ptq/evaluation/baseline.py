@@ -42,9 +42,9 @@ def load_baseline(
     def make(folder: Path) -> None:
         fp32 = as_fp32(config)
         trial = bench.run(fp32, network, scored, scored, folder, label="FP32 baseline")
-        found = trial.evaluation
-        np.save(folder / "probabilities.npy", found.scores.probabilities)
-        logits = collect_logits(found.predictor, scored, found.pace.batch_size)
+        evaluation = trial.evaluation
+        np.save(folder / "probabilities.npy", evaluation.scores.probabilities)
+        logits = collect_logits(evaluation.predictor, scored, evaluation.pace.batch_size)
         if logits is not None:
             np.save(folder / "logits.npy", logits)
         (folder / "artifact").write_text(trial.artifact.path.name)

@@ -48,6 +48,6 @@ def collect_logits(
     the time of an evaluation, and the SQNR sums over every class of each image, enough of them.
     """
     images = split.take(np.arange(min(LOGIT_IMAGES, len(split))))
-    found = [predictor.logits(batch) for batch in images.batches(batch_size)]
-    arrays = [logits for logits in found if logits is not None]
+    outputs = [predictor.logits(batch) for batch in images.batches(batch_size)]
+    arrays = [logits for logits in outputs if logits is not None]
     return np.concatenate(arrays) if arrays else None

@@ -46,7 +46,7 @@ class Latency:
     baseline: Timings | None = None
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every figure under its MLflow name.
+        """Return every metric under its MLflow name.
 
         `speedup` (batch 1) and `speedup_batch` (`latency.batch_size`) are the baseline's median
         latency divided by the model's: above 1 the model is faster. dtype=fp32 has none: against
@@ -85,7 +85,7 @@ def measure(loads: Sequence[Load], images: Images, settings: LatencyConfig) -> l
 def _time_in_turns(
     predictors: list[Predictor], images: Images, batch_size: int, repeats: int
 ) -> list[Times]:
-    """Return the times of each predictor; who goes first alternates, so that caches favour none."""
+    """Return the times of each predictor; the first one alternates, so that caches favour none."""
     warm_up = max(3, repeats // 10)  # torch compiles in its first two runs of a shape
     times: list[list[float]] = [[] for _ in predictors]
     places = list(range(len(predictors)))

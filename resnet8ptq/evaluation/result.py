@@ -59,17 +59,17 @@ class RunResult:
             return f"{self.status}: {self.reason}"
         scores = self.measurement.comparison.model
         return (
-            f"{scores.correct} of {scores.total} right ({scores.accuracy:.2%}, "
+            f"{scores.correct} of {scores.total} correct ({scores.accuracy:.2%}, "
             f"{100 * self.measurement.comparison.delta:+.2f} points), "
             f"{self.measurement.size_bytes / 1000:.1f} kB"
         )
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every figure under its MLflow name; accuracies are fractions."""
-        found = self.measurement
-        if found is None:
+        """Return every metric under its MLflow name; accuracies are fractions."""
+        measured = self.measurement
+        if measured is None:
             return {}
-        scores, comparison = found.comparison.model, found.comparison
+        scores, comparison = measured.comparison.model, measured.comparison
         low, high = scores.interval
         metrics: dict[str, float | None] = {
             "accuracy": scores.accuracy,
@@ -90,25 +90,25 @@ class RunResult:
             "agreement": comparison.agreement,
             "kl_divergence": comparison.kl_divergence,
             "sqnr_db": comparison.sqnr_db,
-            "size_bytes": found.size_bytes,
-            "baseline_size_bytes": found.baseline_size_bytes,
-            "size_reduction": 1 - found.size_bytes / found.baseline_size_bytes,
-            "quantized_layers": found.quantized_layers,
-            "quantize_s": found.quantize_s,
-            "evaluate_s": found.evaluate_s,
-            "evaluate_batch_size": found.evaluate_batch_size,
-            "evaluate_threads": found.evaluate_threads,
-            "images_per_s": scores.total / found.evaluate_s,
-            "peak_memory_bytes": found.peak_memory_bytes,
-            "prepare_s": found.prepare_s,
-            **found.preparation,
+            "size_bytes": measured.size_bytes,
+            "baseline_size_bytes": measured.baseline_size_bytes,
+            "size_reduction": 1 - measured.size_bytes / measured.baseline_size_bytes,
+            "quantized_layers": measured.quantized_layers,
+            "quantize_s": measured.quantize_s,
+            "evaluate_s": measured.evaluate_s,
+            "evaluate_batch_size": measured.evaluate_batch_size,
+            "evaluate_threads": measured.evaluate_threads,
+            "images_per_s": scores.total / measured.evaluate_s,
+            "peak_memory_bytes": measured.peak_memory_bytes,
+            "prepare_s": measured.prepare_s,
+            **measured.preparation,
         }
-        if found.single is not None:
-            metrics["batch1_accuracy"] = found.single.accuracy
-            metrics["batch1_expected_correct"] = found.single.expected_correct
-        if found.latency is not None:
-            metrics |= found.latency.to_metrics()
-        for label, name in enumerate(metric_names(found.class_names)):
+        if measured.single is not None:
+            metrics["batch1_accuracy"] = measured.single.accuracy
+            metrics["batch1_expected_correct"] = measured.single.expected_correct
+        if measured.latency is not None:
+            metrics |= measured.latency.to_metrics()
+        for label, name in enumerate(metric_names(measured.class_names)):
             metrics[f"accuracy_{name}"] = scores.class_accuracy(label)
             metrics[f"delta_{name}"] = comparison.class_delta(label)
         return {key: float(value) for key, value in metrics.items() if value is not None}

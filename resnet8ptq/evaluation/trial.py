@@ -89,7 +89,7 @@ class Bench:
         """Load the artifact at `path` and run `scored`, `batch_size` at once where it is given."""
         size = batch_size or self.batch_size
         if size is None and config.method == "dynamic":
-            size = DYNAMIC_BATCH_SIZE  # its ranges depend on the batch: no matter of speed
+            size = DYNAMIC_BATCH_SIZE  # its ranges depend on the batch: not tuned
         about: cache.Key = {
             "network": self.network,
             "backend": json.dumps(asdict(config.backend), sort_keys=True),

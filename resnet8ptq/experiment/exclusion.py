@@ -1,7 +1,7 @@
 """The choice of layers to leave in float: as few as keep the accuracy within `max_drop`.
 
 Made on training images that did not calibrate, never on test images. Accuracy is the expected one
-with ties at the top broken at random, so that no layer is judged by an argmax's luck.
+with ties at the top broken at random, so that ties do not decide between layers.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Exclusion:
         return self.chosen.size_bytes - self.steps[0].size_bytes
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every figure under its MLflow name."""
+        """Return every metric under its MLflow name."""
         metrics: dict[str, float | None] = {
             "excluded_layers": len(self.nodes),
             "excluded_bytes": self.excluded_bytes,
@@ -102,7 +102,7 @@ def choose(
 ) -> Exclusion:
     """Leave the most sensitive layers in float until the drop is within `max_drop`.
 
-    Writes `exclusion.csv` into `folder`, whatever comes out.
+    Writes `exclusion.csv` into `folder`, also where the search fails.
 
     Args:
         config: with `nodes_to_exclude: auto` and a quantized dtype.
@@ -135,11 +135,11 @@ def choose(
         finally:
             files.write_text(folder / FILE, to_csv(trials.steps))
         seconds = time.perf_counter() - start
-        found = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
+        exclusion = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
         if nodes and config.latency.enabled:
-            found = replace(found, excluded_ms=variants.time(found))
-    log.info("nodes_to_exclude=auto: %s", found.summary())
-    return found
+            exclusion = replace(exclusion, excluded_ms=variants.time(exclusion))
+    log.info("nodes_to_exclude=auto: %s", exclusion.summary())
+    return exclusion
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,10 @@ class _Variants:
         reference = self.measure(as_fp32(self.config), fp32).evaluation.scores.expected_correct
 
         def measure(nodes: tuple[str, ...]) -> Step:
-            found = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
-            correct = found.evaluation.scores.expected_correct
+            measured = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
+            correct = measured.evaluation.scores.expected_correct
             drop = (reference - correct) / total
-            artifact = found.artifact
+            artifact = measured.artifact
             return Step(nodes, correct / total, drop, artifact.size_bytes, artifact.path)
 
         return measure
@@ -182,13 +182,13 @@ class _Variants:
             self.config, nodes, reference, lambda variant: self.measure(variant, cut)
         )
 
-    def time(self, found: Exclusion) -> float | None:
+    def time(self, exclusion: Exclusion) -> float | None:
         """Return `excluded_ms`; None where the artifact only simulates integer kernels."""
         resolved = make_quantizer(self.config, self.bench.runtime).resolve()
         if resolved.execution == "simulated":
             return None
         settings = replace(self.config.latency, batch_size=1, batch_repeats=1)
-        paths = (found.chosen.path, found.steps[0].path)
+        paths = (exclusion.chosen.path, exclusion.steps[0].path)
         loads = [self.bench.loader(self.config, path) for path in paths]
         chosen, whole = latency.measure(loads, self.held_out.images, settings)
         return float(np.median(chosen.single_ms) - np.median(whole.single_ms))

@@ -43,24 +43,26 @@ def write(
     fp32: Fp32Model,
 ) -> None:
     """Write everything but the model, each file whole or not at all; `result.json` comes last."""
-    found = result.measurement
-    assert found is not None  # only measured runs come here
-    scores = found.comparison.model
+    measured = result.measurement
+    assert measured is not None  # only measured runs come here
+    scores = measured.comparison.model
     files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
-    _write_csv(folder / "per_class.csv", _per_class(found))
+    _write_csv(folder / "per_class.csv", _per_class(measured))
     confusion = scores.confusion()
-    rows = ([name, *row] for name, row in zip(found.class_names, confusion.tolist(), strict=True))
-    _write_csv(folder / "confusion.csv", [["true \\ predicted", *found.class_names], *rows])
-    paired, title = found.comparison.paired, _title(config, scores.accuracy)
-    figures.save(plots.confusion(paired, found.class_names, title), folder / "confusion.png")
-    figures.save(plots.classes(paired, found.class_names, title), folder / "classes.png")
+    rows = (
+        [name, *row] for name, row in zip(measured.class_names, confusion.tolist(), strict=True)
+    )
+    _write_csv(folder / "confusion.csv", [["true \\ predicted", *measured.class_names], *rows])
+    paired, title = measured.comparison.paired, _title(config, scores.accuracy)
+    figures.save(plots.confusion(paired, measured.class_names, title), folder / "confusion.png")
+    figures.save(plots.classes(paired, measured.class_names, title), folder / "classes.png")
     with files.atomic(folder / "predictions.npz") as temporary:
         np.savez_compressed(
             temporary,
             probabilities=scores.probabilities,
             predictions=scores.predictions,
             labels=scores.labels,
-            baseline_predictions=found.comparison.baseline.predictions,
+            baseline_predictions=measured.comparison.baseline.predictions,
         )
     pairs = zip(calibration.indices.tolist(), calibration.split.labels.tolist(), strict=True)
     _write_csv(folder / "calibration.csv", [["index", "label"], *pairs])
@@ -76,14 +78,14 @@ def _title(config: RunConfig, accuracy: float) -> str:
     return f"{' · '.join(parts)}: {accuracy:.2%}"
 
 
-def _per_class(found: Measurement) -> Iterable[Sequence[object]]:
+def _per_class(measured: Measurement) -> Iterable[Sequence[object]]:
     yield ["class", "accuracy", "baseline_accuracy", "delta"]
-    for label, name in enumerate(found.class_names):
+    for label, name in enumerate(measured.class_names):
         yield [
             name,
-            found.comparison.model.class_accuracy(label),
-            found.comparison.baseline.class_accuracy(label),
-            found.comparison.class_delta(label),
+            measured.comparison.model.class_accuracy(label),
+            measured.comparison.baseline.class_accuracy(label),
+            measured.comparison.class_delta(label),
         ]
 
 

@@ -118,7 +118,7 @@ def sensitivity(
         axes.set_xlabel(name)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
-    # The line would cross figures at the bars' ends: here they stand by the names.
+    # The line would cross numbers at the bars' ends: here they stand by the names.
     named = [f"{plain(layer)}  {value:.1f}" for layer, value in zip(layers, sqnr_db, strict=True)]
     panels[0].set_yticks(places, named)
     panels[0].invert_yaxis()
@@ -138,8 +138,8 @@ def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
         (right, "qat_validation_accuracy", "held-out", "C1", "o"),
     )
     for axes, name, label, colour, marker in series:
-        found = [(point["step"], point[name]) for point in points if name in point]
-        axes.plot(*zip(*found, strict=True), color=colour, marker=marker, label=label)
+        curve = [(point["step"], point[name]) for point in points if name in point]
+        axes.plot(*zip(*curve, strict=True), color=colour, marker=marker, label=label)
     left.set(ylabel="distillation loss")
     right.set(ylabel="accuracy of held-out images")
     for axes in (left, right):

@@ -25,7 +25,7 @@ from resnet8ptq.precision.selection import Selection
 
 @dataclass(frozen=True)
 class Preparation:
-    """The network to quantize, and what is already settled of how.
+    """The network to quantize, and what is already decided about how.
 
     Attributes:
         config: the run's, with `nodes_to_exclude=auto` replaced by the nodes chosen.
@@ -62,7 +62,7 @@ def prepare(
     scratch: Path,
     run: Recorder,
 ) -> Preparation:
-    """Fine-tune, correct, read a calibration table, choose layers: whatever is switched on.
+    """Fine-tune, correct, read a calibration table, choose layers: what is switched on.
 
     Args:
         held_out: training images to choose by; None where nothing is chosen, see `chooses`.

@@ -12,7 +12,7 @@ class Layer:
 
     Attributes:
         name: short; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
-        sqnr_db: of the output, over all images and classes; see `metrics.Comparison`.
+        sqnr_db: of the output, over all images and classes; see `tasks.classification`.
         accuracy_lost: the FP32 network's accuracy minus this one's, a fraction.
         saved_bytes: the FP32 artifact's size minus this one's.
     """
@@ -33,7 +33,7 @@ class SensitivityResult(RunResult):
     Attributes:
         layers: lowest SQNR first where one layer is quantized; where one is left in float,
             highest first, since the others then do without the harm it does.
-        whole: the same figures with every layer quantized.
+        whole: the same metrics with every layer quantized.
         output: what the SQNR is taken of, `logits` or `probabilities`.
         images: how many held-out images.
         fp32_correct, fp32_size_bytes: of the same network in FP32, in the same framework.
@@ -56,7 +56,7 @@ class SensitivityResult(RunResult):
         return f"most sensitive: {first.name}, {first.sqnr_db:.1f} dB {done}"
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every figure under its MLflow name; accuracies are fractions."""
+        """Return every metric under its MLflow name; accuracies are fractions."""
         if self.whole is None:
             return {}
         metrics: dict[str, float] = {

@@ -16,7 +16,7 @@ class Recorder(Protocol):
         """Log every setting."""
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Log what was found out on the way, beside the config."""
+        """Log what the run has determined, besides the config."""
 
     def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
         """Log which images calibrated and which are scored, with digests."""

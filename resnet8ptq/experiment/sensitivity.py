@@ -131,7 +131,7 @@ def _compare(name: str, node: str, trial: Trial, reference: Trial) -> Layer:
 
 
 def _as_logits(scores: Scores) -> Scores:
-    return replace(scores, logits=scores.probabilities)  # whatever the network puts out
+    return replace(scores, logits=scores.probabilities)  # of its output, logits or not
 
 
 def _analyse(

@@ -48,7 +48,7 @@ def to_csv(result: SensitivityResult) -> str:
 
 
 def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
-    """Print the ranking and what to make of it to stdout."""
+    """Print the ranking and notes on it to stdout."""
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
         console.width = 130  # a pipe has no width; rich would fold the columns at 80
@@ -82,7 +82,7 @@ def _notes(result: SensitivityResult) -> list[str]:
     }[result.mode]
     return [
         f"SQNR of the {result.output} against FP32: {rank}.",
-        f"{result.images:,} held-out training images, {result.fp32_correct} right in FP32; a "
+        f"{result.images:,} held-out training images, {result.fp32_correct} correct in FP32; a "
         "difference of a few images is noise: the ranking is by SQNR.",
         f"saved: against the FP32 file of the same framework, {result.fp32_size_bytes / 1000:.1f} "
         "kB; what conversion itself adds to the file, or leaves out, is part of it.",

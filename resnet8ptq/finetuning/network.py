@@ -147,7 +147,7 @@ def _find_layer(body: Any, node: onnx.NodeProto) -> Any:
     """Return the torch module with the weights: onnx2torch wraps some, to pad before them.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: there is no such module.
     """
     for module in getattr(body, node.name).modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

@@ -1,7 +1,7 @@
 """`method=qat`: fine-tune the network so that quantization costs it less.
 
-A student with fake quantization learns from the FP32 network, on training images. What comes out
-is no artifact yet, but a network and activation ranges, from which every backend makes its own.
+A student with fake quantization learns from the FP32 network, on training images. The result is
+not yet an artifact, but a network and activation ranges, from which every backend makes its own.
 """
 
 import json
@@ -67,7 +67,7 @@ def fine_tune(
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
     It is kept in the cache under all that went in, but not the backend's name: backends that
-    quantize alike share it. One that was interrupted goes on after its last whole epoch.
+    quantize alike share it. An interrupted one continues after its last whole epoch.
 
     Args:
         fp32: the network to begin with, and to learn from.

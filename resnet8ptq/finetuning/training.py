@@ -55,7 +55,7 @@ class Trainer:
         teacher: the FP32 network, alike.
         train: training images.
         held_out: training images that choose the best epoch.
-        checkpoint: file that a training which was interrupted goes on from.
+        checkpoint: file from which an interrupted training continues.
         report: is called with each point of the curves, also with those before an interruption.
     """
 
@@ -102,14 +102,14 @@ class Trainer:
         return torch.optim.Adam(groups)
 
     def _resume(self, optimizer: torch.optim.Adam) -> _State:
-        found = _load(self.checkpoint) if self.checkpoint.exists() else None
-        if found is not None:
-            state = _State(**found)
+        checkpoint = _load(self.checkpoint) if self.checkpoint.exists() else None
+        if checkpoint is not None:
+            state = _State(**checkpoint)
             self.student.load_state_dict(state.student)
             optimizer.load_state_dict(state.optimizer)
             for point in state.points:
                 self.report(point)
-            log.info("qat: goes on after epoch %d of %d", state.epoch, self.settings.epochs)
+            log.info("qat: continues after epoch %d of %d", state.epoch, self.settings.epochs)
             return state
         student = _copy(self.student.state_dict())
         state = _State(0, student, optimizer.state_dict(), student, math.inf, [])
@@ -231,7 +231,7 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint behind its own SHA-256: torch would read over flipped bits."""
+    """Write a checkpoint after its own SHA-256: torch does not notice flipped bits."""
     content = io.BytesIO()
     torch.save(state, content)
     with files.atomic(path) as temporary:

@@ -58,8 +58,8 @@ def float_tensors(
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """Return an attribute of a node, or `default`."""
-    found = [item for item in node.attribute if item.name == name]
-    return onnx.helper.get_attribute_value(found[0]) if found else default
+    matching = [item for item in node.attribute if item.name == name]
+    return onnx.helper.get_attribute_value(matching[0]) if matching else default
 
 
 def channel_axis(node: onnx.NodeProto) -> int:

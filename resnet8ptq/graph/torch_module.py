@@ -110,7 +110,7 @@ def _import_onnx2torch() -> types.ModuleType:
     """Import onnx2torch without torchvision.
 
     It imports torchvision for two operators of object detectors, RoiAlign and NonMaxSuppression.
-    That takes a second, and beside a CPU build of torch it may die: the compiled ops of the
+    That takes a second, and beside a CPU build of torch it may fail: the compiled ops of the
     torchvision that pip installs there do not load. A graph with those operators is refused.
     """
     stands_in = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.ops")}

@@ -45,7 +45,7 @@ class Conversion:
 
 
 def is_onnx(path: Path) -> bool:
-    """Tell by its name: ONNX files begin with nothing that they could be known by."""
+    """Tell by its name: ONNX files do not begin with a fixed sequence of bytes."""
     return path.suffix.lower() == ".onnx"
 
 
@@ -56,7 +56,7 @@ def read_record(folder: Path) -> Conversion:
 
 
 def limit_process() -> None:
-    """Let this process take no more memory than the machine has, nor hours of its cores.
+    """Limit this process to the machine's memory, and to one hour of each of its cores.
 
     A file may ask for more than it holds: a constant of 10**12 zeros, a loop without end.
     """
@@ -113,11 +113,11 @@ def _check(
         parity[label] = _compare(_in_batches(_onnx_predict(path), pixels), expected, label)
         label = f"torch, {path.stem}"
         try:
-            found = _in_batches(_torch_predict(path), pixels)
-        except Exception as error:  # ModelError, or whatever onnx2torch's modules raise
+            probabilities = _in_batches(_torch_predict(path), pixels)
+        except Exception as error:  # ModelError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
-            parity[label] = _compare(found, expected, label)
+            parity[label] = _compare(probabilities, expected, label)
     return parity, without_torch
 
 

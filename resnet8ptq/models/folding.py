@@ -50,7 +50,7 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
     """Fold batch normalization into the convolutions, by ONNX Runtime's own preprocessing.
 
     Keras 3 exports it as Mul and Add, which quantization would otherwise leave as they are. A
-    graph that ONNX Runtime fails on is no error yet: it can be quantized as it is.
+    graph that ONNX Runtime fails on is not an error yet: it can be quantized as it is.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

@@ -25,7 +25,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     """Return the network's file, downloaded where it must be.
 
     Raises:
-        ModelError: it is missing, empty or no model.
+        ModelError: it is missing, empty or not a model.
     """
     if config.path is not None:
         return _checked(Path(config.path).expanduser().absolute(), "model.path")
@@ -35,7 +35,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     if named:
         return _checked(Path(named).absolute(), "$RESNET8_H5")
     try:
-        found = pooch.retrieve(
+        downloaded = pooch.retrieve(
             URL,
             known_hash=f"sha256:{SHA256}",
             path=downloads_folder(),
@@ -44,10 +44,10 @@ def locate(config: ModelConfig, data_name: str) -> Path:
         )
     except Exception as error:  # requests, urllib and pooch each have their own
         raise ModelError(
-            f"model.path: not set, neither is $RESNET8_H5, and {URL} cannot be had "
+            f"model.path: not set, neither is $RESNET8_H5, and {URL} is not available "
             f"({type(error).__name__}); set one to the .h5 file, or use data=shapes"
         ) from error
-    return Path(found)
+    return Path(downloaded)
 
 
 def _checked(path: Path, key: str) -> Path:

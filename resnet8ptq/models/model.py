@@ -46,11 +46,11 @@ class Fp32Model:
 
     def describe(self) -> dict[str, str]:
         """Return what import and preprocessing did to the graph, to be logged by these names."""
-        found = self.conversion
-        raised = f"{found.source_opset} -> {found.opset}"
+        converted = self.conversion
+        raised = f"{converted.source_opset} -> {converted.opset}"
         return {
-            "opset": raised if found.source_opset != found.opset else str(found.opset),
-            **(found.preprocessing.describe() if self.fold else {}),
+            "opset": raised if converted.source_opset != converted.opset else str(converted.opset),
+            **(converted.preprocessing.describe() if self.fold else {}),
         }
 
 
@@ -58,7 +58,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
 
     Raises:
-        ModelError: the file is missing, empty, no model, unsafe, or does not fit the data.
+        ModelError: the file is missing, empty, not a model, unsafe, or does not fit the data.
         ParityError: ONNX or torch disagree with the original on 1,000 training images.
     """
     source = locate(config, data.name)
@@ -76,7 +76,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     def make(folder: Path) -> None:
         images, classes = checked.images[:], len(data.class_names)
         # A process of its own: TensorFlow's memory and settings go when it ends, and a file that
-        # crashes the reader does not take the sweep along.
+        # crashes the reader does not end the sweep.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, conversion.limit_process) as pool:
             pool.submit(conversion.convert, source, folder, images, classes).result()
@@ -85,7 +85,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         folder = cache.entry(cache_root, "models", key, make)
     except BrokenProcessPool as error:
         raise ModelError(
-            f"{source}: reading it crashed the converter, or took more than this machine has"
+            f"{source}: reading it crashed the converter, or took too much memory or time"
         ) from error
     model = Fp32Model(
         name=config.name,
@@ -105,21 +105,21 @@ def _report(model: Fp32Model) -> None:
     Raises:
         ModelError: it is to be folded, and ONNX Runtime could not.
     """
-    found = model.conversion
-    if model.fold and found.preprocessing.failure:
+    done = model.conversion
+    if model.fold and done.preprocessing.failure:
         raise ModelError(
-            f"{model.source}: ONNX Runtime cannot preprocess it ({found.preprocessing.failure}); "
+            f"{model.source}: ONNX Runtime cannot preprocess it ({done.preprocessing.failure}); "
             "model.fold=false leaves it as it is"
         )
-    if found.source_opset != found.opset:
-        log.info("%s: opset %d converted to %d", model.source, found.source_opset, found.opset)
+    if done.source_opset != done.opset:
+        log.info("%s: opset %d converted to %d", model.source, done.source_opset, done.opset)
     if model.fold:
-        effect = found.preprocessing.describe()
+        effect = done.preprocessing.describe()
         names = ("nodes", "bytes", "operators")
         _say("model.fold: nodes {}, bytes {}; {}", *(effect[f"preprocess_{n}"] for n in names))
-    reason = found.without_torch.get(model.onnx_path.name)
+    reason = done.without_torch.get(model.onnx_path.name)
     if reason:
-        log.warning("%s: not for backend=torch: %s", model.source, reason)
+        log.warning("%s: backend=torch cannot run it: %s", model.source, reason)
 
 
 @functools.cache  # once a process, not once for each job of a sweep

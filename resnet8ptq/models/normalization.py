@@ -98,7 +98,7 @@ def _move_constants(graph: onnx.GraphProto) -> None:
 
 
 def _rename_tensors(graph: onnx.GraphProto, wanted: dict[str, str]) -> None:
-    """Rename everywhere; what has a wanted name already makes way."""
+    """Rename everywhere; a tensor that has a wanted name already gets another."""
 
     def rename(name: str) -> str:
         if name in wanted:

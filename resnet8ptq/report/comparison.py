@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cell:
-    """One requested combination, whatever became of it.
+    """One requested combination, with any outcome.
 
     Attributes:
         label: the combination in words.
@@ -137,11 +137,11 @@ def _read_predictions(path: Path) -> Paired:
         if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
     with np.load(path, allow_pickle=False) as arrays:
-        found = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
-    shape = found[2].shape
-    if any(array.ndim != 1 or array.shape != shape or array.dtype.kind != "i" for array in found):
-        raise ValueError("it is no integer for each image")
-    return Paired(*found)
+        columns = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
+    shape = columns[2].shape
+    if any(array.ndim != 1 or array.shape != shape or array.dtype.kind != "i" for array in columns):
+        raise ValueError("not one integer for each image")
+    return Paired(*columns)
 
 
 def _read_ranges(path: Path) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
     for kind in ("activations", "weights"):
         for low, high in ranges[kind].values():
             if not float(low) <= float(high):
-                raise ValueError("a range without an inside")
+                raise ValueError("a range with low > high")
     return dict(ranges)
 
 
@@ -169,11 +169,11 @@ def compare(cells: Sequence[Cell]) -> Comparison:
     names, measured = comparison.class_names, comparison.measured
     by_class = []
     for cell in measured:
-        found = cell.paired
-        assert found is not None  # that is what measured means
+        paired = cell.paired
+        assert paired is not None  # that is what measured means
         for label in range(len(names)):
-            members = found.labels == label
-            by_class.append(mcnemar(found.hits[members], found.baseline_hits[members]))
+            members = paired.labels == label
+            by_class.append(mcnemar(paired.hits[members], paired.baseline_hits[members]))
     adjusted = table.adjusted_p(comparison.records)
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {

@@ -16,11 +16,11 @@ def group(records: Sequence[Record]) -> list[list[Record]]:
         if scored := digest(record):
             told.setdefault(_told(record), scored)
     first = next(iter(told.values()), "")
-    found: dict[str, list[Record]] = {}
+    families: dict[str, list[Record]] = {}
     for record in records:
         scored = digest(record) or told.get(_told(record), first)
-        found.setdefault(scored, []).append(record)
-    return list(found.values()) or [[]]
+        families.setdefault(scored, []).append(record)
+    return list(families.values()) or [[]]
 
 
 def digest(record: Record) -> str:

@@ -32,7 +32,7 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
         if latency != "not measured":
             latency += (
                 f"; while up to {at_once - 1} other job(s) ran, which lengthens times: a ratio, "
-                "whose two models both met it, tells more than a latency"
+                "whose two models were both affected, is more reliable than a latency"
             )
     flags = {"avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8"}
     present = [flag for flag in tag("cpu_flags").split() if flag in flags]
@@ -56,7 +56,7 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
         (
             "choice",
             "the best are chosen on the images they are reported on, so that the winner's accuracy "
-            "is a little flattered; that is why its equals are named",
+            "is biased upwards; models that do not differ significantly from it are named",
         ),
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(present) or 'no vector flags known'})"),
@@ -67,5 +67,5 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _values(runs: Sequence[Record], read: Callable[[Record], str | None]) -> str:
-    found = dict.fromkeys(value for run in runs if (value := read(run)) is not None)
-    return " / ".join(found) or "unknown"
+    values = dict.fromkeys(value for run in runs if (value := read(run)) is not None)
+    return " / ".join(values) or "unknown"

@@ -4,8 +4,8 @@
     python -m resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
     python -m resnet8ptq report run_id=ID              the sweep with that parent run
 
-`max_drop=0.05` and `min_accuracy=0.85` set the limits, `reference=NAME` puts other tools' figures
-beside (see `reference.py`), `folder=PATH` where the files go (the
+`max_drop=0.05` and `min_accuracy=0.85` set the limits, `reference=NAME` puts other tools' results
+beside (see `report.reference`), `folder=PATH` where the files go (the
 sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged on the parent run.
 """
 
@@ -44,9 +44,9 @@ def write(
     """
     families = comparison.load(store, records)
     images: dict[str, bytes] = {}
-    for prefix, found in zip(_prefixes(families), families, strict=True):
-        drawn = _draw(found)
-        if best := recommend(found, limits):
+    for prefix, compared in zip(_prefixes(families), families, strict=True):
+        drawn = _draw(compared)
+        if best := recommend(compared, limits):
             drawn |= _figures_of(store, best[0].choice.record)
         images |= {prefix + name: image for name, image in drawn.items()}
     paths = []
@@ -87,8 +87,8 @@ def to_markdown(
         title=_title(families),
         note=table.FAMILIES_NOTE.format(count=len(families)),
         sections=[
-            (heading, _section(environment, found, limits, figures, prefix))
-            for heading, found, prefix in zip(
+            (heading, _section(environment, compared, limits, figures, prefix))
+            for heading, compared, prefix in zip(
                 _headings(families), families, _prefixes(families), strict=True
             )
         ],
@@ -160,12 +160,12 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
 
-def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:
+def summarize(compared: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:
     """Return what a reader must know first, in sentences."""
-    measured = found.measured
-    counts = [f"{len(found.cells)} combinations asked for: {len(measured)} measured"]
+    measured = compared.measured
+    counts = [f"{len(compared.cells)} combinations asked for: {len(measured)} measured"]
     for status in ("unsupported", "failed", "killed"):
-        number = sum(cell.status == status for cell in found.cells)
+        number = sum(cell.status == status for cell in compared.cells)
         if number:
             counts.append(f"{number} {status}")
     lines = [", ".join(counts) + "."]
@@ -176,7 +176,7 @@ def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> l
     rest = len(measured) - len(worse)
     lines.append(
         f"Significantly less accurate than FP32: {len(worse)} of the {len(measured)} quantized "
-        f"models{f'; for the other {rest} no loss could be shown' if rest else ''}."
+        f"models{f'; for the other {rest} no loss is significant' if rest else ''}."
     )
     if not recommendations:
         return [*lines, "No model keeps the limits, so none is recommended."]
@@ -184,37 +184,37 @@ def summarize(found: Comparison, recommendations: Sequence[Recommendation]) -> l
     lines.append(f"The most accurate is {best.choice.label}: {best.why}.")
     if best.equals:
         lines.append(
-            f"As accurate as that, as far as these images can tell: {len(best.equals)} more; "
-            "between them, size and speed should decide."
+            f"Not significantly less accurate on these images: {len(best.equals)} more; "
+            "choose between them by size and speed."
         )
     lines += [f"{r.use.capitalize()}: {r.choice.label}: {r.why}." for r in recommendations[1:4]]
     return lines
 
 
-def _reference_rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
-    if limits.reference is None or not found.measured:
+def _reference_rows(compared: Comparison, limits: ReportConfig) -> list[list[str]]:
+    if limits.reference is None or not compared.measured:
         return []
-    return reference.rows(reference.rank(found, reference.load(limits.reference)))
+    return reference.rows(reference.rank(compared, reference.load(limits.reference)))
 
 
-def _rows(found: Comparison, limits: ReportConfig) -> list[list[str]]:
+def _rows(compared: Comparison, limits: ReportConfig) -> list[list[str]]:
     verdicts = {}
-    for cell in found.measured:
+    for cell in compared.measured:
         failures = broken_limits(cell, limits)
         verdicts[cell.record.run_id] = f"fail: {', '.join(failures)}" if failures else "pass"
-    rows = table.rows(found.records)
-    ids = [""] * (len(rows) - len(found.records)) + [r.run_id for r in found.records]
+    rows = table.rows(compared.records)
+    ids = [""] * (len(rows) - len(compared.records)) + [r.run_id for r in compared.records]
     return [[*row, verdicts.get(run_id, "")] for row, run_id in zip(rows, ids, strict=True)]
 
 
-def _draw(found: Comparison) -> dict[str, bytes]:
+def _draw(compared: Comparison) -> dict[str, bytes]:
     drawn: dict[str, Figure | None] = {
-        "trade_offs.png": plots.trade_offs(found),
-        "class_impact.png": plots.class_impact(found),
+        "trade_offs.png": plots.trade_offs(compared),
+        "class_impact.png": plots.class_impact(compared),
     }
-    for backend in sorted({cell.backend for cell in found.measured}):
-        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(found, backend)
-    drawn["ranges_of_weights.png"] = plots.weight_ranges(found)
+    for backend in sorted({cell.backend for cell in compared.measured}):
+        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(compared, backend)
+    drawn["ranges_of_weights.png"] = plots.weight_ranges(compared)
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 

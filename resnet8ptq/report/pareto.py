@@ -29,7 +29,7 @@ class Front:
 
     objectives: tuple[str, ...]
     members: tuple[Cell, ...]
-    candidates: int  # runs with all of these figures
+    candidates: int  # runs with all of these metrics
 
     @property
     def headings(self) -> list[str]:
@@ -52,16 +52,18 @@ class Front:
 
     @property
     def commands(self) -> list[str]:
-        """What to type for each member's figures on the test images."""
+        """What to type to evaluate each member on the test images."""
         overrides = [cell.record.tags.get("job_overrides") for cell in self.members]
         return [_command(shlex.split(given)) for given in overrides if _is_line(given)]
 
 
-def find(found: Comparison) -> Front | None:
+def find(compared: Comparison) -> Front | None:
     """Return the front of a search; None where there was none, or nothing was measured."""
-    objectives = _objectives(found)
+    objectives = _objectives(compared)
     cells = [
-        cell for cell in found.measured if all(name in cell.record.metrics for name in objectives)
+        cell
+        for cell in compared.measured
+        if all(name in cell.record.metrics for name in objectives)
     ]
     if not objectives or not cells:
         return None
@@ -74,9 +76,9 @@ def find(found: Comparison) -> Front | None:
     return Front(objectives, tuple(cell for _, cell in on_front), len(cells))
 
 
-def _objectives(found: Comparison) -> tuple[str, ...]:
+def _objectives(compared: Comparison) -> tuple[str, ...]:
     """Return what the runs were told to look for; of a search all were told the same."""
-    for record in found.records:
+    for record in compared.records:
         if names := json.loads(record.params.get("objectives", "null")):
             return tuple(name for name in names if name in OBJECTIVES)
     return ()

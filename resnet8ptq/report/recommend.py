@@ -11,12 +11,12 @@ CLOSE = 0.05  # latencies and sizes within 5% count as equal
 
 def broken_limits(cell: Cell, limits: ReportConfig) -> list[str]:
     """Say which limits a measured cell breaks, in words."""
-    found = []
+    broken = []
     if -cell.metric("delta") > limits.max_drop:
-        found.append(f"drop > {100 * limits.max_drop:g} points")
+        broken.append(f"drop > {100 * limits.max_drop:g} points")
     if cell.metric("accuracy") < limits.min_accuracy:
-        found.append(f"accuracy < {limits.min_accuracy:.1%}")
-    return found
+        broken.append(f"accuracy < {limits.min_accuracy:.1%}")
+    return broken
 
 
 @dataclass(frozen=True)
@@ -37,25 +37,29 @@ def recommend(comparison: Comparison, limits: ReportConfig) -> list[Recommendati
     are chosen among those whose accuracy is not significantly worse than the most accurate one's.
     """
     passing = [cell for cell in comparison.measured if not broken_limits(cell, limits)]
-    # What integer kernels did not run is no evidence for what to deploy.
+    # A simulated run says nothing about deployment on integer kernels.
     passing = [cell for cell in passing if cell.record.params.get("execution") != "simulated"]
     if not passing:
         return []
     best = max(passing, key=_accuracy)
     rest = [cell for cell in passing if cell is not best]
     peers = [best, *indistinguishable(best, rest)]
-    found = [_most_accurate("most accurate", best, passing)]
-    found.append(_least("smallest", peers, lambda cell: cell.metric("size_bytes"), _size))
+    recommendations = [_most_accurate("most accurate", best, passing)]
+    recommendations.append(_least("smallest", peers, lambda cell: cell.metric("size_bytes"), _size))
     timed = [cell for cell in peers if "latency_p50_ms" in cell.record.metrics]
     if timed:
-        found.append(_least("fastest, one image at a time", timed, _latency, _latency_text))
-        found.append(_least("fastest, in batches", timed, _batch_latency, _batch_latency_text))
+        recommendations.append(
+            _least("fastest, one image at a time", timed, _latency, _latency_text)
+        )
+        recommendations.append(
+            _least("fastest, in batches", timed, _batch_latency, _batch_latency_text)
+        )
     backends = sorted({cell.backend for cell in passing})
     for backend in backends if len(backends) > 1 else []:
         members = [cell for cell in passing if cell.backend == backend]
         winner = max(members, key=_accuracy)
-        found.append(_most_accurate(f"most accurate in {backend}", winner, members))
-    return found
+        recommendations.append(_most_accurate(f"most accurate in {backend}", winner, members))
+    return recommendations
 
 
 def _most_accurate(use: str, best: Cell, candidates: Sequence[Cell]) -> Recommendation:
@@ -86,7 +90,7 @@ def _least(
 
 
 def _accuracy(cell: Cell) -> float:
-    return cell.metric("expected_accuracy")  # ties at the top broken at random: no luck
+    return cell.metric("expected_accuracy")  # with ties at the top broken at random
 
 
 def _latency(cell: Cell) -> float:

@@ -1,8 +1,8 @@
-"""What other tools reach on the same images, to stand beside a sweep's own runs.
+"""Other tools' results on the same images, beside a sweep's own runs.
 
 A reference is a CSV file with the columns `tool`, `configuration`, `correct`, `expected_correct`
 (ties at the top broken at random; may be empty), `total` (test images) and `size_bytes`: one in
-`resnet8ptq/references/`, by name, or a path.
+`resnet8ptq/report/references/`, by name, or a path.
 """
 
 import csv

@@ -61,13 +61,13 @@ def rows(records: Sequence[Record]) -> list[list[str]]:
 
 def varied(records: Sequence[Record]) -> list[str]:
     """Return the settings, beyond the four of every table, that differ between runs."""
-    found = set()
+    keys = set()
     for backend in {record.params.get("backend") for record in records}:
         members = [record.params for record in records if record.params.get("backend") == backend]
         for key in {key for params in members for key in params}:
             if _is_setting(key) and len({params.get(key) for params in members}) > 1:
-                found.add(key)
-    return sorted(found)
+                keys.add(key)
+    return sorted(keys)
 
 
 def _is_setting(key: str) -> bool:
@@ -120,21 +120,21 @@ def notes(records: Sequence[Record]) -> list[str]:
         if record.tags.get("reason"):
             text = f"{record.tags['status']}: {record.tags['reason']}"
             reasons.setdefault(text, []).append(label)
-    found = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
+    lines = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
-        found.append(P_NOTE.format(correction=correction))
+        lines.append(P_NOTE.format(correction=correction))
     for record, label in zip(records, labels(records), strict=True):
         if "batch1_accuracy" in record.metrics:
-            found.append(
+            lines.append(
                 DYNAMIC_NOTE.format(label=label, accuracy=record.metrics["batch1_accuracy"])
             )
     if any(r.params.get("execution") == "simulated" for r in records):
-        found.append(SIMULATED_NOTE)
+        lines.append(SIMULATED_NOTE)
     threads = {r.params.get("latency.threads", "?") for r in records if "speedup" in r.metrics}
     if threads:
-        found.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
-    return found
+        lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
+    return lines
 
 
 def print_table(records: Sequence[Record], console: Console | None = None) -> None:
@@ -159,7 +159,7 @@ def _print_family(heading: str, records: Sequence[Record], console: Console) -> 
         collapse_padding=narrow,
     )
     for column in columns(records):
-        # In a narrow terminal words are folded, figures stay whole.
+        # In a narrow terminal words are folded, numbers stay whole.
         figure = column in NUMERIC
         justify: JustifyMethod = "right" if figure else "left"
         table.add_column(
@@ -202,14 +202,14 @@ def adjusted_p(records: Sequence[Record]) -> dict[str, float]:
 
 def _baseline_rows(records: Sequence[Record], extra: list[str]) -> list[list[str]]:
     shown = {_baseline_key(r) for r in records if r.params.get("dtype") == "fp32"}
-    found = {_baseline_key(r): r for r in records if "baseline_accuracy" in r.metrics}
+    baselines = {_baseline_key(r): r for r in records if "baseline_accuracy" in r.metrics}
     return [
         [
             *(combination(r).framework, "fp32", "", "", *extra),
             *(f"{r.metrics['baseline_accuracy']:.2%}", "", ""),
             *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "float", "baseline"),
         ]
-        for key, r in sorted(found.items(), key=lambda item: str(item[0]))
+        for key, r in sorted(baselines.items(), key=lambda item: str(item[0]))
         if key not in shown  # its own run is a row
     ]
 

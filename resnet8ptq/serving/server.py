@@ -1,8 +1,6 @@
-"""A tracking server for many: `mlflow server` on PostgreSQL, artifacts served through it.
+"""A tracking server for a team: `mlflow server` on PostgreSQL, artifacts served through it.
 
-    python -m resnet8ptq server                     PostgreSQL in mlruns/server/, for as long as it
-                                                    runs (Debian: apt-get install postgresql)
-    python -m resnet8ptq server database=postgresql://user@host/name        one that is there
+    python -m resnet8ptq server database=postgresql://user@host/name
 
 `host=127.0.0.1` and `port=5000` say where it listens, `hosts=name,name:port` under which other
 names clients reach it, `auth=true` asks them for a password, `workers=4` is the number of
@@ -30,7 +28,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
-from resnet8ptq.serving import access, postgres
+from resnet8ptq.serving import access
 
 START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
 STOP_S = 15
@@ -39,8 +37,6 @@ STOP_S = 15
 # none free waits up to 30 s. MLflow keeps a pool for the runs and, with auth, one for the users:
 # 4 workers * 2 pools * (5 + 5) = 80 connections, below PostgreSQL's default of 100.
 POOL = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "5", "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "5"}
-CONNECTIONS_PER_WORKER = 20
-CONNECTIONS_BESIDE = 20  # for psql, pg_dump, and those that PostgreSQL keeps for itself
 
 
 @dataclass
@@ -67,37 +63,33 @@ class Server:
 
 @contextmanager
 def run(given: Arguments) -> Iterator[Server]:
-    """Run the database, where it is our own, and the server during the block.
+    """Run the server during the block.
 
     Raises:
         ConfigError: a setting is wrong, or the port is taken.
-        TrackingError: the folder is in use, or the database or the server cannot be started.
+        TrackingError: the folder is in use, the database does not answer, or the server does not
+            start.
     """
     _check(given)
+    url = _find_database(given)
     folder = Path(given.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
         raise TrackingError(f"folder: another server runs in {folder}; takes another") from None
-    with lock, _database(given, folder) as url, _mlflow(given, folder, url) as process:
+    with lock, _mlflow(given, folder, url) as process:
         yield Server(_address(given), url, process)
 
 
-@contextmanager
-def _database(given: Arguments, folder: Path) -> Iterator[URL]:
-    """Yield the URL of a database that is known to answer."""
+def _find_database(given: Arguments) -> URL:
+    """Return the URL of a database that is known to answer."""
     named = given.database or os.environ.get("MLFLOW_BACKEND_STORE_URI")
-    if named:
-        url = _parse(named)
-        _check_answers(url)
-        yield url
-        return
-    connections = CONNECTIONS_PER_WORKER * given.workers + CONNECTIONS_BESIDE
-    with postgres.run(folder / "postgres", connections) as uri:
-        url = _parse(uri)
-        _check_answers(url)
-        yield url
+    if not named:
+        raise ConfigError("database: got none, takes postgresql://user@host/name (docs/server.md)")
+    url = _parse(named)
+    _check_answers(url)
+    return url
 
 
 def _parse(uri: str) -> URL:
@@ -147,7 +139,7 @@ def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C is for us: the database must not end before the server
+            process_group=0,  # Ctrl-C is for us, who tell it
         )
     try:
         _wait(given, server, log)
@@ -211,7 +203,7 @@ def _check(given: Arguments) -> None:
             )
         except OSError as error:
             raise ConfigError(
-                f"port: {given.port} on {given.host} cannot be had ({error.strerror}); takes a "
+                f"port: {given.port} on {given.host} cannot be used ({error.strerror}); takes a "
                 "free one"
             ) from error
 

@@ -87,7 +87,7 @@ class RunningSweep:
             self._report(records)
         except Exception as error:  # whatever it is, the sweep has ended
             failure = error
-        # A search goes on past a failure, and its sweeper ends in peace.
+        # A search continues after a failure, and its sweeper reports none.
         if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
             status = "failed"
         end_parent(self.sweep.store, self.sweep.parent_id, status, self.sweep.folder)
@@ -128,8 +128,8 @@ class RunningSweep:
             here = [r for r in records if self.sweep.folder in Path(r.tags["folder"]).parents]
             skipped = len(records) - len(here)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        if (found := self.sweep.folder / RESULTS_FILE).exists():
-            upload.log_files(self.sweep.store, self.sweep.parent_id, [found])
+        if (results := self.sweep.folder / RESULTS_FILE).exists():
+            upload.log_files(self.sweep.store, self.sweep.parent_id, [results])
 
 
 _current: RunningSweep | None = None  # of this process
@@ -157,7 +157,7 @@ class SweepCallback(Callback):
 
 
 def _start(config: DictConfig, folder: Path) -> RunningSweep:
-    """Open the store and the sweep's run: a new one, or that of the sweep to go on with."""
+    """Open the store and the sweep's run: a new one, or that of the sweep to continue."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import resume
     from resnet8ptq.tracking import history, sync
@@ -188,7 +188,7 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
         name = f"sweep {folder.parent.name} {folder.name}"
         parent_id = start_parent(store, name, folder, tags)
     else:
-        print(f"Resume: going on with {earlier.tags['mlflow.runName']}")  # no log is set up yet
+        print(f"Resume: continuing {earlier.tags['mlflow.runName']}")  # no log is set up yet
         known = history.find_runs(store, history.under(earlier.run_id), deleted=True)
         sync.sync(store, Path(earlier.tags["folder"]), [earlier, *known], wait_s=5)
         parent_id = restart_parent(store, earlier, folder)

@@ -1,4 +1,4 @@
-"""What a run would find again: a hash of its settings, code, versions, network and images."""
+"""What identifies a run: a hash of its settings, code, versions, network and images."""
 
 import hashlib
 import json
@@ -20,13 +20,13 @@ _IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backe
 
 
 def find(config: RunConfig) -> str:
-    """Return a hash, in hexadecimal, that two runs share only if they would find the same.
+    """Return a hash, in hexadecimal, that two runs share only if they would give the same.
 
     The same settings, code of this package, versions of the frameworks, network, training and
-    test images. The CPU is no part of it: the jobs of one sweep may run on several kinds.
+    test images. The CPU is not part of it: the jobs of a sweep may run on several kinds.
 
     Raises:
-        PtqError: the images or the network cannot be had.
+        PtqError: the images or the network are not available.
     """
     settled = locate.settle(config.data)
     images = locate.load(settled.name, settled.root, cache.folder(config.cache_dir))

@@ -78,7 +78,7 @@ def fit(key: str, cpus: object, cores: int) -> int:
     """Return how many jobs of so many CPUs fit.
 
     Raises:
-        ConfigError: none does.
+        ConfigError: not even one fits.
     """
     if not isinstance(cpus, int) or not 1 <= cpus <= cores:
         limit = "or more" if cores == sys.maxsize else f"to {cores}, the cores of this machine"
@@ -87,13 +87,13 @@ def fit(key: str, cpus: object, cores: int) -> int:
 
 
 def variables() -> dict[str, str]:
-    """Return those of the environment that jobs depend on; no path that leads nowhere here."""
-    found = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
-    found.pop("MLFLOW_TRACKING_URI", None)  # the sweep's store is known
+    """Return those of the environment that jobs depend on, without paths that do not exist."""
+    kept = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
+    kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's store is known
     for key in _PATHS:
-        if not Path(found.get(key, ".")).exists():
-            del found[key]
-    return found
+        if not Path(kept.get(key, ".")).exists():
+            del kept[key]
+    return kept
 
 
 def prepare_workers() -> None:

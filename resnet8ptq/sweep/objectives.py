@@ -1,6 +1,6 @@
 """Searches: what a run hands back to Hydra's sweeper, and what has to fit before the first trial.
 
-`objectives` names the figures that a search weighs against each other. Without any, sweepers get
+`objectives` names the metrics that a search weighs against each other. Without any, sweepers get
 the accuracy drop.
 """
 
@@ -27,10 +27,10 @@ _OPTUNA = "hydra_plugins.hydra_optuna_sweeper"
 def to_return_value(
     record: "Record", objectives: Sequence[str] | None
 ) -> float | list[float] | None:
-    """Return what a sweeper is told of a run: the accuracy drop, or the figures it asked for.
+    """Return what a sweeper is told of a run: the accuracy drop, or the metrics it asked for.
 
     Returns:
-        One figure, or a list of several; None where they were not measured: an unsupported
+        One metric, or a list of several; None where they were not measured: an unsupported
         combination, or no latency. Optuna's sweeper then takes the trial for a failed one, which
         its samplers leave out of account.
     """
@@ -38,7 +38,7 @@ def to_return_value(
         return record.accuracy_drop
     metrics = record.metrics
     if metrics and (missing := [name for name in objectives if name not in metrics]):
-        log.warning("objectives: %s not measured; the search passes over it", ", ".join(missing))
+        log.warning("objectives: %s not measured; the search skips the run", ", ".join(missing))
     if not set(objectives) <= set(metrics):
         return None
     values = [metrics[name] for name in objectives]
@@ -46,7 +46,7 @@ def to_return_value(
 
 
 def prepare(config: DictConfig) -> dict[str, str]:
-    """Check that the sweeper goes where `objectives` want, and quiet Optuna.
+    """Check the sweeper's directions against `objectives`, and silence Optuna.
 
     Args:
         config: as Hydra composed it, with its own settings.

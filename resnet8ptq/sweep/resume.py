@@ -1,6 +1,6 @@
-"""`sweep.resume=true`: go on with a sweep, and run nothing that has finished.
+"""`sweep.resume=true`: continue a sweep, and run nothing that has finished.
 
-A run has finished if MLflow has it as FINISHED, which is the last thing that is said of a run. It
+A run has finished if MLflow has it as FINISHED, which is set last of all. It
 is what a job would find again if both have the same `identity`.
 """
 
@@ -20,7 +20,7 @@ from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
 
-_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # no part of what a sweep is
+_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # not part of what identifies a sweep
 
 
 def sweep_key(overrides: Sequence[str]) -> str:
@@ -36,12 +36,12 @@ def find_sweep(store: Store, key: str) -> Record | None:
     Raises:
         TrackingError: it is still running.
     """
-    found = history.find_parent(store, f"tags.sweep_key = '{key}'")
-    if found is not None and journal.is_alive(Path(found.tags["folder"])):
+    sweep = history.find_parent(store, f"tags.sweep_key = '{key}'")
+    if sweep is not None and journal.is_alive(Path(sweep.tags["folder"])):
         raise TrackingError(
-            f"sweep.resume: the sweep of these overrides is still running in {found.tags['folder']}"
+            f"sweep.resume: the sweep of these overrides is still running in {sweep.tags['folder']}"
         )
-    return found
+    return sweep
 
 
 def find_finished(
@@ -56,17 +56,17 @@ def find_finished(
     if identity is None:
         return None
     finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
-    found = _find(sweep.store, finished)
-    ours = [record for record in found if record.parent_id == sweep.parent_id]
+    matching = _find(sweep.store, finished)
+    ours = [record for record in matching if record.parent_id == sweep.parent_id]
     for record in ours:
         if record.tags["job_number"] == str(number):
             return record
     if again and ours:
         return ours[0]
-    if not (sweep.resume and found):
+    if not (sweep.resume and matching):
         return None
-    history.adopt(sweep.store, sweep.parent_id, number, found[0])
-    return found[0]
+    history.adopt(sweep.store, sweep.parent_id, number, matching[0])
+    return matching[0]
 
 
 def find_attempts(sweep: Sweep, number: int) -> list[Record]:
@@ -81,11 +81,11 @@ def find_attempts(sweep: Sweep, number: int) -> list[Record]:
         f"{history.under(sweep.parent_id)} and tags.job_number = '{number}'"
         " and attributes.status != 'FINISHED'"
     )
-    found = _find(sweep.store, unfinished)
-    for record in found:
+    attempts = _find(sweep.store, unfinished)
+    for record in attempts:
         if not record.ended and journal.is_alive(Path(record.tags["folder"])):
             raise TrackingError(f"job {number} is still running in {record.tags['folder']}")
-    return found
+    return attempts
 
 
 def _find(store: Store, filters: str) -> list[Record]:

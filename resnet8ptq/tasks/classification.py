@@ -1,4 +1,4 @@
-"""Classification: figures from per-image probabilities, and two models on the same images."""
+"""Classification: metrics from per-image probabilities, and two models on the same images."""
 
 import itertools
 import math
@@ -33,12 +33,12 @@ def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
     pages make folders; long names are cut, and of those that come out alike the later are numbered:
     `c++`, `c--` and `c##` are `c__`, `c--` and `c___2`. Depends on the names and their order alone.
     """
-    found: list[str] = []
+    names: list[str] = []
     for name in class_names:
         clean = re.sub(r"[^\w.\- :]", "_", name)[:MAX_NAME]
         numbered = (f"{clean}_{number}" for number in itertools.count(2))
-        found.append(next(name for name in itertools.chain([clean], numbered) if name not in found))
-    return tuple(found)
+        names.append(next(name for name in itertools.chain([clean], numbered) if name not in names))
+    return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Scores:
     def expected_correct(self) -> float:
         """Expected number of right images if ties at the top were broken at random.
 
-        An 8-bit softmax ties often, and argmax then favours low class indices: luck, not skill.
+        An 8-bit softmax ties often, and argmax then favours low class indices.
         """
         label_at_top = self._at_top[np.arange(self.total), self.labels]
         return float((label_at_top / self._at_top.sum(axis=1)).sum())
@@ -186,8 +186,8 @@ class Comparison:
         """Mean over the images of KL(baseline || model) in nats (Kullback and Leibler, 1951).
 
         Both sides are raised to at least `KL_EPSILON` and normalized first: an 8-bit softmax has
-        exact zeros, and rows that do not sum to 1. So what 8 bits cannot hold is not charged to
-        them, and the figure is 0 for equal probabilities and never below.
+        exact zeros, and rows that do not sum to 1. So values below the step of 8 bits do not
+        count, and the result is 0 for equal probabilities and never negative.
         """
         p, q = _smooth(self.baseline.probabilities), _smooth(self.model.probabilities)
         return float((p * np.log(p / q)).sum(axis=1).mean())
@@ -199,8 +199,8 @@ class Comparison:
         10 * log10(sum z_fp32**2 / sum (z_fp32 - z_model)**2) over all images and classes (Jayant
         and Noll, Digital Coding of Waveforms, 1984: signal variance over error variance), where
         each image's logits are centred first: a softmax ignores a constant. None without logits
-        on both sides, and where the ratio is no number: equal logits make it infinite, which is
-        nothing to log or to plot, and a signal of zero has none.
+        on both sides, and where the ratio is not finite: equal logits make it infinite, and
+        for a signal of zero it is not defined.
         """
         if self.model.logits is None or self.baseline.logits is None:
             return None

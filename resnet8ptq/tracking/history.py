@@ -42,7 +42,7 @@ class Record:
 
     @property
     def is_analysis(self) -> bool:
-        """Whether it is no comparison with a baseline, but an analysis such as sensitivity."""
+        """Whether it is an analysis such as sensitivity, not a comparison with a baseline."""
         return self.params.get("analysis.name", "null") != "null"
 
 
@@ -106,8 +106,8 @@ def load_compared(store: Store, parent_id: str) -> list[Record]:
 
 def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> Record | None:
     """Return the newest sweep of the experiment that the filter lets through, or None."""
-    found = find_runs(store, filters, most=1)
-    return found[0] if found else None
+    newest = find_runs(store, filters, most=1)
+    return newest[0] if newest else None
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""What a run has found, kept in its own folder: the store may be away, and comes later.
+"""What a run has found, kept in its own folder: the store may be unavailable for a time.
 
 `record.json` is written when the run starts and when it ends; `.lock` is held in between, so that
-a run whose process was killed can be told from one that goes on.
+a run whose process was killed differs from one that still runs.
 """
 
 import json
@@ -97,12 +97,12 @@ class Journal:
         """
         path = folder / FILE
         try:
-            found = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
-            found.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in found.points]
-            found.check()
+            loaded = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
+            loaded.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in loaded.points]
+            loaded.check()
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise TrackingError(f"{path}: is damaged ({type(error).__name__})") from error
-        return found
+        return loaded
 
     def check(self) -> None:
         """Raise ValueError or TypeError where a field is not what `save` wrote.
@@ -115,9 +115,9 @@ class Journal:
             raise TypeError("text is of another type")
         ids = [self.key, self.run_id or "0", self.parent_id or "0", str(self.start_ms)]
         if not all(re.fullmatch(r"\w+", found) for found in ids):
-            raise ValueError("an id is none")
+            raise ValueError("an id is not a valid id")
         if self.status not in ("RUNNING", *ENDED):
-            raise ValueError("the status is none")
+            raise ValueError("the status is not a known status")
         if self.model is not None and Path(self.model["file"]).name != self.model["file"]:
             raise ValueError("the model is not in the folder")
 
@@ -128,12 +128,12 @@ def lock(folder: Path, wait_s: float = 0) -> FileLock:
     Raises:
         TrackingError: another run works in the folder, after `wait_s` still.
     """
-    found = FileLock(folder / LOCK)
+    held = FileLock(folder / LOCK)
     try:
-        found.acquire(timeout=wait_s)
+        held.acquire(timeout=wait_s)
     except Timeout:
         raise TrackingError(f"{folder}: another run works here") from None
-    return found
+    return held
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:
@@ -144,6 +144,6 @@ def is_alive(folder: Path, wait_s: float = 0) -> bool:
         lock(folder, wait_s).release()
     except TrackingError:
         return True
-    except OSError:  # nobody works in a folder that cannot be written
+    except OSError:  # no run works in a folder that cannot be written
         return False
     return False

@@ -49,8 +49,8 @@ class Run:
     @property
     def record(self) -> Record:
         """What is known of the run so far."""
-        found = self.journal
-        return Record(self.run_id or found.key, found.params, found.metrics, found.tags)
+        kept = self.journal
+        return Record(self.run_id or kept.key, kept.params, kept.metrics, kept.tags)
 
     def log_config(self, config: RunConfig) -> None:
         """Log `backend`, `dtype`, `calib`, `per_channel`, and the whole config as flat params."""
@@ -68,7 +68,7 @@ class Run:
         self.log_params(flat)
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Log what was found out on the way, beside the config."""
+        """Log what the run has determined, besides the config."""
         self.journal.params |= params
         self._send(lambda: upload.log_batch(self.store, self.run_id, params=params))
 
@@ -117,7 +117,7 @@ class Run:
             if not is_away(error):
                 raise
             self._away = True
-            shout = "THE TRACKING STORE DOES NOT TAKE THE RUN: kept in %s (%s)"
+            shout = "TRACKING STORE UNAVAILABLE: the run is kept in %s (%s)"
             log.warning(shout, self.folder, one_line(error))
 
     def open(self) -> None:
@@ -161,10 +161,10 @@ def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, s
     # MLflow looks at shape and type alone, so that one pixel stands for all: no image is read.
     images = np.broadcast_to(np.uint8(0), split.images.shape)
     # MLflow keeps at most 36 characters of a digest; the whole one is a tag of the run.
-    found = mlflow.data.numpy_dataset.NumpyDataset(
+    described = mlflow.data.numpy_dataset.NumpyDataset(
         images, source=source, targets=split.labels, name=name, digest=digest[:36]
     )
-    return {**found.to_dict(), "context": context}
+    return {**described.to_dict(), "context": context}
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

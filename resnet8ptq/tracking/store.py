@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -22,8 +21,6 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 
 import mlflow
 from mlflow.exceptions import MlflowException
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from resnet8ptq.config.schema import TrackingConfig
@@ -35,6 +32,7 @@ from resnet8ptq.tracking import view
 for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
+_MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 
 
@@ -102,20 +100,13 @@ def open_store(config: TrackingConfig) -> Store:
 def _make_database(path: Path) -> None:
     """Make MLflow's tables in a scratch file, and put it in place when it is whole.
 
-    MLflow migrates an empty database through all its versions. Each of dozens of steps waits
-    for the disk, seconds in all, which a file that is not in use yet need not.
+    MLflow migrates an empty database through all its versions, in dozens of steps of which each
+    waits for the disk: seconds in all, where the file does not lie in memory.
     """
-
-    def wait_for_no_disk(connection: Any, _: object) -> None:
-        connection.execute("PRAGMA synchronous = OFF")
-
-    with tempfile.TemporaryDirectory() as folder:
+    in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=in_memory) as folder:
         scratch = Path(folder) / path.name
-        event.listen(Engine, "connect", wait_for_no_disk)
-        try:
-            mlflow.MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments()
-        finally:
-            event.remove(Engine, "connect", wait_for_no_disk)
+        mlflow.MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments()
         with files.atomic(path) as temporary:
             shutil.copyfile(scratch, temporary)
 
@@ -162,21 +153,21 @@ def without_password(uri: str) -> str:
 def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     """Return the experiment's id, creating it where it is not there yet."""
     client = mlflow.MlflowClient(tracking_uri=uri)
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         location = None if artifacts is None else (artifacts / safe_name(name)).as_uri()
         try:
             return str(client.create_experiment(name, artifact_location=location))
         except MlflowException:  # another process was faster
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage == "deleted":
+    if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
             f"tracking.experiment_name: {name!r} was deleted in {without_password(uri)}; restore "
-            "it there, or take another name"
+            "it there, or choose another name"
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def _offer_view(uri: str, experiment_id: str) -> None:

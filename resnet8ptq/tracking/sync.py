@@ -1,10 +1,10 @@
-"""Bring to MLflow the runs that it has not got: the store was away, or the run was killed.
+"""Log to MLflow the runs that it lacks: the store was unavailable, or the run was killed.
 
     python -m resnet8ptq sync                   every run below runs/
     python -m resnet8ptq sync folder=PATH       every run below that folder
 
 A run that has ended and is not in the store, or not closed there, is logged from its folder; one
-whose process was killed is closed as killed; one that goes on is left alone. A second call changes
+whose process was killed is closed as killed; one that still runs is skipped. A second call changes
 nothing. An empty store takes all of them, with their sweeps. `uri=`, `root=` and `experiment=`
 name the store, as for `python -m resnet8ptq report`.
 """
@@ -25,7 +25,7 @@ from resnet8ptq.tracking.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
-_KILLED = {"status": "killed", "reason": "its process ended and could not say why"}
+_KILLED = {"status": "killed", "reason": "its process ended without an error message"}
 
 
 @dataclass
@@ -57,51 +57,51 @@ def sync(store: Store, root: Path, known: Sequence[Record], wait_s: float = 0) -
         known: what the store has of them.
         wait_s: how long to wait for a process that is about to end.
     """
-    found, by_key = Synced(), {record.tags.get("record"): record for record in known}
+    synced, by_key = Synced(), {record.tags.get("record"): record for record in known}
     ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
     for folder, kept in track(_load_all(root, store.experiment_name), "runs", "runs"):
         there = by_key.get(kept.key)
         if there is not None:
             ids[kept.run_id] = there.run_id
         if kept.ended and there is not None and there.ended:
-            found.whole.append(folder)
+            synced.whole.append(folder)
             continue
         if kept.ended:
-            found.logged.append(folder)
+            synced.logged.append(folder)
         elif journal.is_alive(folder, wait_s):
-            found.running.append(folder)
+            synced.running.append(folder)
             continue
         else:
             kept.end("KILLED", _KILLED)
             kept.save(folder)
-            found.killed.append(folder)
+            synced.killed.append(folder)
         if kept.parent_id in ids:
             kept.set_parent(ids[kept.parent_id])
         ids[kept.run_id] = upload.push(store, kept, folder)
         if kept.parent_id is not None:
-            found.parents.add(kept.parent_id)
-    return found
+            synced.parents.add(kept.parent_id)
+    return synced
 
 
 def load_records(root: Path) -> list[Record]:
     """Return the runs of a sweep from their folders, in the order of its jobs."""
-    found = [kept for _, kept in _load_all(root) if kept.parent_id is not None]
-    found.sort(key=lambda kept: int(kept.tags.get("job_number", 0)))
-    return [Record(k.run_id or k.key, k.params, k.metrics, k.tags) for k in found]
+    journals = [kept for _, kept in _load_all(root) if kept.parent_id is not None]
+    journals.sort(key=lambda kept: int(kept.tags.get("job_number", 0)))
+    return [Record(k.run_id or k.key, k.params, k.metrics, k.tags) for k in journals]
 
 
 def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:
     """Return folders with their records, sweeps before the runs that stand under them."""
-    found = []
+    pairs = []
     for path in sorted(root.rglob(journal.FILE)):
         try:
             kept = Journal.load(path.parent)
         except TrackingError as error:
-            log.warning("%s; it is left alone", error)
+            log.warning("%s; it is skipped", error)
             continue
         if experiment in (None, kept.experiment):
-            found.append((path.parent, kept))
-    return sorted(found, key=lambda pair: pair[1].parent_id is not None)
+            pairs.append((path.parent, kept))
+    return sorted(pairs, key=lambda pair: pair[1].parent_id is not None)
 
 
 @dataclass
@@ -121,10 +121,10 @@ def main(words: list[str]) -> None:
     if not folder.is_dir():
         raise ConfigError(f"folder: got {folder}, takes the folder of runs or sweeps")
     store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
-    found = sync(store, folder, history.find_runs(store, "", deleted=True))
+    synced = sync(store, folder, history.find_runs(store, "", deleted=True))
     for state in ("logged", "killed", "running"):
-        for path in getattr(found, state):
+        for path in getattr(synced, state):
             print(f"{state:8} {path}")
-    print(found)
-    for parent in sorted(found.parents):
+    print(synced)
+    for parent in sorted(synced.parents):
         print(f"Report:  python -m resnet8ptq report run_id={parent}")

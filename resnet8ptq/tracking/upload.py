@@ -25,10 +25,10 @@ def create(store: Store, journal: Journal) -> str:
 
 def find(store: Store, journal: Journal) -> str | None:
     """Return the id of the run that has this record; deleted ones too."""
-    found = store.client.search_runs(
+    runs = store.client.search_runs(
         [store.experiment_id], f"tags.record = '{journal.key}'", ViewType.ALL, max_results=1
     )
-    return str(found[0].info.run_id) if found else None
+    return str(runs[0].info.run_id) if runs else None
 
 
 def log_batch(
@@ -101,8 +101,8 @@ def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
 def files_of(folder: Path) -> list[Path]:
     """Return what is uploaded of a folder: no hidden files, nor those that serve the program."""
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
-    found = (path for path in sorted(folder.iterdir()) if path.is_file())
-    return [path for path in found if not path.name.startswith(".") and path.name not in private]
+    paths = (path for path in sorted(folder.iterdir()) if path.is_file())
+    return [path for path in paths if not path.name.startswith(".") and path.name not in private]
 
 
 def finish(store: Store, run_id: str, journal: Journal) -> None:
@@ -114,7 +114,7 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 
 
 def push(store: Store, journal: Journal, folder: Path) -> str:
-    """Bring an ended run to the store, whatever of it is there; return the run's id."""
+    """Log an ended run to the store, which may have parts of it; return the run's id."""
     run_id = find(store, journal) or create(store, journal)
     log_model(store, run_id, journal, folder)  # first: MLflow copies the run's metrics to it
     log_datasets(store, run_id, journal.datasets)

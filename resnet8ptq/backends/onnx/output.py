@@ -72,7 +72,7 @@ def _consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
 
 
 def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
-    """Remove `node`; whatever took its output takes the tensor `name`."""
+    """Remove `node`; what took its output takes the tensor `name`."""
     for other in graph.node:
         other.input[:] = [name if given == node.output[0] else given for given in other.input]
     if graph.output[0].name == node.output[0]:  # a network that ends in its last layer

@@ -26,7 +26,7 @@ class OnnxPredictor:
         return np.asarray(self.session.run(None, {self.session.get_inputs()[0].name: batch})[0])
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
+        """Return what the final softmax takes [n, classes]; None without a softmax."""
         session = self._logits_session
         if session is None:
             return None

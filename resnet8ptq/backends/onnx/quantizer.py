@@ -99,7 +99,7 @@ class OnnxQuantizer:
         """Quantize by ONNX Runtime's own functions, then what they have no option for."""
         path, config = folder / MODEL_FILE, self.config
         proto = onnx.load(model.onnx_path)
-        found: dict[str, Range] = {}
+        calibrated: dict[str, Range] = {}
         with files.atomic(path) as temporary:
             if config.dtype.name == "fp32":
                 shutil.copyfile(model.onnx_path, temporary)
@@ -113,8 +113,8 @@ class OnnxQuantizer:
                 activations = Activations(
                     model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
                 )
-                found = activations.find_around(skipped)
-                self._quantize_static(model.onnx_path, temporary, skipped, found)
+                calibrated = activations.find_around(skipped)
+                self._quantize_static(model.onnx_path, temporary, skipped, calibrated)
             written = onnx.load(temporary)
             layers = count_quantized_layers(written)
             if layers == 0:
@@ -126,7 +126,7 @@ class OnnxQuantizer:
                 onnx.save(slim.slim(written), temporary)
                 batches = calibration.batches(config.calib.batch_size)
                 slim.check_same(written, temporary, batches, self.runtime.threads)
-        return Artifact(path, layers, found)
+        return Artifact(path, layers, calibrated)
 
     def _quantize_static(
         self, source: Path, path: Path, skipped: list[str], ranges: dict[str, Range]

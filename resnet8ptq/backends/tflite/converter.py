@@ -1,6 +1,6 @@
 """TensorFlow's converter, from a Keras file to TFLite.
 
-Runs in a process of its own (see `backends.tflite`), as `convert` does and for the same reasons:
+Runs in a process of its own (see `quantizer`), as `conversion` does and for the same reasons:
 nothing that runs in the main process imports TensorFlow.
 """
 

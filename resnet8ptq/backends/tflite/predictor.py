@@ -24,7 +24,7 @@ class TflitePredictor:
         return _run(self.interpreter, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
+        """Return what the final softmax takes [n, classes]; None without a softmax."""
         if self._logits_interpreter is None:
             return None
         return _run(self._logits_interpreter, batch)
@@ -63,7 +63,7 @@ def _run(interpreter: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _end_at_logits(content: bytes) -> bytes | None:
-    """Make the final softmax's input the only output; None where the graph ends in no softmax."""
+    """Make the final softmax's input the only output; None where the graph does not end in one."""
     model = flatbuffer.convert_bytearray_to_object(content)
     graph = model.subgraphs[0]
     last = graph.operators[-1]

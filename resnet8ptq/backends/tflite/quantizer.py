@@ -68,8 +68,8 @@ class TfliteQuantizer:
         """Convert the Keras file, in a process of its own.
 
         Raises:
-            UnsupportedError: as `resolve`; `ranges` are given; the network is no Keras file, or is
-                not to be folded; the converter does not heed `per_channel`.
+            UnsupportedError: as `resolve`; `ranges` are given; the file is not Keras's, or is
+                not to be folded; the converter ignores `per_channel`.
         """
         self.resolve()
         if not model.fold:

@@ -64,7 +64,7 @@ def read(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
         records: what each name must match.
 
     Raises:
-        QuantizationError: no zip archive, damaged, or it holds something else too.
+        QuantizationError: not a zip archive, damaged, or it holds something else too.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
@@ -86,20 +86,20 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
     return archive
 
 
-def refusal(path: Path, found: str) -> QuantizationError:
-    """Return the error that names what no artifact of ours has."""
-    return QuantizationError(f"{path}: not a program that was saved here ({found[:200]})")
+def refusal(path: Path, strange: str) -> QuantizationError:
+    """Return the error that names what an artifact of ours never has."""
+    return QuantizationError(f"{path}: not a program that was saved here ({strange[:200]})")
 
 
 def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int) -> Iterator[str]:
     infos = archive.infolist()
     yield from (info.filename for info in infos if not records.fullmatch(info.filename))
     if len({info.filename.casefold() for info in infos}) < len(infos):
-        yield "records of one name"
+        yield "two records of one name"
     stored = zipfile.ZIP_STORED
     if any(info.compress_type == stored and info.file_size != info.compress_size for info in infos):
-        yield "a record of two lengths"
+        yield "a record with two lengths"
     if sum(info.compress_size for info in infos) > file_bytes:
         yield "records that overlap"
     if sum(info.file_size for info in infos if info.compress_type != stored) > MAX_BYTES:
-        yield "more than can be"
+        yield "more data than an artifact has"

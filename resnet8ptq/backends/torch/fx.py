@@ -46,7 +46,7 @@ class Settings:
 
 
 class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """An FX observer that leaves the choice of the range to `calibration`, or to who gives one."""
+    """An FX observer whose range `calibration` chooses, unless it is given one."""
 
     def __init__(self, config: CalibConfig, scheme: WeightScheme, **kwargs: Any) -> None:
         qscheme = torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
@@ -160,7 +160,7 @@ def _activation_observer(settings: Settings) -> Any:
 
 
 def weight_observer(config: QuantizationConfig) -> Any:
-    """Return a factory of observers as torch has them, or on the grid of `grid.py`.
+    """Return a factory of observers as torch has them, or on the grid of `precision.grid`.
 
     torch's own int8 grid has half a level more, 255 steps from -128. Weights that AdaRound or
     fine-tuning has placed lie on the other, which has to be met exactly.

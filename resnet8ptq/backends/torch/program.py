@@ -73,7 +73,7 @@ class ExportedPredictor:
         return infer(self.module, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
+        """Return what the final softmax takes [n, classes]; None without a softmax."""
         return None if self._logits_module is None else infer(self._logits_module, batch)
 
     @cached_property
@@ -125,7 +125,7 @@ def read(path: Path) -> dict[str, bytes]:
     records = archive.read(path, _RECORDS)
     try:
         strange = next(_check(records), None)
-    except (ValueError, RecursionError) as error:  # no JSON, or nested without end
+    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         strange = one_line(error)
     if strange is not None:
         raise archive.refusal(path, strange)
@@ -142,7 +142,7 @@ def _check(records: Mapping[str, bytes]) -> Iterator[str]:
     """Yield what `torch.export.load` would unpickle, evaluate or look up by name.
 
     It takes pickled weights, sample inputs and older layouts without asking, evaluates the
-    expressions of dynamic shapes and of guards, calls whatever function below `torch` a node names
+    expressions of dynamic shapes and of guards, calls any function below `torch` that a node names
     (`torch.os.system`), and writes Python code with the names of tensors in it.
     """
     if records.get(_SAMPLE):
@@ -162,8 +162,8 @@ def _is_plain(key: str, value: Any) -> bool:
     if not isinstance(value, str):
         return key not in ("target", "as_operator", "path_name", *_TEXTS)
     if key in ("target", "as_operator"):
-        found = _TARGET.fullmatch(value)
-        allowed = found is not None and archive.is_allowed(*found.groups())
+        target = _TARGET.fullmatch(value)
+        allowed = target is not None and archive.is_allowed(*target.groups())
         return allowed or bool(_PYTHON.fullmatch(value))
     return bool(_TEXTS.get(key, re.compile(r"[\w,.> -]*")).fullmatch(value))
 

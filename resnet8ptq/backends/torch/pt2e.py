@@ -78,8 +78,8 @@ def quantize(
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}
     given = activations.find_ranges(observed.values())
     missing = [name for name, tensor in observed.items() if tensor not in given]
-    found = _calibrate(exported, missing, calibration, config.calib)
-    quantizer.ranges = {n: given[t] if t in given else found[n] for n, t in observed.items()}
+    calibrated = _calibrate(exported, missing, calibration, config.calib)
+    quantizer.ranges = {n: given[t] if t in given else calibrated[n] for n, t in observed.items()}
     with known_warnings():
         converted = convert_pt2e(prepare_pt2e(exported, quantizer))
     _drop_unused(converted)

@@ -130,7 +130,7 @@ class TorchQuantizer:
     def _set_up(self, threads: int) -> None:
         """Set what torch keeps for the whole process."""
         torch.set_num_threads(threads)
-        # Where in the code each node was traced: nobody reads it, and to find that out FX imports
+        # Where in the code each node was traced: it is not read, and to find it FX imports
         # torch's compiler, which takes over a second.
         torch.fx.config.do_not_emit_stack_traces = True
         if self._options().flow == "fx" and self.config.dtype.name != "fp32":

@@ -35,7 +35,7 @@ class TorchScriptPredictor:
         return infer(self.module, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
+        """Return what the final softmax takes [n, classes]; None without a softmax."""
         return None if self._logits_module is None else infer(self._logits_module, batch)
 
     @cached_property
@@ -59,8 +59,8 @@ class TorchScriptPredictor:
 def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return what `module` makes of a batch, dequantized."""
     with torch.inference_mode():
-        found = module(torch.from_numpy(batch))
-        return np.asarray((found.dequantize() if found.is_quantized else found).numpy())
+        output = module(torch.from_numpy(batch))
+        return np.asarray((output.dequantize() if output.is_quantized else output).numpy())
 
 
 def load(path: Path) -> TorchScriptPredictor:

@@ -69,9 +69,9 @@ def _strange_config(config: Any) -> Iterator[str]:
             waiting += value.values()
             name, module = value.get("class_name"), value.get("module")
             registered = value.get("registered_name")
-            for found in (name, registered, value.get("function_type")):
-                if found in _CODE:
-                    yield f"its layer {found!r} is code; takes layers of Keras that are none"
+            for kind in (name, registered, value.get("function_type")):
+                if kind in _CODE:
+                    yield f"its layer {kind!r} contains code; takes layers of Keras without code"
             if module is not None and not _MODULES.fullmatch(str(module)):
                 yield f"asks for {name!r} of module {module!r}; takes layers of Keras"
             if ">" in str(registered):

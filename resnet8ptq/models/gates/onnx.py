@@ -1,4 +1,4 @@
-"""An untrusted ONNX file: parsed, and refused where it is nothing to quantize.
+"""An untrusted ONNX file: parsed, and refused where it cannot be quantized.
 
 All that is refused here is refused before ONNX Runtime or onnx's version converter see the file.
 """
@@ -55,7 +55,7 @@ def read(path: Path) -> onnx.ModelProto:
         reason = next(_reasons_against(proto), None)
         if reason is None:
             onnx.checker.check_model(proto)
-    except Exception as error:  # the checker's own, or text that is no UTF-8, fields that lack
+    except Exception as error:  # the checker's own, or text that is not UTF-8, missing fields
         raise ModelError(f"{path}: not a valid ONNX model ({one_line(error)})") from None
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
@@ -68,8 +68,8 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             yield f"tensor {tensor.name!r} is external data; takes one file with all data in it"
     nodes = list(find_all(proto, onnx.NodeProto))
-    if found := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
-        yield f"already quantized ({_counted(found)}); takes the FP32 model"
+    if quantized := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
+        yield f"already quantized ({_counted(quantized)}); takes the FP32 model"
     for tensor in tensors:
         if tensor.data_type in _NARROW and len(tensor.dims) >= 2:
             kind = type_name(tensor.data_type)
@@ -136,6 +136,6 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def type_name(code: int) -> str:
-    """Return the name of a tensor's type; files may have codes that are none."""
+    """Return the name of a tensor's type; files may have unknown codes."""
     names = {value: name.lower() for name, value in TensorProto.DataType.items()}
     return names.get(code, f"type {code}")

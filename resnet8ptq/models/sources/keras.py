@@ -53,7 +53,7 @@ def _check_fit(model: Any, source: Path, image_shape: tuple[int, ...], classes: 
 
 
 def _export(model: Any, path: Path) -> None:
-    """Write the model as tf2onnx makes it, with names that a person would give."""
+    """Write the model as tf2onnx makes it, with readable names."""
     import onnx
     import tensorflow as tf
     import tf2onnx

@@ -1,6 +1,6 @@
 """An ONNX file as the source of the FP32 network.
 
-Runs in the conversion's process (see `model.load`): a file that crashes ONNX takes nothing along.
+Runs in the conversion's process (see `model.load`): a file that crashes ONNX ends that only.
 """
 
 from collections.abc import Callable
@@ -37,10 +37,10 @@ def import_file(
     fixed = graph_inputs(proto.graph)[0].type.tensor_type.shape.dim[0].dim_value
     try:
         predict = _predictor(proto, fixed)
-        found = predict(np.zeros((2, *image_shape), np.float32))
+        probabilities = predict(np.zeros((2, *image_shape), np.float32))
     except Exception as error:  # ONNX Runtime's own, a dozen
         raise ModelError(f"{source}: ONNX Runtime cannot run it ({one_line(error)})") from None
-    _check_probabilities(found, source, classes)
+    _check_probabilities(probabilities, source, classes)
     normalize(converted)
     try:
         onnx.checker.check_model(converted)
@@ -69,21 +69,21 @@ def _predictor(proto: onnx.ModelProto, fixed: int = 0) -> Predict:
         missing = -len(batch) % fixed
         padded = np.concatenate([batch, np.zeros((missing, *batch.shape[1:]), np.float32)])
         parts = [padded[i : i + fixed] for i in range(0, len(padded), fixed)]
-        found = [session.run(None, {name: part})[0] for part in parts]
-        return np.concatenate(found)[: len(batch)]
+        outputs = [session.run(None, {name: part})[0] for part in parts]
+        return np.concatenate(outputs)[: len(batch)]
 
     return predict
 
 
-def _check_probabilities(found: NDArray[np.float32], source: Path, classes: int) -> None:
-    if found.shape != (2, classes) or found.dtype != np.float32:
+def _check_probabilities(given: NDArray[np.float32], source: Path, classes: int) -> None:
+    if given.shape != (2, classes) or given.dtype != np.float32:
         raise ModelError(
-            f"{source}: returns {found.dtype} {list(found.shape)} for two images; "
+            f"{source}: returns {given.dtype} {list(given.shape)} for two images; "
             f"takes float32 probabilities [2, {classes}], one for each class of the data set"
         )
-    if not (found.min() >= 0 and np.allclose(found.sum(1), 1, atol=1e-3)):
+    if not (given.min() >= 0 and np.allclose(given.sum(1), 1, atol=1e-3)):
         raise ModelError(
-            f"{source}: returns values from {found.min():.3g} to {found.max():.3g} that are no "
+            f"{source}: returns values from {given.min():.3g} to {given.max():.3g} that are not "
             "probabilities; takes a graph that ends in a Softmax"
         )
 
@@ -108,7 +108,7 @@ def _check_contract(proto: onnx.ModelProto, path: Path, image_shape: tuple[int, 
     if len(takes) == 4 and takes[1:] == wanted[-1:] + wanted[1:-1]:
         raise ModelError(
             f"{path}: takes NCHW {takes}, the images are NHWC {wanted}; "
-            "put a Transpose (perm 0, 3, 1, 2) behind its input"
+            "put a Transpose (perm 0, 3, 1, 2) after its input"
         )
     if len(takes) != len(wanted) or takes[1:] != image_shape:
         raise ModelError(f"{path}: takes {takes}, the images are {wanted}")
