@@ -33,6 +33,10 @@ if TYPE_CHECKING:  # most tests do without MLflow
 REPO = Path(__file__).parents[1]
 COMMAND = (sys.executable, str(REPO / "run.py"))
 NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
+QUICK = (  # for a run whose accuracy does not matter
+    *("data=shapes", "latency.enabled=false"),
+    *("evaluate.split=held_out", "held_out_images=500"),
+)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from calling import NO_REAL_FILES, call
+from calling import NO_REAL_FILES, QUICK, call
 from conftest import new_store
 from test_sync import log_everything, only_run, synchronize
 
@@ -20,8 +20,6 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, open_store
-
-QUICK = ("data=shapes", "dtype=fp32", "latency.enabled=false")
 
 
 class Disk:
@@ -112,7 +110,9 @@ def test_a_run_on_a_full_disk_fails_in_one_line_and_is_on_record(
 ) -> None:
     disk.fill()
     (disk.folder / "filler").write_bytes(bytes(3_900_000))  # 300 kB are left; the network has 320
-    found = call(tmp_path, *QUICK, f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES)
+    found = call(
+        tmp_path, *QUICK, "dtype=fp32", f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES
+    )
     assert found.code == 1
     (error,) = found.errors
     assert "No space left on device" in error
@@ -127,7 +127,9 @@ def test_a_run_on_a_full_disk_fails_in_one_line_and_is_on_record(
 @pytest.mark.slow
 def test_a_run_in_a_read_only_folder_is_one_line(disk: Disk, tmp_path: Path) -> None:
     disk.make_read_only()
-    found = call(tmp_path, *QUICK, f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES)
+    found = call(
+        tmp_path, *QUICK, "dtype=fp32", f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES
+    )
     assert found.code == 1
     (error,) = found.errors
     assert f"Read-only file system: '{disk.folder}/run'" in error

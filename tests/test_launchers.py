@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import slurm
-from calling import COMMAND, NO_REAL_FILES, Called, call, call_process, clean_environment
+from calling import COMMAND, NO_REAL_FILES, QUICK, Called, call, call_process, clean_environment
 from conftest import new_store
 from mlflow.entities import ViewType
-from test_run import QUICK, cell_of, interrupt, wait_for_running_children
+from test_run import cell_of, interrupt, wait_for_running_children
 
 from resnet8ptq.core import machine
 
@@ -36,7 +36,7 @@ AT_ONCE = {"processes": CORES}  # the others: 2
 # A calibration that works, and one that fails; with joblib, which many use, in both frameworks.
 CELLS = (
     *(*QUICK, "calib=percentile", "calib.percentile=99.9,120"),
-    *("calib.samples_per_class=20", "evaluate.split=held_out", "held_out_images=1000"),
+    "calib.samples_per_class=20",
 )
 BOTH = ("backend=onnx,torch",)
 MEASURED = {

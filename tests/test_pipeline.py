@@ -32,7 +32,10 @@ from resnet8ptq.tracking.run import start_run
 from resnet8ptq.tracking.store import Store
 
 Ranges = Mapping[str, Range] | None
-FEW = ("calib.samples_per_class=20", "latency.enabled=false")
+FEW = (
+    *("calib.samples_per_class=20", "latency.enabled=false"),
+    *("evaluate.split=held_out", "held_out_images=500"),
+)
 
 
 @pytest.fixture(scope="module")

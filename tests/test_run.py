@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from calling import COMMAND, NO_REAL_FILES, Called, call, clean_environment
+from calling import COMMAND, NO_REAL_FILES, QUICK, Called, call, clean_environment
 from conftest import compose_whole, new_store
 from hydra.errors import HydraException
 from mlflow.entities import Run
@@ -24,7 +24,6 @@ from resnet8ptq.data.shapes import pictures
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("data=shapes", "latency.enabled=false")
 REASON = (
     "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; backend.flow=pt2e "
     "(backend=torch_pt2e) does uint8, simulated in float"

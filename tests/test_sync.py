@@ -16,7 +16,7 @@ import mlflow
 import numpy as np
 import pytest
 import requests
-from calling import NO_REAL_FILES, call, call_beside, copy_database
+from calling import NO_REAL_FILES, QUICK, call, call_beside, copy_database
 from conftest import make_config
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
@@ -283,7 +283,7 @@ def test_a_sweep_outlives_its_server(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server is killed in the second of three jobs; it comes back after the sweep."""
-    words = ("-m", "dtype=int8,uint8,u8s8", "data=shapes", "latency.enabled=false")
+    words = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
     env = {"MLFLOW_TRACKING_URI": server.uri, **NO_REAL_FILES}
     monkeypatch.setattr(outputs, "write", before_results(1, server.kill))
     found = call(tmp_path, *words, **env)
