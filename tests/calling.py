@@ -159,10 +159,15 @@ def copy_database(make: Callable[[Path], None], path: Path) -> None:
     shutil.copyfile(kept / "mlflow.db", path)
 
 
-def call_process(folder: Path, *args: str, **env: str) -> Called:
-    """Do the same as `call` in a process of its own."""
+def call_process(
+    folder: Path, *args: str, strike: tuple[int, int] | None = None, **env: str
+) -> Called:
+    """Do the same as `call` in a process of its own; `strike` is the job and PID of `strike.py`."""
+    command = COMMAND
+    if strike is not None:
+        command = (sys.executable, str(REPO / "tests" / "strike.py"), *map(str, strike))
     done = subprocess.run(
-        [*COMMAND, *args],
+        [*command, *args],
         cwd=folder,
         env=clean_environment(**env),
         capture_output=True,

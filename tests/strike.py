@@ -1,13 +1,13 @@
-"""Act at one point of one job of a sweep.
+"""Kill a process at one point of one job of a sweep: `python strike.py JOB PID WORDS...`.
 
-`python strike.py JOB WORDS...` calls run.py, and kills it (SIGKILL) at that point of job JOB.
+Calls run.py; before job number JOB writes its results, PID gets SIGKILL; 0 is this process, -PID a
+group of processes.
 """
 
 import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,18 @@ from resnet8ptq.experiment import outputs
 RUN = Path(__file__).parents[1] / "run.py"
 
 
-def before_results(job: int, act: Callable[[], object]) -> Callable[..., None]:
-    """Return `outputs.write` that calls `act` before it writes the results of job number `job`."""
+def strike_before_results(job: int, victim: int) -> None:
     write = outputs.write
 
-    def acting(folder: Path, *args: Any) -> None:
+    def strike(folder: Path, *args: Any) -> None:
         if folder.name.startswith(f"{job}_"):
-            act()
+            os.kill(victim or os.getpid(), signal.SIGKILL)
         write(folder, *args)
 
-    return acting
+    outputs.write = strike
 
 
 if __name__ == "__main__":
-    number = int(sys.argv.pop(1))
-    outputs.write = before_results(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    strike_before_results(int(sys.argv.pop(1)), int(sys.argv.pop(1)))
     sys.argv[0] = str(RUN)
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -184,7 +184,7 @@ def test_damaged_artifact_fails_the_run(
 
 def test_too_many_calibration_images_are_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"calib.samples_per_class: got 1001, takes at most 1000"):
-        run(store, tmp_path, "calib.samples_per_class=1001")
+        run(store, tmp_path, "calib.samples_per_class=1001", "evaluate.split=test")
 
 
 @pytest.mark.slow

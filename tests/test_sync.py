@@ -16,18 +16,16 @@ import mlflow
 import numpy as np
 import pytest
 import requests
-from calling import NO_REAL_FILES, QUICK, call, call_beside, copy_database
+from calling import NO_REAL_FILES, QUICK, call_beside, call_process, copy_database
 from conftest import make_config
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from requests.adapters import HTTPAdapter, Retry
-from strike import before_results
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment import outputs
 from resnet8ptq.tracking import history, journal, sync
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.run import Run, _start_journal, end_parent, start_parent, start_run
@@ -279,14 +277,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.slow
-def test_a_sweep_outlives_its_server(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
     """The server is killed in the second of three jobs; it comes back after the sweep."""
     words = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
     env = {"MLFLOW_TRACKING_URI": server.uri, **NO_REAL_FILES}
-    monkeypatch.setattr(outputs, "write", before_results(1, server.kill))
-    found = call(tmp_path, *words, **env)
+    assert server.process is not None
+    found = call_process(tmp_path, *words, strike=(1, -server.process.pid), **env)
     assert found.code == 1, found.err
     (error,) = found.errors
     assert "`python -m resnet8ptq sync folder=" in error
