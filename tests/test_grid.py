@@ -77,11 +77,10 @@ def test_a_value_on_the_grid_keeps_its_level(
     assert grid.lowest <= grid.quantize(beyond).min() <= grid.quantize(beyond).max() <= grid.highest
 
 
-def test_a_channel_too_small_for_a_scale_counts_as_zeros() -> None:
-    tiny = np.full((1, 2), np.finfo(np.float32).tiny, np.float32)
-    grid = WeightScheme("int8").grid(tiny, 0)
-    assert grid.scale.item() == 1
-    assert not grid.round(tiny).any()
+@pytest.mark.parametrize(("steps", "scale"), [(126, 1), (127, np.finfo(np.float32).tiny)])
+def test_a_channel_too_small_for_a_scale_counts_as_zeros(steps: int, scale: float) -> None:
+    tiny = np.full((1, 2), steps * np.finfo(np.float32).tiny, np.float32)
+    assert WeightScheme("int8").grid(tiny, 0).scale.item() == scale
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,8 @@ def test_no_convolution_takes_affine_channels() -> None:
         WeightScheme.of(make_config("per_channel=true", "symmetric.weights=false"))
 
 
-def test_steps_of_activations_are_even_around_a_zero_in_the_middle() -> None:
+def test_activations_have_even_steps_around_a_zero_in_the_middle() -> None:
+    assert WeightScheme("int8") == WeightScheme("int8", False, True, False)
     assert ActivationScheme() == ActivationScheme(8, False)
     found = [ActivationScheme(bits, symmetric).steps for bits in (8, 7) for symmetric in (0, 1)]
     assert found == [255, 254, 127, 126]
