@@ -1,16 +1,21 @@
 """Entries are made once, whole or not at all; files are written all or nothing."""
 
+import errno
+import hashlib
 import json
 import logging
 import multiprocessing
+import os
 import uuid
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
 
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import ConfigError
 
 KEY: cache.Key = {"model": "abc", "fold": True, "count": 3}
@@ -60,21 +65,50 @@ def test_an_entry_says_what_it_is(tmp_path, make):
     }
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{**KEY, "model": "abd"}, {**KEY, "fold": False}, {**KEY, "count": 4}, {**KEY, "more": 1}, {}],
-    ids=repr,
-)
-def test_another_key_is_another_entry(tmp_path, make, other):
-    first = cache.entry(tmp_path, "models", KEY, make)
-    assert cache.entry(tmp_path, "models", other, make) != first
-    assert make.calls == 2
+kinds = st.sampled_from(["models", "baselines"])
+words = st.sampled_from(["", "1", "true", "a", "fold"])
+keys = st.dictionaries(words, words | st.integers(0, 2) | st.booleans(), max_size=2)
 
 
-def test_another_kind_is_another_entry(tmp_path, make):
-    first = cache.entry(tmp_path, "models", KEY, make)
-    assert cache.entry(tmp_path, "baselines", KEY, make) != first
-    assert make.calls == 2
+@given(kinds, keys, kinds, keys)
+def test_another_kind_or_key_is_another_entry(kind, key, other_kind, other):
+    same = kind == other_kind and repr(sorted(key.items())) == repr(sorted(other.items()))
+    root = Path("root")
+    assert (cache.place(root, kind, key) == cache.place(root, other_kind, other)) is same
+
+
+def test_an_entry_lies_under_the_hash_of_its_key():
+    digest = hashlib.sha256(b'{"a": 1, "b": true}').hexdigest()
+    assert cache.place(Path("root"), "kind", {"b": True, "a": 1}) == Path("root/kind", digest[:20])
+
+
+def write_package(root: Path) -> list[Path]:
+    names = ["alone.py", *(f"part/{name}.py" for name in "ihgfedcba"), "part/deeper/a.py"]
+    for name in [*names, "other.py", "part/notes.txt"]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return [root / name for name in names]
+
+
+def test_code_is_known_by_every_byte_of_its_modules(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "core" / "cache.py"))
+    code = cache.code.__wrapped__  # it is taken not to change in a process
+    alone, *parts = write_package(tmp_path)
+    expected = alone.read_bytes() + b"".join(path.read_bytes() for path in sorted(parts))
+    assert code("alone", "part") == hashlib.sha256(expected).hexdigest()
+    for path in (alone, *parts):
+        before = code("alone", "part")
+        path.write_text("changed")
+        assert code("alone", "part") != before
+    with pytest.raises(FileNotFoundError):
+        code("gone")
+
+
+def test_a_measurement_is_known_by_code_cpu_and_versions(monkeypatch):
+    monkeypatch.setattr(machine, "cpu", lambda: ("a CPU", ("avx2",)))
+    monkeypatch.setattr(machine, "versions", lambda: {"version.numpy": "3"})
+    expected = {"code": cache.code("core/cache"), "cpu": "a CPU", "version.numpy": "3"}
+    assert cache.made_with("core/cache") == expected
 
 
 def damage_bytes(folder: Path) -> None:
@@ -139,7 +173,7 @@ def test_a_damaged_entry_is_made_again_with_a_warning(tmp_path, make, caplog, da
     assert (folder / "one.txt").read_text() == "one"
     assert (folder / "two.bin").read_bytes() == b"two"
     [record] = caplog.records
-    assert str(folder) in record.getMessage()
+    assert record.getMessage() == f"cache: {folder} is damaged; making it again"
 
 
 def test_a_whole_entry_is_taken_without_a_warning(tmp_path, make, caplog):
@@ -176,9 +210,30 @@ def test_what_a_killed_build_left_is_cleared_away(tmp_path, make):
     for folder in (left, others):
         folder.mkdir(parents=True)
         (folder / "half").touch()
-    cache.entry(tmp_path, "kind", {"a": 1}, make)
+
+    def look(folder: Path) -> None:
+        """It is built where a rename is enough, under a name that the next one clears away."""
+        assert folder.parent.parent == place.parent
+        assert folder.parent.name.startswith(f".{place.name}-")
+        make(folder)
+
+    cache.entry(tmp_path, "kind", {"a": 1}, look)
     assert not left.exists()
     assert others.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_only_a_full_disk_is_the_settings_fault(tmp_path, number):
+    def fill(folder: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises((ConfigError, OSError)) as caught:
+        cache.entry(tmp_path, "models", KEY, fill)
+    if number == errno.EIO:
+        assert caught.type is OSError
+    else:
+        expected = f"cache_dir: cannot write to {tmp_path / 'models'} ({os.strerror(number)})"
+        assert str(caught.value) == expected
 
 
 def test_a_failed_build_lets_go_of_the_lock(tmp_path):
@@ -254,6 +309,7 @@ def test_the_setting_wins_over_the_environment(tmp_path, monkeypatch):
 def test_without_either_it_is_the_users_cache_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("RESNET8PTQ_CACHE")
     found = cache.folder(None)
+    assert found == cache.downloads_folder()
     assert found.is_absolute()
     assert found.name == "resnet8ptq"
 
@@ -263,6 +319,13 @@ def test_a_relative_or_home_folder_is_made_absolute(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache.folder("here") == tmp_path / "here"
     assert cache.folder("~/there") == tmp_path / "home" / "there"
+
+
+def test_a_run_may_use_the_threads_that_are_set_or_all(tmp_path):
+    assert cache.runtime(str(tmp_path), 3) == machine.Runtime(tmp_path, 3, True)
+    assert cache.runtime(str(tmp_path), None) == machine.Runtime(
+        tmp_path, machine.threads(None), False
+    )
 
 
 # files

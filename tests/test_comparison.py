@@ -1,36 +1,20 @@
 """Tests across a sweep: Holm's correction, classes, and which models cannot be told apart."""
 
 import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
-from cells import BASELINE, LABELS, NAMES, predictions, sweep, unmeasured
-from hypothesis import given
-from hypothesis import strategies as st
-from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
+from cells import BASELINE, LABELS, NAMES, predictions, record, sweep, unmeasured
 
-from resnet8ptq.report.comparison import compare, indistinguishable
+from resnet8ptq.report import comparison
+from resnet8ptq.report.comparison import Cell, compare, indistinguishable
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=40), st.randoms(use_true_random=False))
-def test_mcnemar_equals_statsmodels(hits: list[bool], random: "np.random.Generator") -> None:
-    ours = np.array(hits)
-    theirs = np.array([hit if random.random() < 0.6 else not hit for hit in hits])
-    table = [[(ours & theirs).sum(), (ours & ~theirs).sum()]]
-    table.append([(~ours & theirs).sum(), (~ours & ~theirs).sum()])
-    expected = reference_mcnemar(table, exact=True).pvalue
-    assert mcnemar(ours, theirs) == pytest.approx(min(expected, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("lost", "won", "p"),
-    [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (0, 5, 0.0625), (6, 0, 0.03125), (7, 7, 1.0)],
-)
-def test_mcnemar_by_hand(lost: int, won: int, p: float) -> None:
-    hits = predictions(lost, won) == LABELS
-    assert mcnemar(hits, BASELINE == LABELS) == pytest.approx(p)
+from resnet8ptq.tasks.statistics import holm, mcnemar
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.history import Record
 
 
 def test_mcnemar_of_no_images_is_one() -> None:
@@ -44,13 +28,6 @@ def test_holm_by_hand() -> None:
     assert holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
     assert holm([0.03]) == [0.03]
     assert holm([]) == []
-
-
-def test_wilson_by_hand() -> None:
-    # 8703 of 9980: centre 0.871883, half width 0.006556 (z = 1.959964).
-    assert wilson(8703, 9980) == pytest.approx((0.865339, 0.878451), abs=2e-5)
-    assert wilson(0, 10)[0] == 0.0
-    assert wilson(10, 10)[1] == 1.0
 
 
 def test_every_cell_stays_and_only_measured_ones_are_tested() -> None:
@@ -99,3 +76,66 @@ def test_classes_of_any_name_are_tested() -> None:
     found = compare(odd.cells)
     assert found.class_deltas(found.cells[0]) == [0, pytest.approx(-0.05)]
     assert found.cells[0].worse_classes == ("c--/",)
+
+
+def test_what_a_cell_knows_of_itself() -> None:
+    (cell,) = sweep(("a", predictions(), {})).cells
+    assert (cell.backend, cell.status, cell.metric("total"), cell.quantized) == (
+        "onnx",
+        "ok",
+        1000,
+        True,
+    )
+    bare = Cell(Record("id", {}, {}, {}), "label")
+    assert (bare.backend, bare.status, bare.quantized) == ("?", "?", False)
+    assert math.isnan(bare.metric("accuracy"))
+    (baseline,) = sweep(("a", predictions(), {"dtype": "fp32"})).cells
+    assert not baseline.quantized
+
+
+def test_families_are_read_and_tested_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = {"activations": {"x": [-1.0, 2.0], "zero": [0, 0]}, "weights": {"w": [-0.5, 0.5]}}
+    (tmp_path / "ranges.json").write_text(json.dumps(ranges))
+    model = predictions(lost=25, label=1)
+    arrays = {"predictions": model, "baseline_predictions": BASELINE, "labels": LABELS}
+    np.savez(tmp_path / "predictions.npz", **arrays)
+    monkeypatch.setattr(history, "artifact", lambda store, run, name: nullcontext(tmp_path / name))
+
+    first, other = record("a", model), record("b", model, dtype="uint8")
+    failed = Record("c", first.params, {}, {"status": "failed"})
+    for run, images in ((first, "1"), (failed, "1"), (other, "2")):
+        run.tags["test_digest"] = images
+    one, two = comparison.load(None, [first, failed, other])  # type: ignore[arg-type]
+    cell, unread = one.cells
+    assert one.measured == [cell]
+    assert unread == Cell(failed, unread.label)
+    assert cell.ranges == ranges
+    assert cell.paired is not None
+    for found, expected in zip(vars(cell.paired).values(), (model, BASELINE, LABELS), strict=True):
+        assert np.array_equal(found, expected)
+    assert cell.worse_classes == two.cells[0].worse_classes == ("dog",)
+    assert cell.adjusted_p == two.cells[0].adjusted_p == pytest.approx(2 * 0.5**25)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.bool_])
+@pytest.mark.parametrize("name", ["predictions", "baseline_predictions", "labels"])
+def test_predictions_are_an_integer_for_each_image(tmp_path: Path, name: str, dtype: type) -> None:
+    good = {key: np.arange(3) for key in ("predictions", "baseline_predictions", "labels")}
+    for wrong in (np.arange(3).astype(dtype), np.arange(4), np.arange(3)[None]):
+        np.savez(tmp_path / "predictions.npz", **{**good, name: wrong})
+        with pytest.raises(ValueError, match="it is no integer for each image"):
+            comparison._read_predictions(tmp_path / "predictions.npz")
+
+
+@pytest.mark.parametrize("kind", ["activations", "weights"])
+@pytest.mark.parametrize("ends", [(1, 0), (math.nan, 0), (0, math.nan)])
+def test_a_range_that_is_read_has_an_inside(
+    tmp_path: Path, kind: str, ends: tuple[float, float]
+) -> None:
+    ranges = {"activations": {"x": [0, 1]}, "weights": {"w": [0, 1]}}
+    ranges[kind]["y"] = list(ends)  # type: ignore[assignment]
+    (tmp_path / "ranges.json").write_text(json.dumps(ranges))
+    with pytest.raises(ValueError, match="a range without an inside"):
+        comparison._read_ranges(tmp_path / "ranges.json")

@@ -16,8 +16,9 @@ from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
 from resnet8ptq.data import cifar10, locate
+from resnet8ptq.data.arrays import AT_ONCE
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
+from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out, leave_out
 
 CIFAR10 = DataConfig(name="cifar10")
 
@@ -284,7 +285,7 @@ def test_more_than_a_class_has_is_refused_by_its_name():
         draw_calibration(SMALL, 21, 0)
     message = str(caught.value)
     assert message.startswith("calib.samples_per_class: got 21, takes at most 20")
-    assert "'a'" in message
+    assert message.endswith("of class 'a' in small")
 
 
 def test_a_class_without_images_is_refused_by_its_name():
@@ -338,17 +339,17 @@ def test_batches_can_be_gone_through_twice():
     assert sum(map(len, batches)) == sum(map(len, batches)) == len(SMALL.train)
 
 
-def test_the_digest_of_a_split_tells_pixels_labels_and_shape_apart():
-    images = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
-    labels = np.array([1, 2])
-    splits = [
-        Split(images, labels, "here"),
-        Split(images + 1, labels, "here"),
-        Split(images, labels[::-1], "here"),
-        Split(images.reshape(2, 1, 4, 3), labels, "here"),
-    ]
-    assert len({split.digest for split in splits}) == 4
-    assert Split(images.copy(), labels.copy(), "there").digest == splits[0].digest
+@pytest.mark.parametrize("count", [0, 1, AT_ONCE, 2 * AT_ONCE + 7])
+def test_hashes_are_of_every_byte(count):
+    """Whatever is read at once: shape, pixels and labels, and each image by itself."""
+    random = np.random.default_rng(count)
+    images = random.integers(0, 256, (count, 2, 1, 3), dtype=np.uint8)
+    labels = random.integers(0, 3, count)
+    split = Split(images, labels, "here")
+    whole = f"({count}, 2, 1, 3)".encode() + images.tobytes() + labels.tobytes()
+    assert split.digest == hashlib.sha256(whole).hexdigest()
+    each = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
+    assert split.pixel_hashes.tolist() == [found.rstrip(b"\0") for found in each]  # as numpy has it
 
 
 # Held-out images
@@ -382,9 +383,21 @@ def test_held_out_images_are_neither_test_images_nor_taken():
         draw_held_out(leaky, 31, [scored])
 
 
-def test_fewer_held_out_images_are_a_part_of_more():
-    few, many = (pixels(draw_held_out(SMALL, images)) for images in (10, 40))
-    assert few < many
+@pytest.mark.parametrize("count", [10, 20, 40])
+def test_held_out_images_are_the_first_of_each_class_shuffled_by_seed_0(count):
+    """So fewer are a part of more, whatever the machine."""
+    random = np.random.default_rng(0)
+    members = [random.permutation(np.flatnonzero(SMALL.train.labels == k)) for k in range(3)]
+    turns = np.stack(members, axis=1).reshape(-1)
+    expected = SMALL.train.images[np.sort(turns[:count])]
+    assert np.array_equal(draw_held_out(SMALL, count).images, expected)
+
+
+def test_what_is_left_out_is_every_copy_of_it():
+    twice = SMALL.train.take(np.resize(np.arange(20), 40))
+    left = leave_out(twice, [SMALL.train.take(np.arange(5)), SMALL.train.take(np.array([7]))])
+    kept = [*range(5, 7), *range(8, 20)]
+    assert np.array_equal(left.images, SMALL.train.images[kept + kept])
 
 
 def test_scored_images_are_those_of_the_split():
@@ -405,7 +418,9 @@ def test_held_out_images_do_not_calibrate(seed, count):
 
 
 def test_what_is_held_out_leaves_fewer_to_calibrate_with():
-    message = r"calib.samples_per_class: got 11, takes at most 10: .*'a'.* that are not held out"
+    message = (
+        r"calib.samples_per_class: got 11, takes at most 10: .*'a' in small that are not held out$"
+    )
     with pytest.raises(ConfigError, match=message):
         draw_calibration(SMALL, 11, 0, [draw_held_out(SMALL, 30)])
 

@@ -216,19 +216,25 @@ p_values = st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.01, 0.02, 0.5]), m
 
 
 @given(flips)
+@example((7, 8))  # the tails meet: without care, 1 - 1e-16
 @settings(deadline=None)
 def test_mcnemar_is_scipys_binomial_test(flips):
     ours, theirs = flips
     hits = np.repeat([True, False], flips)
     expected = binomtest(ours, ours + theirs).pvalue if ours + theirs else 1.0
     assert mcnemar(hits, ~hits) == pytest.approx(expected, rel=1e-12)
+    assert abs(ours - theirs) > 1 or mcnemar(hits, ~hits) == 1
 
 
 @given(st.integers(1, 20_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+@example((0, 10))  # without care, -3e-17
+@example((16, 16))  # 1 + 2e-16
 @settings(deadline=None)
 def test_wilson_is_scipys_interval(counts):
     expected = binomtest(*counts).proportion_ci(0.95, method="wilson")
-    assert wilson(*counts) == pytest.approx((expected.low, expected.high), rel=1e-12, abs=1e-15)
+    low, high = wilson(*counts)
+    assert 0 <= low <= high <= 1
+    assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-12, abs=1e-15)
 
 
 @given(p_values)
@@ -345,6 +351,11 @@ def test_any_class_names_make_metrics_that_mlflow_takes(names):
 @given(st.lists(st.from_regex(r"[\w.\- :]{1,100}", fullmatch=True), unique=True, max_size=12))
 def test_class_names_that_mlflow_takes_stay_as_they_are(names):
     assert metric_names(names) == tuple(names)
+
+
+def test_names_that_come_out_alike_are_numbered():
+    assert metric_names(["c++", "c--", "c##", "a/b"]) == ("c__", "c--", "c___2", "a_b")
+    assert metric_names(["x" * 101, "x" * 100]) == ("x" * 100, "x" * 100 + "_2")
 
 
 def test_metrics_of_a_class_have_its_metric_name():

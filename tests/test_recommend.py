@@ -1,5 +1,6 @@
 """The choices, from sweeps made by hand."""
 
+import pytest
 from cells import predictions, sweep
 
 from resnet8ptq.config.schema import ReportConfig
@@ -55,6 +56,72 @@ def test_limits_are_named_and_keep_a_model_out() -> None:
     assert recommend(sweep(("a", predictions(lost=100), {})), LIMITS) == []
 
 
-def test_a_gain_is_called_not_below() -> None:
-    found = by_use(("a", predictions(won=3), {}))
-    assert "not below FP32 (+0.30 points)" in found["most accurate"].why
+def test_every_use_by_hand() -> None:
+    """The second is ahead once ties are broken at random; the others do not come into it."""
+    a = {
+        **{"size_bytes": 105_000.0, "size_reduction": 0.5},
+        **{"latency_p50_ms": 0.2, "speedup": 0.5, "latency_batch_p50_ms": 20.0},
+        **{"speedup_batch": 2.0, "latency.batch_size": "64"},
+    }
+    b = {
+        **{"backend": "torch", "expected_accuracy": 0.92, "size_bytes": 100_000.0},
+        **{"size_reduction": 0.6, "latency_p50_ms": 0.21, "speedup": 1.5},
+        **{"latency_batch_p50_ms": 10.0, "speedup_batch": 1.0, "latency.batch_size": "32"},
+    }
+    least = {"size_bytes": 1.0, "latency_p50_ms": 0.01, "latency_batch_p50_ms": 0.1}
+    cells = sweep(
+        ("a", predictions(won=10), a),
+        ("b", predictions(won=9), b),
+        ("below the limits", predictions(lost=100), least),
+        ("simulated", predictions(won=60), {**least, "execution": "simulated"}),
+    )
+    found = [
+        (r.use, r.choice.record.run_id, r.why, [cell.record.run_id for cell in r.equals])
+        for r in recommend(cells, LIMITS)
+    ]
+    ahead = "90.90% (92.00% with ties at the top broken at random), not below FP32 (+0.90 points)"
+    assert found == [
+        ("most accurate", "b", ahead, ["a"]),
+        ("smallest", "b", "100.0 kB, 60.0% less than FP32, at 90.90%", ["a"]),
+        (
+            "fastest, one image at a time",
+            "a",
+            "0.200 ms, slower than FP32 in onnx (0.50 times as fast)",
+            ["b"],
+        ),
+        (
+            "fastest, in batches",
+            "b",
+            "10.0 ms for 32 images, 1.00 times as fast as FP32 in torch",
+            [],
+        ),
+        ("most accurate in onnx", "a", "91.00%, not below FP32 (+1.00 points)", []),
+        ("most accurate in torch", "b", ahead, []),
+    ]
+    meanings = [r.equals_mean for r in recommend(cells, LIMITS)]
+    accuracy, least_cost = "no significant difference in accuracy", "within 5%"
+    assert meanings == [accuracy, *[least_cost] * 3, *[accuracy] * 2]
+
+
+def test_what_ran_on_no_integer_kernels_is_never_recommended() -> None:
+    assert recommend(sweep(("a", predictions(), {"execution": "simulated"})), LIMITS) == []
+    (first, *_) = recommend(sweep(("a", predictions(), {"execution": "integer"})), LIMITS)
+    assert first.choice.record.run_id == "a"
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        (0, "90.00%, not below FP32 (+0.00 points)"),
+        (3, "89.70%, not significantly below FP32 (-0.30 points)"),
+        (30, "87.00%, significantly below FP32 (-3.00 points)"),
+    ],
+)
+def test_a_drop_is_told_by_its_significance(lost: int, words: str) -> None:
+    assert by_use(("a", predictions(lost=lost), {}))["most accurate"].why == words
+
+
+def test_at_its_limits_a_model_passes() -> None:
+    limits = ReportConfig(max_drop=0.25, min_accuracy=0.5)
+    (cell,) = sweep(("a", predictions(), {"delta": -0.25, "accuracy": 0.5})).cells
+    assert broken_limits(cell, limits) == []

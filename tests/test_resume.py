@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from calling import NO_REAL_FILES, Called, call, call_process
 from conftest import make_config, new_store
+from test_cifar10 import write_folder
 
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import TrackingError
@@ -57,7 +58,7 @@ def test_the_same_run_has_one_identity() -> None:
     assert first == identity.find(make_config(*SHAPES))
     for kept_elsewhere in (
         *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
-        *("report.max_drop=0.1", "sweep.resume=true"),
+        *("report.max_drop=0.1", "sweep.resume=true", "objectives=[accuracy]"),
     ):
         assert identity.find(make_config(*SHAPES, kept_elsewhere)) == first
 
@@ -74,7 +75,7 @@ def test_another_setting_is_another_run(other: str) -> None:
     assert identity.find(make_config(*SHAPES, other)) != identity.find(make_config(*SHAPES))
 
 
-def test_another_network_or_table_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
+def test_another_network_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
     weights = shapes.WEIGHTS.read_bytes()
     found = []
     for folder, content in (("a", weights), ("b", weights), ("c", weights + b"\0")):
@@ -83,11 +84,25 @@ def test_another_network_or_table_is_another_run_wherever_it_lies(tmp_path: Path
         path.write_bytes(content)
         found.append(identity.find(make_config(*SHAPES, f"model.path={path}")))
     assert found[0] == found[1] != found[2]
-    tables = []
-    for content in ("{}", "[]"):
-        (tmp_path / "table.json").write_text(content)
-        tables.append(identity.find(make_config(*SHAPES, f"calib.table={tmp_path}/table.json")))
-    assert tables[0] != tables[1]
+
+
+def test_another_table_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
+    found = []
+    for name, content in (("a", "{}"), ("b", "{}"), ("c", "[]")):
+        path = tmp_path / f"{name}.json"
+        path.write_text(content)
+        found.append(identity.find(make_config(*SHAPES, f"calib.table={path}")))
+    assert found[0] == found[1] != found[2]
+
+
+def test_other_images_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
+    settings = "data=cifar10", f"model.path={shapes.WEIGHTS}"
+    found = []
+    for name, train, test in (("a", 4, 3), ("b", 4, 3), ("c", 5, 3), ("d", 4, 2)):
+        root = write_folder(tmp_path / name, train, test)
+        found.append(identity.find(make_config(*settings, f"data.root={root}")))
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
 
 
 def test_other_code_or_versions_are_another_run_and_another_sweep(

@@ -122,11 +122,9 @@ def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
 def _is_whole(path: Path, key: str) -> bool:
     try:
         record = json.loads(files.read_bytes(path / "entry.json", MAX_RECORD_BYTES))
-        same_key = record["key"] == json.loads(key)
         kept = [file for file in path.iterdir() if file.name != "entry.json"]
-        if not same_key or any(not file.is_file() or file.is_symlink() for file in kept):
-            return False
-        return {file.name: files.sha256(file) for file in kept} == record["sha256"]
+        hashes = {file.name: files.sha256(file) for file in kept}
+        return record["key"] == json.loads(key) and record["sha256"] == hashes
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return False
 

@@ -40,7 +40,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     1979, in the adjusted form of Wright, 1992).
     """
     order = np.argsort(p_values)
-    scaled = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
+    scaled = np.asarray(p_values)[order] * np.arange(len(order), 0, -1)
     corrected = np.empty(len(order))
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
     return corrected.tolist()
