@@ -97,7 +97,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         loads = [bench.loader(config, artifact.path)]
         if config.dtype.name != "fp32":
             loads.append(bench.loader(as_fp32(config), baseline.path))
-        timed = Latency(*latency.measure(loads, scored.test.images, config.latency))
+        timed = Latency(*latency.measure(loads, scored.test, config.latency))
 
     measurement = Measurement(
         class_names=scored.class_names,
