@@ -98,12 +98,18 @@ def hash_samples(samples: Images) -> NDArray[np.bytes_]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named training and test split, and the only place that knows classes and sample shape."""
+    """A named training and test split, and the only place that knows classes and sample shape.
+
+    Attributes:
+        named: the classes were given names; else they are numbered up to the largest label, and the
+            network may know more of them.
+    """
 
     name: str
     class_names: tuple[str, ...]
     train: Split
     test: Split
+    named: bool = True
 
     @property
     def image_shape(self) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     memory = PeakMemory()
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
+    dataset = locate.read(config.data, config.preprocess, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     run.log_params(fp32.describe())
     scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)

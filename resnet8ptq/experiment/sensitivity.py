@@ -52,7 +52,7 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
 
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
+    dataset = locate.read(config.data, config.preprocess, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     held_out = draw_held_out(dataset, config.held_out_images)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])

@@ -29,7 +29,7 @@ def find(config: RunConfig) -> str:
         PtqError: the images or the network cannot be had.
     """
     settled = locate.settle(config.data)
-    images = locate.load(settled.name, settled.root, cache.folder(config.cache_dir))
+    images = locate.read(settled, config.preprocess, cache.folder(config.cache_dir))
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     settings["data"] = [images.name, images.train.digest, images.test.digest]
     network = locate_model(config.model, images.name)

@@ -62,7 +62,7 @@ class Run:
             return
         self._config_logged = True
         flat = dict(_flatten(self._config))
-        for group in ("backend", "dtype", "calib", "model", "data"):
+        for group in ("backend", "dtype", "calib", "model", "data", "preprocess"):
             flat[group] = flat.get(f"{group}.name", "")
         flat["threads"] = str(machine.threads(self._config.get("threads")))
         self.log_params(flat)
