@@ -120,10 +120,38 @@ def _import_onnx2torch() -> types.ModuleType:
         stands_in["torchvision.ops"].__dict__[operator] = _refuse
     sys.modules.update({name: stands_in[name] for name in absent})
     try:
-        return importlib.import_module("onnx2torch")
+        onnx2torch = importlib.import_module("onnx2torch")
+        _add_space_to_depth()
+        return onnx2torch
     finally:
         for name in absent:
             del sys.modules[name]
+
+
+class _SpaceToDepth(torch.nn.Module):  # type: ignore[misc]
+    """ONNX's SpaceToDepth, which ONNX Runtime makes of slices; onnx2torch lacks it."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
+        count, channels, height, width = values.shape
+        height, width = height // self.block, width // self.block
+        parts = values.reshape(count, channels, height, self.block, width, self.block)
+        return parts.permute(0, 3, 5, 1, 2, 4).reshape(count, -1, height, width)
+
+
+def _add_space_to_depth() -> None:
+    from onnx2torch.node_converters.registry import add_converter
+    from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
+
+    @add_converter(operation_type="SpaceToDepth", version=1)  # type: ignore[untyped-decorator]
+    @add_converter(operation_type="SpaceToDepth", version=13)  # type: ignore[untyped-decorator]
+    def _(node: Any, graph: Any) -> Any:
+        module = _SpaceToDepth(node.attributes["blocksize"])
+        return OperationConverterResult(module, onnx_mapping_from_node(node))
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
