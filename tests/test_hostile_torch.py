@@ -13,7 +13,7 @@ import torch
 from conftest import Quantize
 from onnx import helper
 
-from resnet8ptq.backends.torch import archive as torch_archive
+from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.backends.torch import program as exported
 from resnet8ptq.backends.torch import pt2e
 from resnet8ptq.core.errors import QuantizationError

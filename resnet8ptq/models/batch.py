@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.models.contract import read_contract
 from resnet8ptq.models.gates.onnx import find_all
-from resnet8ptq.models.normalization import write_paddings
+from resnet8ptq.models.normalization import drop_attribute, write_paddings
 
 Samples = NDArray[np.float32]
 Outputs = list[NDArray[np.generic]]
@@ -132,7 +132,11 @@ def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) 
 
 
 def _give_shape(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.int64]) -> None:
-    """Give a Reshape a constant shape of its own: others may share the one it had."""
+    """Give a Reshape a constant shape of its own: others may share the one it had.
+
+    A 0 in it copies the size there, whatever the exporter meant by one.
+    """
+    drop_attribute(node, "allowzero")
     tensor = numpy_helper.from_array(dims, f"{node.name}__shape")
     graph.initializer.append(tensor)
     node.input[1] = tensor.name

@@ -126,6 +126,14 @@ def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int,
     return arrange(np.empty((0, *shape)), layout).shape[1:]
 
 
+def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
+    """Return the layouts that a torch network may take, the likeliest first: channels first."""
+    rank = len(shape)
+    if rank < 2:
+        return [None]
+    return [_moves(rank)[0] if rank > 2 else _moves(rank + 1)[0], None]
+
+
 def _moves(rank: int) -> list[tuple[int, ...]]:
     """Return the layouts that move the last axis to the front, and the first to the end."""
     axes = tuple(range(rank))

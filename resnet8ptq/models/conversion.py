@@ -121,7 +121,7 @@ def convert(
         layout = find_layout(samples.shape[1:], read_contract(network.proto.graph))
         _convert(network, folder, arrange(samples, layout))
     except ModelError as error:
-        known = str(error).startswith(f"{source}: ")
+        known = str(error).startswith((f"{source}: ", "model."))
         raise error if known else type(error)(f"{source}: {error}") from None
     except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import onnx
-from onnx import defs, version_converter
+from onnx import defs, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
@@ -79,6 +79,7 @@ def normalize(proto: onnx.ModelProto) -> None:
     del proto.opset_import[:]
     proto.opset_import.extend(imports)
     _move_constants(graph)
+    _drop_allowzero(graph)
     _name_nodes(graph)
 
 
@@ -94,6 +95,21 @@ def _move_constants(graph: onnx.GraphProto) -> None:
             kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def _drop_allowzero(graph: onnx.GraphProto) -> None:
+    """Drop what a Reshape says of zeros in its shape where there are none; onnx2torch refuses it."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None
+        if shape is not None and numpy_helper.to_array(shape).all():
+            drop_attribute(node, "allowzero")
+
+
+def drop_attribute(node: onnx.NodeProto, name: str) -> None:
+    """Remove an attribute from a node that may have it."""
+    for each in [each for each in node.attribute if each.name == name]:
+        node.attribute.remove(each)
 
 
 def write_paddings(proto: onnx.ModelProto) -> None:

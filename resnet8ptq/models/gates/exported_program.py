@@ -19,6 +19,11 @@ _RECORDS = re.compile(
     r"|models/model\.json|data/sample_inputs/model\.pt|data/weights/weight_\d+"
     r"|data/constants/tensor_\d+|data/(weights|constants)/model_\w+_config\.json)"
 )
+# The same of a user's own, below a folder of any name.
+_OWN_RECORDS = re.compile(_RECORDS.pattern.replace("archive/", r"[^/]+/", 1))
+_SAVED_HERE = ("a program that was saved here", "a program of torch.export with a network alone")
+_ORIGINS = ("metadata", "guards_code")
+_GRAPH = "archive/models/model.json"
 _SAMPLE = "archive/data/sample_inputs/model.pt"
 _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.\w+")
 # Of symbolic sizes, and of operators with several outputs.
@@ -51,7 +56,44 @@ def read(path: Path) -> dict[str, bytes]:
     Raises:
         QuantizationError: it is not; names what is strange in it.
     """
-    records = torch_archive.read(path, _RECORDS)
+    return _checked(torch_archive.read(path, _RECORDS), path)
+
+
+def read_network(path: Path) -> dict[str, bytes]:
+    """Return the records of a program of a user's own, named as ours are.
+
+    Sample inputs, which are pickled, are left out, and so are what says where in the Python code
+    each operator came from, and the guards: torch would look up and evaluate what they say.
+
+    Raises:
+        ModelError: it holds more than `torch.export.save` writes for a network; names what.
+    """
+    try:
+        found = torch_archive.read(path, _OWN_RECORDS)
+        if len({name.split("/")[0] for name in found}) > 1:
+            raise torch_archive.refusal(path, "records of two programs")
+        records = {f"archive/{name.partition('/')[2]}": found[name] for name in found}
+        if _SAMPLE in records:
+            records[_SAMPLE] = b""
+        if _GRAPH in records:
+            records[_GRAPH] = _without_origins(records[_GRAPH], path)
+        return _checked(records, path)
+    except QuantizationError as error:
+        raise ModelError(str(error).replace(*_SAVED_HERE)) from None
+
+
+def _without_origins(content: bytes, path: Path) -> bytes:
+    try:
+        graph = json.loads(content)
+        for _, value in _items(graph):
+            if isinstance(value, dict):
+                value |= {key: type(value[key])() for key in _ORIGINS if key in value}
+        return json.dumps(graph).encode()
+    except (ValueError, RecursionError) as error:  # no JSON, or nested without end
+        raise torch_archive.refusal(path, one_line(error)) from None
+
+
+def _checked(records: dict[str, bytes], path: Path) -> dict[str, bytes]:
     try:
         strange = next(_check(records), None)
     except (ValueError, RecursionError) as error:  # no JSON, or nested without end
