@@ -7,6 +7,7 @@ batch: what is the same for both is a constant, and what differs is the batch's.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from resnet8ptq.models.gates.onnx import find_all
 from resnet8ptq.models.normalization import drop_attribute, write_paddings
 
 Samples = NDArray[np.float32]
-Outputs = list[NDArray[np.generic]]
+Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
 Predict = Callable[[Samples], Outputs]
 
@@ -72,7 +73,7 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
     settled = onnx.ModelProto()
     settled.CopyFrom(proto)
     graph = settled.graph
-    static = _static_tensors(graph)
+    static = static_tensors(graph)
     if batch is None:
         _free_reshapes(graph, read_contract(graph).batch, static)
     _set_shape(graph.input[0], ("N" if batch is None else batch, *shape))
@@ -97,7 +98,7 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
     return settled
 
 
-def _static_tensors(graph: onnx.GraphProto) -> set[str]:
+def static_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the tensors that are computed from constants and from shapes alone."""
     static: set[str] = set()
     constants = {tensor.name for tensor in graph.initializer} | {""}
@@ -144,7 +145,7 @@ def _give_shape(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.i
 
 def _evaluate(
     proto: onnx.ModelProto, names: Sequence[str], samples: Samples
-) -> dict[str, NDArray[np.generic]]:
+) -> dict[str, NDArray[Any]]:
     """Return these tensors and the outputs, by name."""
     asked = onnx.ModelProto()
     asked.CopyFrom(proto)
@@ -153,7 +154,7 @@ def _evaluate(
     return dict(zip([*known, *names], runner(asked)(samples), strict=True))
 
 
-def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[np.generic]]) -> None:
+def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[Any]]) -> None:
     """Put in a constant for a tensor, or for the shape of each Reshape that takes it.
 
     Args:
@@ -164,13 +165,17 @@ def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[np.generic]
             node.output[:] = ["" if made == name else made for made in node.output]
         graph.initializer.append(numpy_helper.from_array(values[0], name))
         return
-    dims = np.array(values[0], np.int64)
-    varying = np.flatnonzero(values[0] != values[1]) if dims.ndim == 1 else []
-    if len(varying) == 1:
-        dims[varying] = 0 if (dims == -1).any() and varying[0] == 0 else -1
-        for node in graph.node:
-            if node.op_type == "Reshape" and node.input[1] == name:
-                _give_shape(graph, node, dims)
+    first, second = values
+    if first.ndim != 1 or first.shape != second.shape:
+        return
+    varying = np.flatnonzero(first != second)
+    if len(varying) != 1:
+        return
+    dims = np.array(first, np.int64)
+    dims[varying] = 0 if (dims == -1).any() and varying[0] == 0 else -1
+    for node in graph.node:
+        if node.op_type == "Reshape" and node.input[1] == name:
+            _give_shape(graph, node, dims)
 
 
 def _prune(graph: onnx.GraphProto) -> None:

@@ -173,9 +173,7 @@ def _find_batch(network: Network, samples: NDArray[np.float32]) -> Network:
     return network
 
 
-def _settle(
-    network: Network, samples: NDArray[np.float32]
-) -> tuple[onnx.ModelProto, str | None]:
+def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with its sizes settled, and why its batch is still fixed where it is."""
     fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
     try:

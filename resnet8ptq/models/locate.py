@@ -20,6 +20,8 @@ URL = (
     "trained_models/pretrainedResnet.h5"
 )
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
+
+
 def locate(config: ModelConfig, data_name: str) -> Path:
     """Return the network's file or folder, downloaded where it must be; of a module, its weights.
 

@@ -98,7 +98,7 @@ def _move_constants(graph: onnx.GraphProto) -> None:
 
 
 def _drop_allowzero(graph: onnx.GraphProto) -> None:
-    """Drop what a Reshape says of zeros in its shape where there are none; onnx2torch refuses it."""
+    """Drop what a Reshape says of zeros, where its shape has none: onnx2torch refuses it."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None
@@ -170,9 +170,9 @@ def _rename(graph: onnx.GraphProto, change: Callable[[str], str]) -> None:
     for node in graph.node:
         node.input[:] = [change(name) for name in node.input]
         node.output[:] = [change(name) for name in node.output]
-        for attribute in node.attribute:
-            inner = [attribute.g] if attribute.HasField("g") else []
-            for subgraph in [*inner, *attribute.graphs]:
+        for each in node.attribute:
+            inner = [each.g] if each.HasField("g") else []
+            for subgraph in [*inner, *each.graphs]:
                 _rename(subgraph, change)
 
 

@@ -109,15 +109,12 @@ def _signature(meta: Any, folder: Path) -> Any:
 
 def _imported_ops() -> set[str]:
     """Return the operators that tf2onnx knows and that keep no state, calls and variables."""
-    import tf2onnx.onnx_opset  # fills the table
+    import tf2onnx.onnx_opset  # noqa: F401  fills the table
     from tensorflow.python.framework import op_def_registry
     from tf2onnx.handler import tf_op
 
     known = {
-        name
-        for versions in tf_op.get_opsets().values()
-        for table in versions
-        for name in table
+        name for versions in tf_op.get_opsets().values() for table in versions for name in table
     }
     found = {name: op_def_registry.get(name) for name in known}
     pure = {name for name, each in found.items() if each is not None and not each.is_stateful}

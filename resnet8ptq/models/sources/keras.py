@@ -135,7 +135,8 @@ def _export(model: Any, sizes: tuple[int | None, ...]) -> onnx.ModelProto:
     graph = proto.graph
     [taken] = [each.name for each in model.inputs]
     given = [value.name for value in graph.output]
-    names = dict(zip(given, model.output_names, strict=True))
+    own = getattr(model, "output_names", [model.layers[-1].name])  # a Sequential has none
+    names = dict(zip(given, own, strict=True))
     if [node.op_type for node in graph.node if given[0] in node.output] == ["Softmax"]:
         names = {given[0]: "probabilities"} if len(given) == 1 else names
     names["input"] = "input" if _GENERATED.fullmatch(taken) else taken
