@@ -81,6 +81,9 @@ class ModelConfig:
     name: str = MISSING
     path: str | None = None
     fold: bool = True
+    module: str | None = None
+    state_dict: str | None = None
+    module_args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
