@@ -5,16 +5,14 @@ The batch axis is the first of every tensor and is left out of all shapes here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError
+from resnet8ptq.data.preprocessing import arrange
 
 Shape = tuple[int | None, ...]
-T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -108,17 +106,6 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
             return layout
     shown = str(takes).replace("None", "?")
     raise ModelError(f"takes {shown}, the samples are {sample_shape}")
-
-
-def arrange(samples: NDArray[T], layout: Sequence[int] | None) -> NDArray[T]:
-    """Return samples [n, ...] in a layout that `find_layout` found, as a contiguous array."""
-    if layout is None:
-        return samples
-    if len(layout) > samples.ndim - 1:
-        samples = samples[..., np.newaxis]
-    elif len(layout) < samples.ndim - 1:
-        samples = samples[..., 0]
-    return np.ascontiguousarray(samples.transpose(0, *(axis + 1 for axis in layout)))
 
 
 def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.core.text import one_line
+from resnet8ptq.data.preprocessing import arrange
 from resnet8ptq.models.batch import Outputs, Predict, filled_up, in_batches, runner, settle
-from resnet8ptq.models.contract import Contract, Tensor, arrange, find_layout, read_contract
+from resnet8ptq.models.contract import Contract, Tensor, find_layout, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Network, read
