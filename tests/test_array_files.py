@@ -212,7 +212,7 @@ def test_what_is_wrong_is_one_line_that_names_it(tmp_path):
 def test_a_truncated_idx_file(tmp_path):
     (tmp_path / "cut").write_bytes(pack_idx(INPUTS)[:-1])
     np.save(tmp_path / "labels.npy", LABELS)
-    with pytest.raises(DataError, match="cut: cannot be read .*ends 1 bytes before"):
+    with pytest.raises(DataError, match=r"cut: cannot be read .*ends 1 bytes before"):
         read(tmp_path / "cut", labels=str(tmp_path / "labels.npy"))
 
 

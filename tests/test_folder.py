@@ -1,6 +1,5 @@
 """Pictures in class folders: decoding, resizing, splits, and what is refused."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +234,6 @@ def test_folders_that_hold_no_classes(tmp_path):
 def test_a_class_that_only_the_test_folder_has(tmp_path):
     write_classes(tmp_path / "p" / "train")
     write_classes(tmp_path / "p" / "test")
-    os.rename(tmp_path / "p" / "test" / "red", tmp_path / "p" / "test" / "blue")
-    with pytest.raises(PtqError, match="class 'blue' has no folder in .*train"):
+    (tmp_path / "p" / "test" / "red").rename(tmp_path / "p" / "test" / "blue")
+    with pytest.raises(PtqError, match=r"class 'blue' has no folder in .*train"):
         read(tmp_path / "p")

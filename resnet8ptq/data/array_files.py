@@ -108,14 +108,11 @@ def _open(root: Path, cache_root: Path) -> dict[str, Open]:
 
 
 def _opener(path: Path, cache_root: Path) -> Open:
-    def open_file() -> Array:
-        if path.suffix.lower() == ".npy":
-            return _map(path, path)
-        if not _is_idx(path):
-            raise DataError(f"{path}: is no array; {TAKES}")
-        return _unpacked(path, files.sha256(path), "", _copy_idx, cache_root)
-
-    return open_file
+    if path.suffix.lower() == ".npy":
+        return lambda: _map(path, path)
+    if not _is_idx(path):
+        raise DataError(f"{path}: is no array; {TAKES}")
+    return lambda: _unpacked(path, files.sha256(path), "", _copy_idx, cache_root)
 
 
 def _unpacked(

@@ -62,7 +62,7 @@ def check(
 
 
 def _doubt(baseline: Scores, expected: float | None) -> str | None:
-    """Say what is strange about an accuracy: not significantly above chance, or below `expected`."""
+    """Say what is strange about an accuracy: near chance, or below `expected`."""
     classes = baseline.probabilities.shape[1]
     found = f"{baseline.accuracy:.2%} ({baseline.correct} of {baseline.total}"
     if above_chance(baseline.correct, baseline.total, classes) > SIGNIFICANCE:
