@@ -156,13 +156,13 @@ def reference() -> Target:
 
 def program() -> Target:
     """An exported program, as far as it is read before torch sees it."""
-    from resnet8ptq.backends.torch import archive, program
+    from resnet8ptq.models.gates import exported_program, torch_archive
 
     node = {"target": "torch.ops.aten.relu.default", "inputs": [{"name": "self"}], "metadata": {}}
     size = {"as_expr": {"expr_str": "Symbol('s6', positive=True, integer=True)", "hint": None}}
     model = {"graph": {"nodes": [node]}, "sizes": [size], "in_spec": '[1, {"type": null}]'}
     records = {"archive/models/model.json": json.dumps(model).encode(), "archive/byteorder": b"l"}
-    return Target(archive.pack(records).getvalue(), program.read, "model.pt2")
+    return Target(torch_archive.pack(records).getvalue(), exported_program.read, "model.pt2")
 
 
 TARGETS: dict[str, Callable[[], Target]] = {

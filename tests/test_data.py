@@ -190,7 +190,7 @@ def test_a_file_with_another_content_is_read_anew(tmp_path):
     assert len(changed) == path.stat().st_size
     path.write_bytes(changed)
     os.utime(path, ns=(time, time))
-    locate.load.cache_clear()
+    locate._read.cache_clear()
     after = locate.load("cifar10", str(folder)).train
     assert (before.pixel_hashes != after.pixel_hashes).tolist() == [False] * 8 + [True] * 4 + [
         False
@@ -211,7 +211,7 @@ def test_an_image_that_changes_in_the_cache_is_read_again_from_its_file(tmp_path
     before = locate.load("cifar10", str(folder), tmp_path / "cache").train.digest
     for path in (tmp_path / "cache" / "cifar10").glob("*/images.npy"):
         path.write_bytes(path.read_bytes()[:-1] + b"\x00")
-    locate.load.cache_clear()
+    locate._read.cache_clear()
     assert locate.load("cifar10", str(folder), tmp_path / "cache").train.digest == before
 
 

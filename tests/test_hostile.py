@@ -255,7 +255,7 @@ def test_a_claim_of_many_weights_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(proto, path)
     with pytest.raises(ModelError) as caught:
-        conversion.convert(path, tmp_path, IMAGES, 10)
+        conversion.convert(path, tmp_path, IMAGES.astype(np.float32))
     line(caught.value)
 
 

@@ -13,10 +13,10 @@ import torch
 from conftest import Quantize
 from onnx import helper
 
-from resnet8ptq.backends.torch import archive as torch_archive
 from resnet8ptq.backends.torch import program as exported
 from resnet8ptq.backends.torch import pt2e
 from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.models.gates import torch_archive
 
 IMAGES = np.zeros((2, 32, 32, 3), np.float32)
 

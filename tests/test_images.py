@@ -111,7 +111,7 @@ def test_memory_does_not_grow_with_the_images(request, store, tmp_path: Path):
 def test_a_draw_holds_no_training_image(tmp_path):
     folder = write_folder(tmp_path, train=200, test=3)
     locate.load("cifar10", str(folder))  # fills the cache
-    locate.load.cache_clear()
+    locate._read.cache_clear()
 
     def draw() -> None:
         loaded = locate.load("cifar10", str(folder))

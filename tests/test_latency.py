@@ -9,7 +9,7 @@ from conftest import bench_of, make_config, quantizer_of
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
@@ -51,11 +51,11 @@ def measure(
     bench = bench_of(config, fp32)
     baseline = load_baseline(bench, config, fp32, shapes.test)
     assert baseline.path.stat().st_size == baseline.size_bytes
-    images = shapes.test.images[:5]  # fewer than a batch
+    few = shapes.test.take(np.arange(5))  # fewer than a batch
     loads = [bench.loader(config, artifact.path)]
     if config.dtype.name != "fp32":
         loads.append(bench.loader(as_fp32(config), baseline.path))
-    return Latency(*latency.measure(loads, images, config.latency)).to_metrics()
+    return Latency(*latency.measure(loads, few, config.latency)).to_metrics()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -88,8 +88,8 @@ def test_turns_alternate_and_the_warm_up_is_not_counted():
             calls.append(self.name)
             return batch
 
-    images = np.zeros((3, 2, 2, 3), np.uint8)
-    found = latency._time_in_turns([Fake("a"), Fake("b")], images, 4, repeats=2)
+    split = Split(np.zeros((3, 2, 2, 3), np.uint8), np.zeros(3, np.int64), "made up")
+    found = latency._time_in_turns([Fake("a"), Fake("b")], split, 4, repeats=2)
     assert calls == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]  # 3 to warm up, then 2
     assert [len(times) for times in found] == [2, 2]
 

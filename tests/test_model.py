@@ -18,6 +18,8 @@ import pooch
 import pytest
 import torch
 from conftest import make_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ModelConfig
@@ -27,6 +29,7 @@ from resnet8ptq.data import locate, shapes
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, model, normalization
+from resnet8ptq.models.conversion import PROBABILITIES, compare
 from resnet8ptq.models.locate import SHA256, URL
 
 # Makes Keras files, tries to convert each, and writes down what came of it.
@@ -34,6 +37,7 @@ PROBE = """
 import json, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 from pathlib import Path
+import h5py
 import keras
 import numpy as np
 from resnet8ptq.models import conversion
@@ -68,12 +72,45 @@ def with_two_inputs():
     return keras.Model(inputs, build()(layers.Add()(inputs)))
 
 
+def with_two_outputs():
+    taken = keras.Input((32, 32, 3))
+    mean = layers.GlobalAveragePooling2D(name="mean")(taken)
+    return keras.Model(taken, [layers.Dense(4, activation="softmax", name="kind")(mean), mean])
+
+
+def as_keras_2(path):  # `groups` where Keras 2 wrote it
+    grouped = keras.Sequential([
+        keras.Input((32, 32, 3)),
+        layers.DepthwiseConv2D(3),
+        layers.Conv2DTranspose(4, 3),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(10, activation="softmax"),
+    ])
+    grouped.save(path)
+    with h5py.File(path, "r+") as file:
+        config = json.loads(file.attrs["model_config"])
+        for layer in config["config"]["layers"][1:3]:
+            layer["config"]["groups"] = 1
+        file.attrs["model_config"] = json.dumps(config)
+
+
 models = {
     "good.h5": build(),
     "good.keras": build(),
     "small_images.keras": build(shape=(28, 28, 3)),
     "grey.keras": build(shape=(32, 32, 1)),
-    "nine_classes.keras": build(classes=9),
+    "logits.keras": keras.Sequential([
+        keras.Input((32, 32, 3), name="pixels"),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(9, name="scores"),
+    ]),
+    "free_sizes.keras": build(shape=(None, None, 3)),
+    "fixed_batch.keras": keras.Sequential([
+        keras.Input(batch_shape=(4, 32, 32, 3)),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(10, activation="softmax"),
+    ]),
+    "two_outputs.keras": with_two_outputs(),
     "nan.h5": with_value(np.nan),
     "infinite.keras": with_value(np.inf),
     "two_inputs.keras": with_two_inputs(),
@@ -91,18 +128,19 @@ models = {
 }
 for name, built in models.items():
     built.save(folder / name)
+as_keras_2(folder / "keras_2.h5")
 models["good.h5"].save_weights(folder / "only.weights.h5")
 (folder / "cut.h5").write_bytes((folder / "good.h5").read_bytes()[:5000])
 (folder / "cut.keras").write_bytes((folder / "good.keras").read_bytes()[:500])
 
-images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3)).astype(np.float32)
 report = {}
 for path in sorted([*folder.glob("*.h5"), *folder.glob("*.keras")]):
     target.unlink(missing_ok=True)
     made = folder / f"{path.name}.converted"
     made.mkdir()
     try:
-        conversion.convert(path, made, images, classes=10)
+        conversion.convert(path, made, images)
         report[path.name] = ["", ""]
     except Exception as error:
         report[path.name] = [type(error).__name__, str(error)]
@@ -232,12 +270,11 @@ def test_sound_models_are_converted(kept, report):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("small_images.keras", "(None, 28, 28, 3)"),
-        ("grey.keras", "(None, 32, 32, 1)"),
-        ("nine_classes.keras", "10 classes"),
+        ("small_images.keras", "takes (28, 28, 3), the samples are (32, 32, 3)"),
+        ("grey.keras", "takes (32, 32, 1), the samples are (32, 32, 3)"),
         ("nan.h5", "NaN or infinity in"),
         ("infinite.keras", "NaN or infinity in"),
-        ("two_inputs.keras", "(None, 32, 32, 3)"),
+        ("two_inputs.keras", "has 2 inputs ((None, 32, 32, 3), (None, 32, 32, 3)); takes one"),
         ("without_shape.keras", ""),
         ("only.weights.h5", "Keras refuses it"),
         ("cut.h5", "Keras refuses it"),
@@ -252,9 +289,39 @@ def test_a_model_that_does_not_fit_is_refused_by_its_file(kept, report, name, sa
     assert "\n" not in message
 
 
+def record_of(kept: Path, name: str) -> conversion.Conversion:
+    return conversion.read_record(kept / f"{name}.converted")
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "gives", "final"),
+    [
+        ("good.keras", "input [32, 32, 3] float32", ["probabilities [10] float32"], PROBABILITIES),
+        ("keras_2.h5", "input [32, 32, 3] float32", ["probabilities [10] float32"], PROBABILITIES),
+        ("free_sizes.keras", "input [32, 32, 3] float32", ["probabilities [10] float32"], None),
+        ("fixed_batch.keras", "input [32, 32, 3] float32", ["probabilities [10] float32"], None),
+        ("logits.keras", "pixels [32, 32, 3] float32", ["scores [9] float32"], "logits"),
+        (
+            "two_outputs.keras",
+            "input [32, 32, 3] float32",
+            ["kind [4] float32", "mean [3] float32"],
+            "values",
+        ),
+    ],
+)
+def test_a_model_keeps_its_own_outputs(report, kept, name, takes, gives, final):
+    assert report[name] == ["", "", False]
+    record = record_of(kept, name)
+    assert [str(each) for each in record.contract.inputs] == [takes]
+    assert [str(each) for each in record.contract.outputs] == gives
+    assert record.contract.batch is record.why_fixed is None
+    assert record.final == (final or PROBABILITIES)
+    assert len(record.parity) == 4
+
+
 def test_a_model_that_only_onnx_can_run_is_converted_for_it(kept, report):
     assert report["loop.keras"] == ["", "", False]
-    record = conversion.read_record(kept / "loop.keras.converted")
+    record = record_of(kept, "loop.keras")
     assert set(record.parity) == {"onnx, folded", "onnx, unfolded"}
     assert "onnx2torch cannot convert it" in record.without_torch[conversion.FOLDED]
 
@@ -402,20 +469,20 @@ SURE = np.array([[0.9, 0.1], [0.2, 0.8]], dtype=np.float32)
 
 def test_the_gate_returns_the_largest_difference():
     shifted = SURE + np.array([[0, 0], [5e-5, 0]], dtype=np.float32)
-    assert conversion._compare(SURE, SURE, "x") == 0
-    assert conversion._compare(shifted, SURE, "x") == pytest.approx(5e-5, rel=1e-2)
+    assert compare([SURE], [SURE], PROBABILITIES, "x") == 0
+    assert compare([shifted], [SURE], PROBABILITIES, "x") == pytest.approx(5e-5, rel=1e-2)
 
 
 def test_the_gate_refuses_a_difference_and_says_how_large():
     got = SURE + np.array([[0.01, 0], [0, 0]], dtype=np.float32)
     with pytest.raises(ParityError, match=r"^torch, folded: .* 0 of 2 top-1 .* 1\.00e-02 "):
-        conversion._compare(got, SURE, "torch, folded")
+        compare([got], [SURE], PROBABILITIES, "torch, folded")
 
 
 def test_the_gate_refuses_another_class_even_where_the_difference_is_small():
     expected = np.array([[0.50001, 0.49999]], dtype=np.float32)
     with pytest.raises(ParityError, match=r"differs from the original on 1 of 1 top-1"):
-        conversion._compare(expected[:, ::-1], expected, "onnx")
+        compare([expected[:, ::-1]], [expected], PROBABILITIES, "onnx")
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -423,13 +490,46 @@ def test_the_gate_refuses_what_is_no_number(wrong):
     got = SURE.copy()
     got[1, 0] = wrong
     with pytest.raises(ParityError):
-        conversion._compare(got, SURE, "onnx")
+        compare([got], [SURE], PROBABILITIES, "onnx")
 
 
 def test_the_gate_refuses_what_is_no_number_on_either_side():
     wrong = np.full_like(SURE, np.nan)
     with pytest.raises(ParityError, match="nan"):
-        conversion._compare(wrong, wrong, "onnx")
+        compare([wrong], [wrong], PROBABILITIES, "onnx")
+
+
+@settings(max_examples=50, deadline=None)
+@given(scale=st.floats(1e-3, 1e6), error=st.floats(0, 1e-3))
+def test_logits_and_values_are_compared_with_the_largest(scale, error):
+    expected = (SURE * scale).astype(np.float32)
+    got = expected + np.float32(expected.max() * error)
+    for final in ("logits", "values"):
+        if error < 0.9e-4:
+            assert compare([got], [expected], final, "x") == pytest.approx(error, abs=1e-6)
+        elif error > 1.1e-4:
+            with pytest.raises(ParityError, match="relative to the largest"):
+                compare([got], [expected], final, "x")
+
+
+def test_the_top_1_class_of_values_is_nobodys():
+    swapped = SURE[:, ::-1] * np.float32(1e-6) + 1
+    assert compare([swapped], [SURE * np.float32(1e-6) + 1], "values", "x") < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("outputs", "final"),
+    [
+        ([SURE], "probabilities"),
+        ([SURE * 3], "logits"),
+        ([SURE - 0.5], "logits"),
+        ([SURE, SURE], "values"),
+        ([SURE[..., None]], "values"),
+        ([np.array([[1, 0]])], "values"),
+    ],
+)
+def test_what_the_output_holds_is_found(outputs, final):
+    assert conversion.find_final(outputs) == final
 
 
 # The real network

@@ -32,7 +32,7 @@ from resnet8ptq.models import conversion, folding, model
 from resnet8ptq.models.gates import onnx as gate
 
 RANDOM = np.random.default_rng(0)
-IMAGES = RANDOM.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+IMAGES = RANDOM.integers(0, 256, (20, 32, 32, 3)).astype(np.float32)
 FILTERS = RANDOM.normal(0, 0.01, (8, 3, 3, 3)).astype(np.float32)
 DENSE = RANDOM.normal(0, 1, (8, 10)).astype(np.float32)
 Shape = list[str | int]
@@ -75,20 +75,20 @@ def build(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=4)
 
 
-Take = Callable[[onnx.ModelProto | Path], conversion.Conversion]
+Take = Callable[..., conversion.Conversion]
 
 
 @pytest.fixture
 def take(tmp_path: Path) -> Take:
     """Convert here, not in a process of its own, into `tmp_path / "made"`."""
 
-    def run(given: onnx.ModelProto | Path) -> conversion.Conversion:
+    def run(given: onnx.ModelProto | Path, samples: NDArray = IMAGES) -> conversion.Conversion:
         path = given if isinstance(given, Path) else tmp_path / "network.onnx"
         if not isinstance(given, Path):
             onnx.save(given, path)
         folder = tmp_path / "made"
         folder.mkdir()
-        conversion.convert(path, folder, IMAGES, 10)
+        conversion.convert(path, folder, samples)
         return conversion.read_record(folder)
 
     return run
@@ -158,7 +158,7 @@ def test_a_fixed_batch_dimension_is_freed(take, tmp_path, batch):
     take(build(takes=[batch, 32, 32, 3], gives=[batch, 10], middle=nodes, constants=constants))
     session = onnxruntime.InferenceSession(tmp_path / "made" / conversion.FOLDED)
     assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "N"
-    assert session.run(None, {"input": IMAGES[:7].astype(np.float32)})[0].shape == (7, 10)
+    assert session.run(None, {"input": IMAGES[:7]})[0].shape == (7, 10)
 
 
 def test_a_batch_dimension_that_cannot_be_freed_is_refused(refused):
@@ -284,7 +284,7 @@ def test_two_outputs_are_refused(refused):
 
 class Reader(CalibrationDataReader):
     def __init__(self) -> None:
-        self.left = [{"pixels:0": IMAGES.astype(np.float32)}]
+        self.left = [{"pixels:0": IMAGES}]
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
         return self.left.pop() if self.left else None

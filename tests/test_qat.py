@@ -291,7 +291,7 @@ def test_settings_that_cannot_be_fine_tuned_are_unsupported(few, shapes_model, t
 def test_augmentation_shifts_and_flips(seed):
     images = np.random.default_rng(seed).integers(0, 256, (3, 8, 6, 3), dtype=np.uint8)
     found = training.augment(images, np.random.default_rng(seed))
-    assert found.shape == images.shape and found.dtype == np.float32
+    assert found.shape == images.shape and found.dtype == np.uint8
     for before, after in zip(images, found, strict=True):
         padded = np.pad(before, ((4, 4), (4, 4), (0, 0)), mode="edge")
         shifts = [padded[y : y + 8, x : x + 6] for y in range(9) for x in range(9)]

@@ -6,18 +6,27 @@ from dataclasses import fields, is_dataclass
 
 from resnet8ptq.config.schema import (
     ANALYSES,
+    CHANNELS,
     DTYPES,
     ENGINES,
+    FILTERS,
     FLOWS,
     FORMATS,
     METHODS,
     MODES,
     OBJECTIVES,
+    ON_BAD,
+    RESIZES,
     SPLITS,
     AnalysisConfig,
+    ArraysConfig,
     BackendConfig,
     CalibConfig,
+    DataConfig,
+    FolderConfig,
+    PreprocessConfig,
     RunConfig,
+    SplitConfig,
     TorchConfig,
 )
 from resnet8ptq.core.errors import ConfigError
@@ -25,6 +34,7 @@ from resnet8ptq.core.errors import ConfigError
 MOST = 2**31 - 1  # of any count
 MOST_THREADS = 1024
 MOST_BINS = 2**20
+MOST_PIXELS = 2**13  # along a side of a picture
 
 
 def check_keys(node: object, prefix: str = "") -> None:
@@ -48,7 +58,8 @@ def _check_text(key: str, value: object) -> None:
 def check(config: RunConfig) -> None:
     """Raise `ConfigError` where a value is out of range or does not fit another."""
     _one_of("dtype.name", config.dtype.name, DTYPES)
-    _one_of("data.on_missing", config.data.on_missing, ("shapes", "error"))
+    _check_data(config.data)
+    _check_preprocess(config.preprocess)
     _check_backend(config.backend)
     _check_calib(config.calib)
     _check_quantization(config)
@@ -59,8 +70,9 @@ def check(config: RunConfig) -> None:
     for key in ("batch_size", "threads", "repeats", "batch_repeats"):
         _at_least(f"latency.{key}", getattr(config.latency, key), 1)
     _require("seed", config.seed, 0 <= config.seed < 2**32, "0 <= seed < 2**32")
-    for key in ("max_drop", "min_accuracy"):
-        _fraction(f"report.{key}", getattr(config.report, key))
+    for key in ("max_drop", "min_accuracy", "expected_accuracy"):
+        if (given := getattr(config.report, key)) is not None:
+            _fraction(f"report.{key}", given)
     if config.threads is not None:
         _at_least("threads", config.threads, 1)
         _at_most("threads", config.threads, MOST_THREADS)
@@ -80,8 +92,48 @@ def _check_backend(backend: BackendConfig) -> None:
         raise ConfigError("backend.name: got 'torch' by itself; takes backend=torch")
 
 
+def _check_data(data: DataConfig) -> None:
+    _one_of("data.on_missing", data.on_missing, ("shapes", "error"))
+    if not isinstance(data, SplitConfig):
+        return
+    _require("data.split_seed", data.split_seed, 0 <= data.split_seed < 2**32, "0 <= seed < 2**32")
+    fraction = data.test_fraction
+    _require("data.test_fraction", fraction, 0 < fraction < 1, "a fraction, 0 < f < 1")
+    if isinstance(data, FolderConfig):
+        _one_of("data.on_bad", data.on_bad, ON_BAD)
+    if isinstance(data, ArraysConfig):
+        _require("data.offset", data.offset, math.isfinite(data.offset), "a finite number")
+        scale = data.scale
+        _require("data.scale", scale, scale != 0 and math.isfinite(scale), "a number, not 0")
+        names = data.classes
+        named = names is None or len(set(names)) == len(names) >= 2
+        _require("data.classes", names, named, "null or two or more different names")
+
+
+def _check_preprocess(preprocess: PreprocessConfig) -> None:
+    size = preprocess.size
+    sides = size if isinstance(size, list) else [size, size]
+    sized = len(sides) == 2 and all(type(n) is int and 0 < n <= MOST_PIXELS for n in sides)
+    takes = f"null, a number of pixels up to {MOST_PIXELS}, or [height, width]"
+    _require("preprocess.size", size, size is None or sized, takes)
+    _one_of("preprocess.resize", preprocess.resize, RESIZES)
+    _one_of("preprocess.filter", preprocess.filter, FILTERS)
+    _one_of("preprocess.channels", preprocess.channels, CHANNELS)
+    fraction, pad, scale = preprocess.crop_fraction, preprocess.pad, preprocess.scale
+    _require("preprocess.crop_fraction", fraction, 0 < fraction <= 1, "a fraction, 0 < f <= 1")
+    _require("preprocess.pad", pad, 0 <= pad <= 255, "a pixel, 0 to 255")
+    _require("preprocess.scale", scale, scale != 0 and math.isfinite(scale), "a number, not 0")
+    numbers = {"preprocess.mean": preprocess.mean, "preprocess.std": preprocess.std}
+    for key, values in numbers.items():
+        ok = len(values) > 0 and all(map(math.isfinite, values))
+        _require(key, values, ok, "one number, or one for each channel")
+    positive = all(value > 0 for value in preprocess.std)
+    _require("preprocess.std", preprocess.std, positive, "numbers > 0")
+
+
 def _check_calib(calib: CalibConfig) -> None:
-    _at_least("calib.samples_per_class", calib.samples_per_class, 1)
+    if calib.samples_per_class is not None:
+        _at_least("calib.samples_per_class", calib.samples_per_class, 1)
     _at_least("calib.batch_size", calib.batch_size, 1)
     _require("calib.percentile", calib.percentile, 50 < calib.percentile <= 100, "50 < p <= 100")
     _at_least("calib.num_quantized_bins", calib.num_quantized_bins, 2)

@@ -21,6 +21,10 @@ FLOWS = ("fx", "pt2e")
 SPLITS = ("test", "held_out")
 ANALYSES = ("sensitivity",)
 MODES = ("one_at_a_time", "all_but_one")
+RESIZES = ("squash", "fit", "crop", "letterbox")
+FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+CHANNELS = ("rgb", "bgr", "grey")
+ON_BAD = ("error", "skip")
 ENGINES = ("auto", "fbgemm", "x86", "onednn", "qnnpack")
 # What a search can optimize, by the metric's name, and in which direction.
 OBJECTIVES = {
@@ -61,7 +65,7 @@ class CalibConfig:
     """How activation ranges are found. Every method takes the same keys, so that sweeps can mix."""
 
     name: str = MISSING
-    samples_per_class: int = 100
+    samples_per_class: int | None = 100
     batch_size: int = 100
     percentile: float = 99.99
     num_bins: int = 2048
@@ -77,6 +81,9 @@ class ModelConfig:
     name: str = MISSING
     path: str | None = None
     fold: bool = True
+    module: str | None = None
+    state_dict: str | None = None
+    module_args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -86,6 +93,50 @@ class DataConfig:
     name: str = MISSING
     root: str | None = None
     on_missing: str = "shapes"
+
+
+@dataclass
+class SplitConfig(DataConfig):
+    """How samples without a split of their own are split."""
+
+    split_seed: int = 0
+    test_fraction: float = 0.5
+
+
+@dataclass
+class ArraysConfig(SplitConfig):
+    """Array files, and what they hold; see `data.array_files`."""
+
+    name: str = "arrays"
+    inputs: str | None = None
+    labels: str | None = None
+    classes: list[str] | None = None
+    offset: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass
+class FolderConfig(SplitConfig):
+    """Pictures in class folders; see `data.folder`."""
+
+    name: str = "folder"
+    on_bad: str = "error"
+
+
+@dataclass
+class PreprocessConfig:
+    """What makes network inputs of samples, the same for every framework."""
+
+    name: str = "raw"
+    size: Any = None  # a number, or [height, width]
+    resize: str = "squash"
+    crop_fraction: float = 0.875
+    filter: str = "bilinear"
+    pad: int = 0
+    channels: str = "rgb"
+    scale: float = 1.0
+    mean: list[float] = field(default_factory=lambda: [0.0])
+    std: list[float] = field(default_factory=lambda: [1.0])
 
 
 @dataclass
@@ -123,6 +174,7 @@ class ReportConfig:
     max_drop: float = 0.05
     min_accuracy: float = 0.85
     reference: str | None = None
+    expected_accuracy: float | None = None
 
 
 @dataclass
@@ -194,6 +246,7 @@ class RunConfig(QuantizationConfig):
 
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
+    preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     max_drop: float = 0.002
     held_out_images: int = 2000
     qat: QatConfig = field(default_factory=QatConfig)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
-    *("keras", "torch", "torchao", "onnx2torch", "ai-edge-litert"),
+    *("keras", "torch", "torchao", "onnx2torch", "onnxscript", "ai-edge-litert"),
 )
 
 

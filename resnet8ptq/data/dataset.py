@@ -1,78 +1,132 @@
 """Samples with labels, and the named sets of them."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.data.arrays import AT_ONCE, Batches, Images, LazyImages
+from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
 Labels = NDArray[np.int64]
+Layout = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images [N, H, W, C] uint8 (raw pixels) with labels [N] int64, and where they came from.
+    """Samples [N, ...] as they are stored, labels [N] int64, and where they came from.
 
-    The images may lie in files: what needs many of them goes through them in batches.
+    Pictures are [N, H, W, C] uint8. The samples may lie in files: what needs many of them goes
+    through them in batches.
+
+    Attributes:
+        preprocessing: what makes network inputs of them.
+        layout: how the network takes the axes of a sample, see `preprocessing.arrange`.
     """
 
     images: Images
     labels: Labels
     source: str
+    preprocessing: Preprocessing = RAW
+    layout: Layout | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over shape, pixels and labels, in hexadecimal."""
-        digest = hashlib.sha256(str(self.images.shape).encode())
+        """SHA-256 over shape, samples, labels and preprocessing, in hexadecimal.
+
+        The layout is left out: it follows from the network.
+        """
+        images, described = self.images, str(self.images.shape)
+        if images.dtype != np.uint8:
+            described += images.dtype.str
+        if self.preprocessing != RAW:
+            described += repr(self.preprocessing)
+        digest = hashlib.sha256(described.encode())
         for start in range(0, len(self), AT_ONCE):
-            digest.update(np.ascontiguousarray(self.images[start : start + AT_ONCE]).data)
+            digest.update(np.ascontiguousarray(images[start : start + AT_ONCE]).data)
         digest.update(np.ascontiguousarray(self.labels).data)
         return digest.hexdigest()
 
     @cached_property
     def pixel_hashes(self) -> NDArray[np.bytes_]:
-        """A 16-byte hash of the pixels of each image, [N]: equal where the images are."""
-        hashes = (hashlib.blake2b(image.tobytes(), digest_size=16) for image in self.images)
-        return np.fromiter((found.digest() for found in hashes), "S16", len(self))
+        """A 16-byte hash of each sample as it is stored, [N]: equal where the samples are."""
+        return hash_samples(self.images)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one network input."""
+        return self.prepare(np.zeros((1, *self.images.shape[1:]), self.images.dtype)).shape[1:]
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the samples are pictures [H, W, C], which may be shifted and mirrored."""
+        return self.images.dtype == np.uint8 and len(self.images.shape) == 4
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
-        """Return the images at `indices`, in that order; they are not copied."""
-        images = self.images
-        if isinstance(images, LazyImages):
-            taken = LazyImages(images.whole, images.indices[indices])
+        """Return the samples at `indices`, in that order; they are not copied."""
+        found = self.images
+        if isinstance(found, LazyImages):
+            taken = LazyImages(found.whole, found.indices[indices])
         else:
-            taken = LazyImages(images, np.arange(len(images))[indices])
-        return Split(taken, self.labels[indices], self.source)
+            taken = LazyImages(found, np.arange(len(found))[indices])
+        return replace(self, images=taken, labels=self.labels[indices])
+
+    def prepare(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """Return stored samples [n, ...] as network inputs [n, ...], contiguous."""
+        return np.ascontiguousarray(arrange(self.preprocessing.apply(stored), self.layout))
+
+    def inputs(self, indices: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+        """Return the network inputs [n, ...] of the samples at `indices`."""
+        return self.prepare(self.images[indices])
 
     def batches(self, size: int) -> Batches:
-        """Return float32 batches [<=size, H, W, C] of raw pixels 0..255."""
-        return Batches(self.images, size)
+        """Return network inputs, float32 [<=size, ...]."""
+        return Batches(self.images, size, self.prepare)
+
+
+def hash_samples(samples: Images) -> NDArray[np.bytes_]:
+    """Return a 16-byte hash of each sample, [N]."""
+    hashes = (hashlib.blake2b(sample.tobytes(), digest_size=16) for sample in samples)
+    return np.fromiter((found.digest() for found in hashes), "S16", len(samples))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named training and test split, and the only place that knows classes and image shape."""
+    """A named training and test split, and the only place that knows classes and sample shape.
+
+    Attributes:
+        named: the classes were given names; else they are numbered up to the largest label, and the
+            network may know more of them.
+    """
 
     name: str
     class_names: tuple[str, ...]
     train: Split
     test: Split
+    named: bool = True
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """(H, W, C) of one image."""
+        """The shape of one stored sample, such as (H, W, C)."""
         return self.test.images.shape[1:]
+
+    def arranged(self, layout: Layout | None) -> "Dataset":
+        """Return the data set for a network that takes the axes of a sample in this order."""
+        if layout == self.test.layout:
+            return self
+        train, test = (replace(split, layout=layout) for split in (self.train, self.test))
+        return replace(self, train=train, test=test)
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Training images for calibration, and their places in the training split."""
+    """Training samples for calibration, and their places in the training split."""
 
     split: Split
     indices: NDArray[np.int64]

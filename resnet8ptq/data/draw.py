@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 
+_USUAL = 100  # samples of each class
 _HELD_OUT_SEED = 0  # no setting: the same images for every run
 
 
 def draw_calibration(
-    data: Dataset, samples_per_class: int, seed: int, held_out: Sequence[Split] = ()
+    data: Dataset, samples_per_class: int | None, seed: int, held_out: Sequence[Split] = ()
 ) -> CalibrationSet:
     """Draw `samples_per_class` training images of each class, without replacement, seeded.
 
     Args:
+        samples_per_class: None: 100, or all of a class that has fewer.
         held_out: whose images are not drawn.
 
     Raises:
@@ -29,13 +31,14 @@ def draw_calibration(
     drawn = []
     for label, name in enumerate(data.class_names):
         members = np.flatnonzero(free & (data.train.labels == label))
-        if len(members) < samples_per_class:
+        wanted = min(_USUAL, len(members)) if samples_per_class is None else samples_per_class
+        if len(members) < wanted:
             raise ConfigError(
                 f"calib.samples_per_class: got {samples_per_class}, takes at most {len(members)}: "
                 f"the training images of class {name!r} in {data.name}"
                 f"{' that are not held out' if held_out else ''}"
             )
-        drawn.append(random.choice(members, samples_per_class, replace=False))
+        drawn.append(random.choice(members, wanted, replace=False))
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
     split = data.train.take(indices)
     shared = np.intersect1d(split.pixel_hashes, data.test.pixel_hashes)

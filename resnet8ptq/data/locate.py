@@ -1,22 +1,29 @@
 """Where a data set lies, and reading it."""
 
 import functools
+import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import DataConfig
+from resnet8ptq.config.schema import (
+    ArraysConfig,
+    DataConfig,
+    FolderConfig,
+    PreprocessConfig,
+)
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.data import cifar10
+from resnet8ptq.data import array_files, cifar10
 from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.data.shapes import pictures
 
 log = logging.getLogger(__name__)
@@ -26,7 +33,8 @@ SPLITS: tuple[pictures.Split, ...] = ("train", "test")
 def settle(config: DataConfig) -> DataConfig:
     """Decide which data set this run uses and where it lies.
 
-    Looks in `data.root`, `$CIFAR10_DIR`, `data/cifar-10-batches-py`, the download cache, and then
+    The user's own lie where `data.root` says. CIFAR-10 is looked for there, in `$CIFAR10_DIR`,
+    `data/cifar-10-batches-py`, the download cache, and then
     downloads. Where all that fails, `data.on_missing=shapes` falls back to the embedded set.
 
     Returns:
@@ -40,6 +48,8 @@ def settle(config: DataConfig) -> DataConfig:
     look_up("data.name", config.name, SOURCES)
     if config.name == "shapes":
         return replace(config, root=None)
+    if config.name in _OWN:
+        return _settle_own(config, *_OWN[config.name])
     if config.root is not None:
         config = replace(config, root=str(Path(config.root).expanduser()))
     if config.root is not None and not Path(config.root).is_dir():
@@ -56,6 +66,22 @@ def settle(config: DataConfig) -> DataConfig:
         tried,
     )
     return replace(config, name="shapes", root=None)
+
+
+_OWN: dict[str, tuple[type[DataConfig], str]] = {  # the schema, and what `data.root` takes
+    "arrays": (ArraysConfig, array_files.TAKES),
+    "folder": (FolderConfig, "takes a folder with one folder of pictures for each class"),
+}
+
+
+def _settle_own(config: DataConfig, schema: type[DataConfig], takes: str) -> DataConfig:
+    if not isinstance(config, schema):
+        raise ConfigError(f"data.name: got {config.name!r} by itself; takes data={config.name}")
+    root = None if config.root is None else Path(config.root).expanduser().absolute()
+    there = root is not None and (root.is_dir() or (config.name == "arrays" and root.is_file()))
+    if not there:
+        raise ConfigError(f"data.root: got {config.root or 'null'}, {takes}")
+    return replace(config, root=str(root))
 
 
 @functools.cache  # one search, and at most one try to download, per process
@@ -78,7 +104,7 @@ def _find_cifar10() -> tuple[Path | None, str]:
         return None, ", ".join(tried)
 
 
-def _load_shapes(root: str | None, cache_root: Path) -> Dataset:
+def _load_shapes(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
     code = cache.code("data/shapes/pictures")
     train, test = (
         _keep("shapes", {"split": split, "code": code}, cache_root, partial(pictures.draw, split))
@@ -88,8 +114,8 @@ def _load_shapes(root: str | None, cache_root: Path) -> Dataset:
     return Dataset("shapes", pictures.CLASS_NAMES, Split(*train, source), Split(*test, source))
 
 
-def _load_cifar10(root: str | None, cache_root: Path) -> Dataset:
-    folder, code = Path(str(root)), cache.code("data/cifar10", "data/array_pickle")
+def _load_cifar10(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    folder, code = Path(str(config.root)), cache.code("data/cifar10", "data/array_pickle")
     train, test = (
         _keep(
             "cifar10",
@@ -119,19 +145,89 @@ def _keep(kind: str, key: cache.Key, cache_root: Path, read: Callable[[], Arrays
     return np.asarray(images), np.load(folder / "labels.npy")
 
 
-SOURCES: dict[str, Callable[[str | None, Path], Dataset]] = {
+def _load_arrays(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    assert isinstance(config, ArraysConfig)  # see `settle`
+    return array_files.load(config, cache_root)
+
+
+def _load_folder(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    assert isinstance(config, FolderConfig)  # see `settle`
+    from resnet8ptq.data import folder  # imports Pillow, which only this source needs
+
+    return folder.load(config, preprocess, cache_root)
+
+
+Source = Callable[[DataConfig, PreprocessConfig, Path], Dataset]
+SOURCES: dict[str, Source] = {
     "cifar10": _load_cifar10,
     "shapes": _load_shapes,
+    "arrays": _load_arrays,
+    "folder": _load_folder,
 }
 
 
-@functools.cache  # the jobs of one sweep share it
 def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:
-    """Load a settled data set. Its images stay on disk: they are mapped from the cache.
+    """Load CIFAR-10 or the embedded set as it is stored; see `read`."""
+    return read(DataConfig(name, root), PreprocessConfig(), cache_root or cache.folder(None))
+
+
+def read(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    """Load a settled data set. Its samples stay on disk: they are mapped from the cache.
 
     Raises:
         DataError: a file is missing, damaged, or its labels do not fit; names the file.
-        ConfigError: the cache folder cannot be written.
+        ConfigError: the settings do not fit the data, or the cache folder cannot be written.
     """
-    source = look_up("data.name", name, SOURCES)
-    return source(root, cache_root or cache.folder(None))
+    look_up("data.name", config.name, SOURCES)
+    return _read(json.dumps([asdict(config), asdict(preprocess)]), cache_root)
+
+
+@functools.cache  # the jobs of one sweep share it
+def _read(settings: str, cache_root: Path) -> Dataset:
+    data, preprocessing = json.loads(settings)
+    schema = _OWN[data["name"]][0] if data["name"] in _OWN else DataConfig
+    config, preprocess = schema(**data), PreprocessConfig(**preprocessing)
+    found = SOURCES[config.name](config, preprocess, cache_root)
+    if config.name != "folder":  # which has done so as it decoded
+        found = _shape(found, preprocess, cache_root)
+    steps = _arithmetic(config, preprocess, found.image_shape)
+    train, test = (replace(split, preprocessing=steps) for split in (found.train, found.test))
+    return replace(found, train=train, test=test)
+
+
+def _shape(found: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    """Resize stored pictures, and make them grey, as set."""
+    if preprocess.size is None and preprocess.channels != "grey":
+        return found
+    key = "preprocess.size" if preprocess.size is not None else "preprocess.channels"
+    if not found.test.has_pictures or found.image_shape[2] not in (1, 3):
+        got = preprocess.size if preprocess.size is not None else preprocess.channels
+        raise ConfigError(
+            f"{key}: got {got}, takes pictures [N, height, width, 1 or 3] of uint8; the samples "
+            f"are {found.test.images.dtype} {found.image_shape}"
+        )
+    from resnet8ptq.data import resizing
+
+    train, test = (
+        resizing.resize(split, preprocess, cache_root) for split in (found.train, found.test)
+    )
+    return replace(found, train=train, test=test)
+
+
+def _arithmetic(
+    config: DataConfig, preprocess: PreprocessConfig, shape: tuple[int, ...]
+) -> Preprocessing:
+    for key, values in (("mean", preprocess.mean), ("std", preprocess.std)):
+        if len(values) not in (1, shape[-1]):
+            raise ConfigError(
+                f"preprocess.{key}: got {len(values)} numbers, takes one, or one for each channel: "
+                f"the samples are {shape}, channels last"
+            )
+    bgr = preprocess.channels == "bgr"
+    if bgr and (len(shape) != 3 or shape[-1] != 3):
+        raise ConfigError(
+            f"preprocess.channels: got 'bgr', takes pictures [H, W, 3]; the samples are {shape}"
+        )
+    stored = (config.offset, config.scale) if isinstance(config, ArraysConfig) else (0.0, 1.0)
+    mean, std = tuple(map(float, preprocess.mean)), tuple(map(float, preprocess.std))
+    return Preprocessing(*stored, bgr, preprocess.scale, mean, std)

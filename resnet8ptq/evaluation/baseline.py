@@ -9,7 +9,7 @@ import numpy as np
 from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.evaluate import collect_logits
+from resnet8ptq.evaluation.evaluate import with_logits
 from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Scores
@@ -42,11 +42,10 @@ def load_baseline(
     def make(folder: Path) -> None:
         fp32 = as_fp32(config)
         trial = bench.run(fp32, network, scored, scored, folder, label="FP32 baseline")
-        evaluation = trial.evaluation
-        np.save(folder / "probabilities.npy", evaluation.scores.probabilities)
-        logits = collect_logits(evaluation.predictor, scored, evaluation.pace.batch_size)
-        if logits is not None:
-            np.save(folder / "logits.npy", logits)
+        scores = with_logits(trial.evaluation, scored)
+        np.save(folder / "probabilities.npy", scores.probabilities)
+        if scores.logits is not None:
+            np.save(folder / "logits.npy", scores.logits)
         (folder / "artifact").write_text(trial.artifact.path.name)
 
     folder = cache.entry(bench.runtime.cache_root, "baselines", key, make)

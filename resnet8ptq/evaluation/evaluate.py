@@ -1,7 +1,7 @@
 """Run a model over a split of a data set."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,37 @@ class Evaluation:
     predictor: Predictor
 
 
-def evaluate(load: Load, split: Split, pace: Pace, label: str = "Evaluating") -> Evaluation:
-    """Load an artifact from disk and run all images of `split`."""
+def evaluate(
+    load: Load, split: Split, pace: Pace, label: str = "Evaluating", logits: bool = False
+) -> Evaluation:
+    """Load an artifact from disk and run all samples of `split`.
+
+    Args:
+        logits: what it returns are logits, of which the softmax is scored.
+    """
     predictor = load(pace.threads)
     start = time.perf_counter()
     outputs = [predictor.predict(batch) for batch in track(split.batches(pace.batch_size), label)]
     seconds = time.perf_counter() - start
-    return Evaluation(Scores(np.concatenate(outputs), split.labels), seconds, pace, predictor)
+    found = np.concatenate(outputs)
+    scores = Scores(found, split.labels)
+    if logits:
+        scores = Scores(softmax(found), split.labels, found)
+    return Evaluation(scores, seconds, pace, predictor)
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return probabilities [n, classes] of logits [n, classes]."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
+    return (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def with_logits(found: Evaluation, split: Split) -> Scores:
+    """Return the scores with the logits of the first samples, where there are any."""
+    if found.scores.logits is not None:
+        return found.scores
+    logits = collect_logits(found.predictor, split, found.pace.batch_size)
+    return replace(found.scores, logits=logits)
 
 
 def collect_logits(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.config.schema import LatencyConfig
-from resnet8ptq.data.arrays import Images
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
@@ -64,12 +64,12 @@ class Latency:
         return metrics | self.baseline.to_metrics("baseline_") | ratios
 
 
-def measure(loads: Sequence[Load], images: Images, settings: LatencyConfig) -> list[Timings]:
+def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> list[Timings]:
     """Load artifacts with `latency.threads` threads, and time them.
 
     Args:
         loads: of the artifacts.
-        images: [N, H, W, C] raw pixels; taken again from the start where N is too few.
+        split: its first samples are run, again from the start where they are too few.
         settings: how often, and how many images at once.
 
     Returns:
@@ -77,13 +77,13 @@ def measure(loads: Sequence[Load], images: Images, settings: LatencyConfig) -> l
     """
     with _torch_threads_kept():
         predictors = [load(settings.threads) for load in loads]
-        single = _time_in_turns(predictors, images, 1, settings.repeats)
-        batch = _time_in_turns(predictors, images, settings.batch_size, settings.batch_repeats)
+        single = _time_in_turns(predictors, split, 1, settings.repeats)
+        batch = _time_in_turns(predictors, split, settings.batch_size, settings.batch_repeats)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
 
 
 def _time_in_turns(
-    predictors: list[Predictor], images: Images, batch_size: int, repeats: int
+    predictors: list[Predictor], split: Split, batch_size: int, repeats: int
 ) -> list[Times]:
     """Return the times of each predictor; the first one alternates, so that caches favour none."""
     warm_up = max(3, repeats // 10)  # torch compiles in its first two runs of a shape
@@ -91,8 +91,7 @@ def _time_in_turns(
     places = list(range(len(predictors)))
     for turn in range(warm_up + repeats):
         first = turn * batch_size
-        indices = np.arange(first, first + batch_size) % len(images)
-        batch = images[indices].astype(np.float32)
+        batch = split.inputs(np.arange(first, first + batch_size) % len(split))
         for place in places if turn % 2 == 0 else reversed(places):
             start = time.perf_counter()
             predictors[place].predict(batch)

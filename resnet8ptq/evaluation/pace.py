@@ -47,7 +47,7 @@ def find_pace(
         return Pace(sizes[0], threads)
     key: cache.Key = {
         **about,
-        "image_shape": str(split.images.shape[1:]),
+        "image_shape": str(split.input_shape),
         "sizes": str(sizes),
         "threads": f"{threads}, {fewer}",
         **cache.made_with("evaluation"),

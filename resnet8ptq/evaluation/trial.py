@@ -50,11 +50,13 @@ class Bench:
         network: SHA-256 of the FP32 network's file: paces are kept under it.
         runtime: threads and cache.
         batch_size: of evaluations, as set; None: the fastest of a few.
+        logits: the network returns logits, of which the softmax is scored.
     """
 
     network: str
     runtime: Runtime
     batch_size: int | None = None
+    logits: bool = False
 
     def run(
         self,
@@ -99,7 +101,7 @@ class Bench:
         }
         load = self.loader(config, path)
         pace = find_pace(load, scored, size, self.runtime, about)
-        return evaluate(load, scored, pace, label)
+        return evaluate(load, scored, pace, label, self.logits)
 
     def loader(self, config: QuantizationConfig, path: Path) -> Load:
         """Return what loads the artifact at `path`, for a number of threads."""

@@ -190,5 +190,5 @@ class _Variants:
         settings = replace(self.config.latency, batch_size=1, batch_repeats=1)
         paths = (exclusion.chosen.path, exclusion.steps[0].path)
         loads = [self.bench.loader(self.config, path) for path in paths]
-        chosen, whole = latency.measure(loads, self.held_out.images, settings)
+        chosen, whole = latency.measure(loads, self.held_out, settings)
         return float(np.median(chosen.single_ms) - np.median(whole.single_ms))

@@ -14,11 +14,12 @@ from resnet8ptq.data import locate
 from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
-from resnet8ptq.evaluation.evaluate import collect_logits
+from resnet8ptq.evaluation.evaluate import with_logits
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment import outputs, preparation
+from resnet8ptq.experiment import outputs, preparation, suspects
+from resnet8ptq.experiment.fit import fit
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
 from resnet8ptq.tasks.classification import Comparison
@@ -54,9 +55,10 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     memory = PeakMemory()
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
+    dataset = locate.read(config.data, config.preprocess, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     run.log_params(fp32.describe())
+    dataset = fit(dataset, fp32)
     scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
     taken = [] if scored is dataset else [scored.test]
     held_out = None
@@ -65,7 +67,8 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         taken.append(held_out)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, taken)
     run.log_datasets(scored, calibration)
-    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size)
+    logits = fp32.final == "logits"
+    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, logits)
 
     with tempfile.TemporaryDirectory() as scratch:
         prepared = preparation.prepare(
@@ -84,20 +87,20 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     if artifact.ranges:
         table.write(folder, artifact.ranges, prepared.provenance)
     pace = evaluation.pace
-    logits = collect_logits(evaluation.predictor, scored.test, pace.batch_size)
-    scores = replace(evaluation.scores, logits=logits)
+    scores = with_logits(evaluation, scored.test)
     single = None
     if config.method == "dynamic" and config.dtype.name != "fp32":
         label = "Evaluating one by one"
         single = bench.evaluate(prepared.config, artifact.path, scored.test, label, 1).scores
     baseline = load_baseline(bench, config, fp32, scored.test)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
+    suspects.check(config, scored, fp32, baseline.scores, runtime.threads)
     timed = None
     if config.latency.enabled and resolved.execution != "simulated":
         loads = [bench.loader(config, artifact.path)]
         if config.dtype.name != "fp32":
             loads.append(bench.loader(as_fp32(config), baseline.path))
-        timed = Latency(*latency.measure(loads, scored.test.images, config.latency))
+        timed = Latency(*latency.measure(loads, scored.test, config.latency))
 
     measurement = Measurement(
         class_names=scored.class_names,

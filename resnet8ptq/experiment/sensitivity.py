@@ -20,6 +20,7 @@ from resnet8ptq.data import locate
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
 from resnet8ptq.experiment import sensitivity_table
+from resnet8ptq.experiment.fit import fit
 from resnet8ptq.experiment.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.graph.layers import weight_layers
@@ -52,12 +53,14 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
 
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.load(config.data.name, config.data.root, runtime.cache_root)
+    dataset = locate.read(config.data, config.preprocess, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
+    dataset = fit(dataset, fp32)
     held_out = draw_held_out(dataset, config.held_out_images)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
     digests = {"calibration_digest": calibration.digest, "held_out_digest": held_out.digest}
-    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size)
+    logits = fp32.final == "logits"
+    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, logits)
 
     with tempfile.TemporaryDirectory() as scratch:
         network, output = cut_softmax(fp32, Path(scratch, "logits.onnx"))
@@ -82,7 +85,7 @@ def cut_softmax(fp32: Fp32Model, path: Path) -> tuple[Fp32Model, str]:
     """
     proto = onnx.load(fp32.onnx_path)
     if not end_at_logits(proto):
-        return fp32, "probabilities"
+        return fp32, fp32.final
     onnx.save(proto, path)
     return replace(fp32, onnx_path=path), "logits"
 
@@ -131,7 +134,8 @@ def _compare(name: str, node: str, trial: Trial, reference: Trial) -> Layer:
 
 
 def _as_logits(scores: Scores) -> Scores:
-    return replace(scores, logits=scores.probabilities)  # of its output, logits or not
+    """Return the scores with whatever the network puts out as its logits."""
+    return scores if scores.logits is not None else replace(scores, logits=scores.probabilities)
 
 
 def _analyse(

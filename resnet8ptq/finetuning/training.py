@@ -51,7 +51,7 @@ class Trainer:
     """Everything that a training needs and that does not change with it.
 
     Attributes:
-        student: the module to train, from raw pixels [n, H, W, C] to logits [n, classes].
+        student: the module to train, from network inputs [n, ...] to logits [n, classes].
         teacher: the FP32 network, alike.
         train: training images.
         held_out: training images that choose the best epoch.
@@ -130,8 +130,9 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["unit"]
             chosen = order[batch : batch + settings.batch_size]
-            images = torch.from_numpy(augment(self.train.images[chosen], random))
-            loss, _ = self._loss(images)
+            stored = self.train.images[chosen]
+            shown = augment(stored, random) if self.train.has_pictures else stored
+            loss, _ = self._loss(torch.from_numpy(self.train.prepare(shown)))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -149,11 +150,14 @@ class Trainer:
     def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the student's logits.
 
-        The teacher's logits are averaged over each image and its mirror image: the average is
+        The teacher's logits are averaged over each picture and its mirror image: the average is
         right more often than the teacher, and the student gets it in one run.
         """
         with torch.no_grad():
-            wanted = (self.teacher(images) + self.teacher(images.flip(2))) / 2
+            wanted = self.teacher(images)
+            if self.train.has_pictures:
+                across = 1 + (self.train.layout or (0, 1, 2)).index(1)
+                wanted = (wanted + self.teacher(images.flip(across))) / 2
         logits = self.student(images)
         return distillation_loss(logits, wanted, self.settings.temperature), logits
 
@@ -194,7 +198,7 @@ def distillation_loss(
     return divergence * temperature**2
 
 
-def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.float32]:
+def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
     """Shift each image by up to `PADDING` pixels, and flip half of them.
 
     Args:
@@ -212,7 +216,7 @@ def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[n
     shifted = windows[np.arange(count), down, right]  # [n, C, H, W]
     flipped = random.random(count) < 0.5
     shifted[flipped] = shifted[flipped][..., ::-1]
-    return np.ascontiguousarray(np.moveaxis(shifted, 1, -1), dtype=np.float32)
+    return np.moveaxis(shifted, 1, -1)
 
 
 def _cosine(progress: float) -> float:

@@ -14,6 +14,8 @@ import torch
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 
+_OPSET = 17  # the newest of which onnx2torch knows every operator that networks are made of
+
 
 def load_torch_module(onnx_path: Path) -> Any:
     """Return the network as a `torch.fx.GraphModule`, [N, H, W, C] to [N, classes], to evaluate.
@@ -29,11 +31,38 @@ def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
     """Return a graph as a `torch.fx.GraphModule`; `source` is named in errors, as above."""
     onnx2torch = _import_onnx2torch()
     try:
-        return onnx2torch.convert(proto).eval()
+        return onnx2torch.convert(_lower(proto)).eval()
     except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
         raise ModelError(
             f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
+
+
+def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a graph in the newest opset that onnx2torch knows, where it means the same in that.
+
+    Most operators only take more types since; reductions take their axes as an input.
+    """
+    lowered = onnx.ModelProto()
+    lowered.CopyFrom(proto)
+    version = max(entry.version for entry in lowered.opset_import if not entry.domain)
+    if version <= _OPSET:
+        return proto
+    for entry in lowered.opset_import:
+        entry.version = entry.version if entry.domain else _OPSET
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in lowered.graph.node:
+        axes = constants.get(node.input[1]) if len(node.input) > 1 else None
+        if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and axes is not None:
+            values = onnx.numpy_helper.to_array(axes).tolist()
+            kept = [each for each in node.attribute if each.name == "keepdims"]
+            del node.attribute[:], node.input[1:]
+            node.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
+    try:
+        onnx.checker.check_model(lowered)
+    except onnx.checker.ValidationError:  # uses what the older opset lacks
+        return proto
+    return lowered
 
 
 def name_tensors(
@@ -120,10 +149,38 @@ def _import_onnx2torch() -> types.ModuleType:
         stands_in["torchvision.ops"].__dict__[operator] = _refuse
     sys.modules.update({name: stands_in[name] for name in absent})
     try:
-        return importlib.import_module("onnx2torch")
+        onnx2torch = importlib.import_module("onnx2torch")
+        _add_space_to_depth()
+        return onnx2torch
     finally:
         for name in absent:
             del sys.modules[name]
+
+
+class _SpaceToDepth(torch.nn.Module):  # type: ignore[misc]
+    """ONNX's SpaceToDepth, which ONNX Runtime makes of slices; onnx2torch lacks it."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
+        count, channels, height, width = values.shape
+        height, width = height // self.block, width // self.block
+        parts = values.reshape(count, channels, height, self.block, width, self.block)
+        return parts.permute(0, 3, 5, 1, 2, 4).reshape(count, -1, height, width)
+
+
+def _add_space_to_depth() -> None:
+    from onnx2torch.node_converters.registry import add_converter
+    from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
+
+    @add_converter(operation_type="SpaceToDepth", version=1)  # type: ignore[untyped-decorator]
+    @add_converter(operation_type="SpaceToDepth", version=13)  # type: ignore[untyped-decorator]
+    def _(node: Any, graph: Any) -> Any:
+        module = _SpaceToDepth(node.attributes["blocksize"])
+        return OperationConverterResult(module, onnx_mapping_from_node(node))
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""From a Keras or ONNX file to ONNX, with the gate that both frameworks agree with the original.
+"""From a network's file to ONNX, with the gate that both frameworks agree with the original.
 
 Runs in a process of its own (see `model.load`): nothing in the main process imports TensorFlow.
 """
@@ -6,22 +6,31 @@ Runs in a process of its own (see `model.load`): nothing in the main process imp
 import json
 import os
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.core.text import one_line
+from resnet8ptq.data.preprocessing import arrange
+from resnet8ptq.models.batch import Outputs, Predict, filled_up, in_batches, runner, settle
+from resnet8ptq.models.contract import Contract, Tensor, find_layout, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.sources import onnx
-from resnet8ptq.models.sources.keras import _import_keras
-from resnet8ptq.models.sources.onnx import Predict
+from resnet8ptq.models.normalization import opset
+from resnet8ptq.models.sources import Module, Network, read
 
-PARITY_IMAGES = 1000
-PARITY_TOLERANCE = 1e-4  # of a probability
+PARITY_SAMPLES = 1000
+PARITY_BYTES = 2**26  # of samples: 111 pictures of 224 x 224
+PARITY_TOLERANCE = 1e-4  # of a probability, or of the largest value
+TIE = 1e-6  # of the same: top scores that are closer may change places
+AT_ONCE = 100  # samples
 MAX_CONVERSION_S = 3600
+
+PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"
 
 UNFOLDED, FOLDED, RECORD = "unfolded.onnx", "folded.onnx", "conversion.json"
 
@@ -31,32 +40,50 @@ class Conversion:
     """What a conversion found.
 
     Attributes:
-        parity: largest difference of probabilities from the original, by framework and file.
-        source_opset: of the original; for Keras, as exported.
+        parity: largest difference from the original, by framework and file: of probabilities, else
+            as a fraction of the largest value.
+        source_opset: of the original; of formats other than ONNX, as exported.
+        contract: what the graphs take and return; their sizes are all known.
+        final: what the one output [N, classes] holds, `probabilities` or `logits`; else `values`.
         preprocessing: what folding changed, or why it failed.
         without_torch: why there is no torch module, for each file of which there is none.
+        why_fixed: why the batch could not be freed, where it is fixed.
     """
 
     parity: dict[str, float]
     source_opset: int
     opset: int
+    contract: Contract
+    final: str
     preprocessing: Preprocessing
     without_torch: dict[str, str] = field(default_factory=dict)
-
-
-def is_onnx(path: Path) -> bool:
-    """Tell by its name: ONNX files do not begin with a fixed sequence of bytes."""
-    return path.suffix.lower() == ".onnx"
+    why_fixed: str | None = None
 
 
 def read_record(folder: Path) -> Conversion:
     """Return what `convert` wrote into `folder`."""
     record = json.loads((folder / RECORD).read_text())
-    return Conversion(**{**record, "preprocessing": Preprocessing(**record["preprocessing"])})
+    return Conversion(
+        **{
+            **record,
+            "contract": _to_contract(**record["contract"]),
+            "preprocessing": Preprocessing(**record["preprocessing"]),
+        }
+    )
+
+
+def _to_contract(
+    inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], batch: int | None
+) -> Contract:
+    taken, given = (
+        tuple(Tensor(**{**each, "shape": tuple(each["shape"])}) for each in tensors)
+        for tensors in (inputs, outputs)
+    )
+    return Contract(taken, given, batch)
 
 
 def limit_process() -> None:
-    """Limit this process to the machine's memory, and to one hour of each of its cores.
+    """Let this process take no more memory than the machine has, nor hours of its cores.
 
     A file may ask for more than it holds: a constant of 10**12 zeros, a loop without end.
     """
@@ -71,87 +98,163 @@ def limit_process() -> None:
         )
 
 
-def convert(source: Path, folder: Path, images: NDArray[np.uint8], classes: int) -> None:
+def convert(
+    source: Path, folder: Path, samples: NDArray[np.float32], module: Module | None = None
+) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
     Where folding fails, `folded.onnx` is left out, and the record says why.
 
     Args:
-        source: a Keras .h5 or .keras file, or an .onnx file.
+        source: the network's file or folder; with `module`, its weights.
         folder: an existing, empty folder.
-        images: [n, H, W, C] uint8, on which the frameworks must agree.
-        classes: how many outputs the network must have.
+        samples: [n, ...], preprocessed, in the data's own layout: the frameworks must agree on
+            them.
+        module: the class of a torch network whose weights `source` is.
 
     Raises:
         ModelError: not a model, unsafe, NaN in its weights, or shapes that do not fit.
         ParityError: ONNX Runtime or torch disagree with the original.
     """
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
-    load = onnx.import_file if is_onnx(source) else _import_keras
-    pixels = images.astype(np.float32)
     try:
-        predict, source_opset, opset = load(source, folder / UNFOLDED, images.shape[1:], classes)
-        preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
-        written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
-        expected = _in_batches(predict, pixels)
-        parity, without_torch = _check([folder / name for name in written], pixels, expected)
-    except ModelError:
-        raise
+        network = read(source, samples.shape[1:], module)
+        layout = find_layout(samples.shape[1:], read_contract(network.proto.graph))
+        _convert(network, folder, arrange(samples, layout))
+    except ModelError as error:
+        known = str(error).startswith((f"{source}: ", "model."))
+        raise error if known else type(error)(f"{source}: {error}") from None
     except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
-    record = Conversion(parity, source_opset, opset, preprocessing, without_torch)
+
+
+def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> None:
+    """Write what `convert` does; the samples lie as the network takes them."""
+    network = _find_batch(network, samples)
+    proto, why_fixed = _settle(network, samples)
+    onnx.save(proto, folder / UNFOLDED)
+    preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
+    written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
+    expected = in_batches(network.predict, samples, AT_ONCE)
+    contract, final = read_contract(proto.graph), find_final(expected)
+    parity, without_torch = {}, {}
+    for path in (folder / name for name in written):
+        label = f"onnx, {path.stem}"
+        found = _run(runner(onnx.load(path)), samples, contract)
+        parity[label] = compare(found, expected, final, label)
+        label = f"torch, {path.stem}"
+        try:
+            found = _run(_torch_runner(path), samples, contract)
+        except Exception as error:  # ModelError, or whatever onnx2torch's modules raise
+            without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
+        else:
+            parity[label] = compare(found, expected, final, label)
+    record = Conversion(
+        parity=parity,
+        source_opset=network.source_opset,
+        opset=opset(proto),
+        contract=contract,
+        final=final,
+        preprocessing=preprocessing,
+        without_torch=without_torch,
+        why_fixed=why_fixed,
+    )
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
-def _check(
-    paths: list[Path], pixels: NDArray[np.float32], expected: NDArray[np.float32]
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Compare each graph in each framework with the original; return where torch cannot, too."""
-    parity, without_torch = {}, {}
-    for path in paths:
-        label = f"onnx, {path.stem}"
-        parity[label] = _compare(_in_batches(_onnx_predict(path), pixels), expected, label)
-        label = f"torch, {path.stem}"
+def _find_batch(network: Network, samples: NDArray[np.float32]) -> Network:
+    """Fix the batch at 1 where the file says that it is free, and its constants fix it."""
+    if read_contract(network.proto.graph).batch is not None:
+        return network
+    try:
+        network.predict(samples[:2])
+    except Exception:  # ONNX Runtime's own, a dozen
+        network.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+        return replace(network, predict=filled_up(network.predict, 1))
+    return network
+
+
+def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelProto, str | None]:
+    """Return the graph with its sizes settled, and why its batch is still fixed where it is."""
+    fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
+    try:
+        freed = settle(network.proto, shape, None)
+        compare(runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
+    except Exception as error:  # ONNX Runtime's own, a dozen
+        if fixed is None:
+            raise
         try:
-            probabilities = _in_batches(_torch_predict(path), pixels)
-        except Exception as error:  # ModelError, or any that onnx2torch's modules raise
-            without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
-        else:
-            parity[label] = _compare(probabilities, expected, label)
-    return parity, without_torch
+            return settle(network.proto, shape, fixed), one_line(error)
+        except Exception as again:
+            raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
+    return freed, None
 
 
-def _onnx_predict(path: Path) -> Predict:
-    import onnxruntime
+def find_final(outputs: Outputs) -> str:
+    """Return what a network returns: `probabilities`, `logits` or `values`.
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda batch: session.run(None, {"input": batch})[0]
+    A single output [n, classes] of floats holds probabilities where its rows are not negative and
+    sum to 1 within 1e-3, else logits; everything else is values.
+    """
+    if len(outputs) != 1 or outputs[0].ndim != 2 or outputs[0].dtype.kind != "f":
+        return VALUES
+    [found] = outputs
+    sums_to_one = found.min() >= 0 and np.allclose(found.sum(1), 1, rtol=0, atol=1e-3)
+    return PROBABILITIES if sums_to_one else LOGITS
 
 
-def _torch_predict(path: Path) -> Predict:
+def _run(predict: Predict, samples: NDArray[np.float32], contract: Contract) -> Outputs:
+    if contract.batch is not None:
+        predict = filled_up(predict, contract.batch)
+    return in_batches(predict, samples, AT_ONCE)
+
+
+def _torch_runner(path: Path) -> Predict:
     import torch
 
     from resnet8ptq.graph.torch_module import load_torch_module
 
     module = load_torch_module(path)
 
-    def predict(batch: NDArray[np.float32]) -> NDArray[np.float32]:
+    def predict(batch: NDArray[np.float32]) -> Outputs:
         with torch.inference_mode():
-            return np.asarray(module(torch.from_numpy(batch)).numpy())
+            found = module(torch.from_numpy(batch))
+        return [each.numpy() for each in (found if isinstance(found, list | tuple) else [found])]
 
     return predict
 
 
-def _in_batches(predict: Predict, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.concatenate([predict(pixels[i : i + 100]) for i in range(0, len(pixels), 100)])
+def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
+    """Return the largest difference: of probabilities, else as a fraction of the largest value.
 
+    Args:
+        final: what the outputs hold; of `values`, no top-1 class is compared.
+        label: what the error is to name.
 
-def _compare(got: NDArray[np.float32], expected: NDArray[np.float32], label: str) -> float:
-    difference = float(np.abs(got - expected).max())
-    flipped = int((got.argmax(1) != expected.argmax(1)).sum())
-    if flipped or not difference <= PARITY_TOLERANCE:  # `not <=` catches NaN
+    Raises:
+        ParityError: it is above `PARITY_TOLERANCE`, or another class comes out on top.
+    """
+    differences, flipped = [0.0], 0
+    for found, wanted in zip(got, expected, strict=True):
+        if found.shape != wanted.shape:
+            raise ParityError(f"{label}: returns {found.shape}, the original {wanted.shape}")
+        found, wanted = found.astype(np.float64), wanted.astype(np.float64)
+        largest = np.abs(wanted).max(initial=0)
+        scale = 1.0 if final == PROBABILITIES or largest == 0 else largest
+        differences.append(float(np.abs(found - wanted).max(initial=0) / scale))
+        if final != VALUES:
+            flipped += _count_flips(found, wanted, TIE * scale)
+    worst = float(np.max(differences))  # NaN, where any is
+    if flipped or not worst <= PARITY_TOLERANCE:
+        what = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
         raise ParityError(
-            f"{label}: differs from the original on {flipped} of {len(expected)} top-1 classes, "
-            f"probabilities by up to {difference:.2e} (allowed: 0 and {PARITY_TOLERANCE:.0e})"
+            f"{label}: differs from the original on {flipped} of {len(expected[0])} top-1 classes, "
+            f"{what} by up to {worst:.2e} (allowed: 0 and {PARITY_TOLERANCE:.0e})"
         )
-    return difference
+    return worst
+
+
+def _count_flips(got: NDArray[Any], expected: NDArray[Any], tie: float) -> int:
+    """Count samples [n, classes] whose top-1 class differs by more than a tie of two classes."""
+    lead = expected.max(1) - np.take_along_axis(expected, got.argmax(1)[:, np.newaxis], 1)[:, 0]
+    return int((lead > tie).sum())

@@ -5,9 +5,10 @@ All three are one switch, `model.fold`.
 
 import logging
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,9 +55,14 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    unfolded, folded = unfolded.absolute(), folded.absolute()
     try:
-        with _strict():
-            quant_pre_process(unfolded, folded)
+        # ONNX Runtime leaves a graph whose shapes it does not know in the working folder.
+        with _strict(), tempfile.TemporaryDirectory() as folder, chdir(folder):
+            try:
+                quant_pre_process(unfolded, folded)
+            except Exception:  # of a free batch it may not know each shape; ONNX's own may do
+                quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)
         return Preprocessing(failure=one_line(error))

@@ -1,32 +1,35 @@
 """Where the FP32 network's file lies: named, in the environment, or downloaded."""
 
+import hashlib
+import importlib.util
+import json
 import os
 from pathlib import Path
 
 import pooch
 
 from resnet8ptq.config.schema import ModelConfig
+from resnet8ptq.core import files
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import shapes
-from resnet8ptq.models import conversion
+from resnet8ptq.models import sources
 
 URL = (
     "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
     "trained_models/pretrainedResnet.h5"
 )
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
-_TAKES = "takes a Keras .h5 or .keras file, or an .onnx file"
-_HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"  # .h5
-_ZIP_MAGIC = b"PK\x03\x04"  # .keras
 
 
 def locate(config: ModelConfig, data_name: str) -> Path:
-    """Return the network's file, downloaded where it must be.
+    """Return the network's file or folder, downloaded where it must be; of a module, its weights.
 
     Raises:
         ModelError: it is missing, empty or not a model.
     """
+    if config.module is not None:
+        return _state_dict(config)
     if config.path is not None:
         return _checked(Path(config.path).expanduser().absolute(), "model.path")
     if data_name == "shapes":
@@ -50,14 +53,61 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     return Path(downloaded)
 
 
-def _checked(path: Path, key: str) -> Path:
+def digest(config: ModelConfig, source: Path) -> str:
+    """Return a hash, in hexadecimal, of all that makes the network what it is.
+
+    Args:
+        source: what `locate` returned. Of a folder, every file counts; of a module, the code of
+            the top-level package or file that it is imported from, too.
+    """
+    if source.is_dir():
+        return _hash_all(source, "*")
+    found = files.sha256(source)
+    if config.module is None:
+        return found
+    code = _hash_code(config.module)
+    named = json.dumps([config.module, dict(config.module_args), code, found], default=str)
+    return hashlib.sha256(named.encode()).hexdigest()
+
+
+def _hash_all(folder: Path, pattern: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}: {files.sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _hash_code(module: str) -> str:
+    try:
+        spec = importlib.util.find_spec(module.split(".")[0])
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or "." not in module:
+        raise ModelError(
+            f"model.module: got {module!r}, which is not found; takes package.module.Class, on "
+            "PYTHONPATH or beside run.py"
+        )
+    if spec.submodule_search_locations:
+        return " ".join(_hash_all(Path(each), "*.py") for each in spec.submodule_search_locations)
+    return files.sha256(Path(str(spec.origin)))
+
+
+def _state_dict(config: ModelConfig) -> Path:
+    if config.path is not None:
+        raise ModelError("model.path: set beside model.module; takes one of the two")
+    if config.state_dict is None:
+        raise ModelError("model.state_dict: not set; model.module takes its weights from there")
+    path = Path(config.state_dict).expanduser().absolute()
     if not path.is_file():
-        raise ModelError(f"{key}: got {path}, no such file; {_TAKES}")
-    with path.open("rb") as file:
-        magic = file.read(len(_HDF5_MAGIC))
-    if not magic:
+        raise ModelError(f"model.state_dict: got {path}, no such file")
+    return path
+
+
+def _checked(path: Path, key: str) -> Path:
+    if not path.exists():
+        raise ModelError(f"{key}: got {path}, no such file; {sources.TAKES}")
+    if path.is_file() and not path.stat().st_size:
         raise ModelError(f"{key}: {path} is empty")
-    keras = magic == _HDF5_MAGIC or magic.startswith(_ZIP_MAGIC)
-    if not keras and not conversion.is_onnx(path):
-        raise ModelError(f"{key}: {path} is not a model; {_TAKES}")
+    if sources.find_format(path) is None:
+        raise ModelError(f"{key}: {path} is not a model; {sources.TAKES}")
     return path

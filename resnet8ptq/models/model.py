@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,11 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models import conversion
+from resnet8ptq.models.contract import Contract
+from resnet8ptq.models.locate import digest as hash_source
 from resnet8ptq.models.locate import locate
+from resnet8ptq.models.sources import Module, find_format
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +28,11 @@ _CONVERTERS = ("models", "graph")  # whose code makes an entry of the cache
 
 @dataclass(frozen=True)
 class Fp32Model:
-    """A trained network as an ONNX file: NHWC float32 `input`, `probabilities` [N, classes].
+    """A trained network as an ONNX file, with its own inputs and outputs.
 
     Attributes:
-        source: the Keras or ONNX file; `sha256` is its hash.
+        source: the file or folder it came as; of a module, its weights. `sha256` is the hash of
+            all that it came from.
         onnx_path: the converted graph, folded or not as the config says.
         conversion: what the conversion found, and what folding changed.
     """
@@ -40,17 +45,27 @@ class Fp32Model:
     conversion: conversion.Conversion
 
     @property
+    def contract(self) -> Contract:
+        """What it takes and returns."""
+        return self.conversion.contract
+
+    @property
+    def final(self) -> str:
+        """What it returns: `probabilities`, `logits` or `values` (see `conversion.find_final`)."""
+        return self.conversion.final
+
+    @property
     def parity(self) -> dict[str, float]:
-        """Largest difference of probabilities from the original, by framework and file."""
+        """Largest difference from the original, by framework and file."""
         return self.conversion.parity
 
     def describe(self) -> dict[str, str]:
         """Return what import and preprocessing did to the graph, to be logged by these names."""
-        converted = self.conversion
-        raised = f"{converted.source_opset} -> {converted.opset}"
+        found = self.conversion
+        raised = f"{found.source_opset} -> {found.opset}"
         return {
-            "opset": raised if converted.source_opset != converted.opset else str(converted.opset),
-            **(converted.preprocessing.describe() if self.fold else {}),
+            "opset": raised if found.source_opset != found.opset else str(found.opset),
+            **(found.preprocessing.describe() if self.fold else {}),
         }
 
 
@@ -58,34 +73,33 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
 
     Raises:
-        ModelError: the file is missing, empty, not a model, unsafe, or does not fit the data.
-        ParityError: ONNX or torch disagree with the original on 1,000 training images.
+        ModelError: the file is missing, empty, no model, unsafe, or does not fit the data.
+        ParityError: ONNX or torch disagree with the original on up to 1,000 training samples.
     """
     source = locate(config, data.name)
-    digest = files.sha256(source)
-    checked = data.train.take(np.arange(len(data.train))[: conversion.PARITY_IMAGES])
+    digest = hash_source(config, source)
+    checked = _parity_split(data.train)
     key: cache.Key = {
         "model": digest,
-        "onnx": conversion.is_onnx(source),
+        "format": _format(config, source),
         "code": cache.code(*_CONVERTERS),
         "images": checked.digest,
-        "classes": len(data.class_names),
         **machine.versions(),
     }
 
     def make(folder: Path) -> None:
-        images, classes = checked.images[:], len(data.class_names)
+        samples = np.concatenate(list(checked.batches(conversion.AT_ONCE)))
         # A process of its own: TensorFlow's memory and settings go when it ends, and a file that
-        # crashes the reader does not end the sweep.
+        # crashes the reader does not take the sweep along.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, conversion.limit_process) as pool:
-            pool.submit(conversion.convert, source, folder, images, classes).result()
+            pool.submit(conversion.convert, source, folder, samples, _module(config)).result()
 
     try:
         folder = cache.entry(cache_root, "models", key, make)
     except BrokenProcessPool as error:
         raise ModelError(
-            f"{source}: reading it crashed the converter, or took too much memory or time"
+            f"{source}: reading it crashed the converter, or took more than this machine has"
         ) from error
     model = Fp32Model(
         name=config.name,
@@ -105,21 +119,44 @@ def _report(model: Fp32Model) -> None:
     Raises:
         ModelError: it is to be folded, and ONNX Runtime could not.
     """
-    done = model.conversion
-    if model.fold and done.preprocessing.failure:
+    found = model.conversion
+    if model.fold and found.preprocessing.failure:
         raise ModelError(
-            f"{model.source}: ONNX Runtime cannot preprocess it ({done.preprocessing.failure}); "
+            f"{model.source}: ONNX Runtime cannot preprocess it ({found.preprocessing.failure}); "
             "model.fold=false leaves it as it is"
         )
-    if done.source_opset != done.opset:
-        log.info("%s: opset %d converted to %d", model.source, done.source_opset, done.opset)
+    if found.source_opset != found.opset:
+        log.info("%s: opset %d converted to %d", model.source, found.source_opset, found.opset)
     if model.fold:
-        effect = done.preprocessing.describe()
+        effect = found.preprocessing.describe()
         names = ("nodes", "bytes", "operators")
         _say("model.fold: nodes {}, bytes {}; {}", *(effect[f"preprocess_{n}"] for n in names))
-    reason = done.without_torch.get(model.onnx_path.name)
+    if found.why_fixed:
+        log.warning(
+            "%s: takes %d samples at once, no other number: %s",
+            model.source,
+            found.contract.batch,
+            found.why_fixed,
+        )
+    reason = found.without_torch.get(model.onnx_path.name)
     if reason:
-        log.warning("%s: backend=torch cannot run it: %s", model.source, reason)
+        log.warning("%s: not for backend=torch: %s", model.source, reason)
+
+
+def _parity_split(split: Split) -> Split:
+    """Return the first samples of a split: what the frameworks must agree on, within a budget."""
+    size = 4 * math.prod(split.images.shape[1:])  # of float32
+    count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
+    return split.take(np.arange(count))
+
+
+def _module(config: ModelConfig) -> Module | None:
+    return None if config.module is None else Module(config.module, dict(config.module_args))
+
+
+def _format(config: ModelConfig, source: Path) -> str:
+    found = None if config.module is not None else find_format(source)
+    return "module" if found is None else found.name
 
 
 @functools.cache  # once a process, not once for each job of a sweep

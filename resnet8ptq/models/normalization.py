@@ -1,14 +1,15 @@
-"""The opset, names and shapes of an ONNX graph, made those that the rest of the package takes."""
+"""The opset and form of an ONNX graph, made those that the rest of the package takes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, defs, numpy_helper, version_converter
+from onnx import defs, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
+from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, find_all, graph_inputs
 
 OPSET = 17
@@ -59,28 +60,27 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 
 
 def normalize(proto: onnx.ModelProto) -> None:
-    """Change a graph of one input and one output in place; what it computes stays.
+    """Change a graph in place; what it computes stays, and so do its inputs and outputs.
 
-    The input becomes `input` [N, H, W, C], the output `probabilities` [N, classes]; every node has
-    a name of its own, which onnx2torch leaves as it is; constants are initializers.
+    Every node has a name of its own, which onnx2torch leaves as it is; constants are initializers,
+    and no inputs; only the domains that nodes are of are imported.
     """
     graph = proto.graph
-    [taken], [given] = graph_inputs(graph), graph.output
+    taken = list(graph_inputs(graph))
     del graph.input[:]
-    graph.input.append(taken)
-    del graph.value_info[:]  # shapes that held before
+    graph.input.extend(taken)
+    del graph.value_info[:], graph.quantization_annotation[:]
     proto.ir_version = max(proto.ir_version, MIN_IR_VERSION)
-    for entry in [*proto.opset_import, *find_all(proto, onnx.NodeProto)]:
+    nodes = list(find_all(proto, onnx.NodeProto))
+    for entry in [*proto.opset_import, *nodes]:
         entry.domain = "" if entry.domain == "ai.onnx" else entry.domain
+    used = {"", *(node.domain for node in nodes)}
+    imports = [entry for entry in proto.opset_import if entry.domain in used]
+    del proto.opset_import[:]
+    proto.opset_import.extend(imports)
     _move_constants(graph)
-    _rename_tensors(graph, {taken.name: "input", given.name: "probabilities"})
+    _drop_allowzero(graph)
     _name_nodes(graph)
-    fixed = graph.input[0].type.tensor_type.shape.dim[0].dim_value
-    if fixed:
-        _free_batch(graph, fixed)
-    for value in (graph.input[0], graph.output[0]):
-        if value.type.tensor_type.shape.dim:
-            value.type.tensor_type.shape.dim[0].dim_param = "N"
 
 
 def _move_constants(graph: onnx.GraphProto) -> None:
@@ -97,28 +97,83 @@ def _move_constants(graph: onnx.GraphProto) -> None:
     graph.node.extend(kept)
 
 
-def _rename_tensors(graph: onnx.GraphProto, wanted: dict[str, str]) -> None:
-    """Rename everywhere; a tensor that has a wanted name already gets another."""
+def _drop_allowzero(graph: onnx.GraphProto) -> None:
+    """Drop what a Reshape says of zeros, where its shape has none: onnx2torch refuses it."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None
+        if shape is not None and numpy_helper.to_array(shape).all():
+            drop_attribute(node, "allowzero")
 
-    def rename(name: str) -> str:
+
+def drop_attribute(node: onnx.NodeProto, name: str) -> None:
+    """Remove an attribute from a node that may have it."""
+    for each in [each for each in node.attribute if each.name == name]:
+        node.attribute.remove(each)
+
+
+def write_paddings(proto: onnx.ModelProto) -> None:
+    """Write out, in place, the paddings that a graph of known sizes leaves to be worked out.
+
+    onnx2torch knows explicit ones only. Of `SAME_UPPER`, as ONNX defines it: as many outputs as
+    ceil(size / stride), and the larger half of an odd padding at the end.
+    """
+    sizes: dict[str, list[int]] = {}
+    for node in proto.graph.node:
+        auto = next((each for each in node.attribute if each.name == "auto_pad"), None)
+        if auto is None or auto.s not in (b"SAME_UPPER", b"SAME_LOWER"):
+            continue
+        sizes = sizes or _sizes(proto)
+        spatial = sizes.get(node.input[0], [])[2:]
+        weights = sizes.get(node.input[1], []) if len(node.input) > 1 else []
+        kernel = attribute(node, "kernel_shape", weights[2:])
+        if not spatial or len(kernel) != len(spatial) or 0 in spatial:
+            continue
+        ones = [1] * len(spatial)
+        strides, dilations = attribute(node, "strides", ones), attribute(node, "dilations", ones)
+        small, large = [], []
+        for size, width, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
+            span = (width - 1) * dilation + 1
+            total = max((-(-size // stride) - 1) * stride + span - size, 0)
+            small.append(total // 2)
+            large.append(total - total // 2)
+        pads = [*small, *large] if auto.s == b"SAME_UPPER" else [*large, *small]
+        node.attribute.remove(auto)
+        node.attribute.append(onnx.helper.make_attribute("pads", pads))
+
+
+def _sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
+    """Return the sizes of each tensor that has a known shape; 0 where one is free."""
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    values = [*graph.input, *graph.value_info, *graph.output]
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values
+    }
+    return shapes | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+
+
+def rename(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
+    """Rename tensors everywhere; what has a wanted name already makes way."""
+
+    def change(name: str) -> str:
         if name in wanted:
             return wanted[name]
         return f"{name}__of_file" if name in wanted.values() else name
 
-    _rename(graph, rename)
+    _rename(graph, change)
 
 
-def _rename(graph: onnx.GraphProto, rename: Callable[[str], str]) -> None:
+def _rename(graph: onnx.GraphProto, change: Callable[[str], str]) -> None:
     for value in [*graph.input, *graph.output, *graph.initializer, *graph.value_info]:
-        value.name = rename(value.name)
+        value.name = change(value.name)
     del graph.quantization_annotation[:]
     for node in graph.node:
-        node.input[:] = [rename(name) for name in node.input]
-        node.output[:] = [rename(name) for name in node.output]
-        for attribute in node.attribute:
-            inner = [attribute.g] if attribute.HasField("g") else []
-            for subgraph in [*inner, *attribute.graphs]:
-                _rename(subgraph, rename)
+        node.input[:] = [change(name) for name in node.input]
+        node.output[:] = [change(name) for name in node.output]
+        for each in node.attribute:
+            inner = [each.g] if each.HasField("g") else []
+            for subgraph in [*inner, *each.graphs]:
+                _rename(subgraph, change)
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
@@ -132,18 +187,3 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
             name += "_"
         taken.add(name)
         node.name = name
-
-
-def _free_batch(graph: onnx.GraphProto, fixed: int) -> None:
-    """Let constant shapes of Reshape copy the batch dimension (0) instead of naming it."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None
-        if shape is None or shape.data_type != TensorProto.INT64:
-            continue
-        dims = numpy_helper.to_array(shape).copy()
-        if dims.ndim == 1 and len(dims) > 1 and dims[0] == fixed:
-            dims[0] = 0
-            freed = numpy_helper.from_array(dims, f"{node.name}__shape")  # others may share it
-            graph.initializer.append(freed)
-            node.input[1] = freed.name

@@ -8,7 +8,7 @@ from pathlib import Path
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.data import locate
-from resnet8ptq.models.locate import locate as locate_model
+from resnet8ptq.models import locate as networks
 
 CODE = (  # of this package, on which what a run finds depends
     *("core", "config", "tasks", "data", "graph", "precision", "models", "calibration"),
@@ -29,11 +29,11 @@ def find(config: RunConfig) -> str:
         PtqError: the images or the network are not available.
     """
     settled = locate.settle(config.data)
-    images = locate.load(settled.name, settled.root, cache.folder(config.cache_dir))
+    images = locate.read(settled, config.preprocess, cache.folder(config.cache_dir))
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     settings["data"] = [images.name, images.train.digest, images.test.digest]
-    network = locate_model(config.model, images.name)
-    settings["model"] = {**settings["model"], "path": files.sha256(network)}
+    network = networks.digest(config.model, networks.locate(config.model, images.name))
+    settings["model"] = {**settings["model"], "path": network, "state_dict": None}
     if config.calib.table is not None:
         settings["calib"] |= {"table": files.sha256(Path(config.calib.table))}
     made_with = {"code": cache.code(*CODE), **machine.versions()}

@@ -44,3 +44,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty(len(order))
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
     return corrected.tolist()
+
+
+def above_chance(correct: int, total: int, classes: int) -> float:
+    """Return the one-sided p-value of `correct` hits under guessing among equal classes.
+
+    P(X >= k) of a binomial distribution is I_p(k, n - k + 1) (Abramowitz and Stegun, 1964,
+    26.5.24).
+    """
+    return float(betainc(correct, total - correct + 1, 1 / classes)) if correct else 1.0

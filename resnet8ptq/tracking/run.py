@@ -62,7 +62,7 @@ class Run:
             return
         self._config_logged = True
         flat = dict(_flatten(self._config))
-        for group in ("backend", "dtype", "calib", "model", "data"):
+        for group in ("backend", "dtype", "calib", "model", "data", "preprocess"):
             flat[group] = flat.get(f"{group}.name", "")
         flat["threads"] = str(machine.threads(self._config.get("threads")))
         self.log_params(flat)
@@ -93,7 +93,7 @@ class Run:
     def log_model(self, path: Path, data: Dataset) -> None:
         """Log an ONNX file of the run's folder as an MLflow model too."""
         if path.suffix == ".onnx":
-            shape, classes = list(data.image_shape), len(data.class_names)
+            shape, classes = list(data.test.input_shape), len(data.class_names)
             self.journal.model = {"file": path.name, "image_shape": shape, "classes": classes}
             self._send(lambda: upload.log_model(self.store, self.run_id, self.journal, path.parent))
 
@@ -158,8 +158,8 @@ class Run:
 def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, str]:
     """Return a data set as MLflow's fields, all of them text."""
     source = mlflow.data.sources.LocalArtifactDatasetSource(split.source)
-    # MLflow looks at shape and type alone, so that one pixel stands for all: no image is read.
-    images = np.broadcast_to(np.uint8(0), split.images.shape)
+    # MLflow looks at shape and type alone, so that one value stands for all: no sample is read.
+    images = np.broadcast_to(np.zeros((), split.images.dtype), split.images.shape)
     # MLflow keeps at most 36 characters of a digest; the whole one is a tag of the run.
     described = mlflow.data.numpy_dataset.NumpyDataset(
         images, source=source, targets=split.labels, name=name, digest=digest[:36]

@@ -73,8 +73,10 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     import mlflow.onnx
     import onnx
 
-    inputs = TensorSpec(np.dtype(np.float32), (-1, *described["image_shape"]), "input")
-    outputs = TensorSpec(np.dtype(np.float32), (-1, described["classes"]), "probabilities")
+    proto = onnx.load(folder / described["file"])
+    taken, given = proto.graph.input[0].name, proto.graph.output[0].name
+    inputs = TensorSpec(np.dtype(np.float32), (-1, *described["image_shape"]), taken)
+    outputs = TensorSpec(np.dtype(np.float32), (-1, described["classes"]), given)
     packages = ("onnx", "onnxruntime", "numpy")
     versions = machine.versions()
     # What follows has no argument for the store and the experiment.
@@ -85,7 +87,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         flavor=mlflow.onnx,
         run_id=run_id,
         name="model",
-        onnx_model=onnx.load(folder / described["file"]),
+        onnx_model=proto,
         signature=ModelSignature(Schema([inputs]), Schema([outputs])),
         save_as_external_data=False,
         pip_requirements=[f"{name}=={versions[f'version.{name}']}" for name in packages],

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data.arrays import Batches, Images
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.sources.keras import load_keras
 
 
-def convert(source: Path, images: Images | None, quantized: bool, per_channel: bool) -> bytes:
+def convert(source: Path, samples: Split | None, quantized: bool, per_channel: bool) -> bytes:
     """Return the network as the content of a .tflite file.
 
     Args:
         source: a Keras .h5 or .keras file.
-        images: [n, H, W, C] uint8 that calibrate full-integer quantization; None for float, or for
-            dynamic-range quantization.
+        samples: calibrate full-integer quantization; None for float, or for dynamic-range
+            quantization.
         quantized: False for float.
         per_channel: one scale of the weights per output channel instead of one per tensor.
 
@@ -41,7 +41,7 @@ def convert(source: Path, images: Images | None, quantized: bool, per_channel: b
     _mute_native_code()
     model = load_keras(source)
     try:
-        return bytes(_converter(model, images, quantized, per_channel).convert())
+        return bytes(_converter(model, samples, quantized, per_channel).convert())
     except Exception as error:  # TensorFlow's are many, and not all can be pickled
         raise QuantizationError(
             f"{source}: TensorFlow cannot convert it ({one_line(error)})"
@@ -57,7 +57,7 @@ def _mute_native_code() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _converter(model: Any, images: Images | None, quantized: bool, per_channel: bool) -> Any:
+def _converter(model: Any, samples: Split | None, quantized: bool, per_channel: bool) -> Any:
     import keras
     import tensorflow as tf
 
@@ -69,13 +69,13 @@ def _converter(model: Any, images: Images | None, quantized: bool, per_channel: 
     # There is no public option; whether these two did what they say is read from the file.
     converter._experimental_disable_per_channel = not per_channel
     converter._experimental_disable_per_channel_quantization_for_dense_layers = not per_channel
-    if images is None:
+    if samples is None:
         return converter
 
     def calibration() -> Iterator[list[NDArray[np.float32]]]:
         # One at a time: in a batch, convolutions sum in another order.
-        for image in track(Batches(images, 1), "Calibrating", "images"):
-            yield [image]
+        for sample in track(samples.batches(1), "Calibrating", "samples"):
+            yield [sample]
 
     converter.representative_dataset = calibration
     # As MLPerf Tiny has it: integers throughout, in and out.

@@ -13,7 +13,7 @@ import multiprocessing
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,13 @@ class TfliteQuantizer:
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
         calibrated = quantized and self.config.method == "static"
-        images = calibration.images[:] if calibrated else None
+        # Only these samples go to the other process, not the file that they lie in.
+        taken = replace(calibration, images=calibration.images[:]) if calibrated else None
         context = multiprocessing.get_context("spawn")
         try:
             with ProcessPoolExecutor(1, mp_context=context) as pool:
                 done = pool.submit(
-                    converter.convert, source, images, quantized, self.config.per_channel
+                    converter.convert, source, taken, quantized, self.config.per_channel
                 )
                 return done.result()
         except BrokenProcessPool as error:

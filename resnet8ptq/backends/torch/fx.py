@@ -123,7 +123,7 @@ def quantize(
     Returns:
         The quantized module, and the range of each observed tensor by ONNX tensor name.
     """
-    example = torch.zeros(1, *activations.calibration.images.shape[1:])
+    example = torch.zeros(1, *activations.calibration.input_shape)
     with known_warnings():
         prepared = prepare_fx(module, _qconfig_mapping(skipped, settings), (example,))
         observers = _observers(prepared, graph)

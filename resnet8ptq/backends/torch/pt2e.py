@@ -66,7 +66,7 @@ def quantize(
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     calibration = activations.calibration
-    example = torch.zeros(1, *calibration.images.shape[1:])
+    example = torch.zeros(1, *calibration.input_shape)
     exported = export(module, example).module()
     quantizer = OnnxNodeQuantizer(
         float_nodes=[n for n, path in _paths(exported).items() if _owner(path) in skipped],

@@ -65,7 +65,7 @@ class TorchQuantizer:
         """
         self._set_up(self.runtime.threads)
         module = load_torch_module(model.onnx_path)
-        example = torch.zeros(1, *calibration.images.shape[1:])
+        example = torch.zeros(1, *calibration.input_shape)
         graph = onnx.load(model.onnx_path).graph
         if self.config.dtype.name == "fp32":
             return self._save_fp32(module, example, folder)
@@ -110,7 +110,7 @@ class TorchQuantizer:
             settings = fx.Settings(self.config, self._engine(), self._reduce_range())
             module, chosen = fx.quantize(module, graph, skipped, settings, activations)
         path, options = folder / torchscript.MODEL_FILE, self._options()
-        example = torch.zeros(1, *activations.calibration.images.shape[1:])
+        example = torch.zeros(1, *activations.calibration.input_shape)
         torchscript.save(module, example, path, options.freeze, options.debug_records)
         return Artifact(path, torchscript.count_quantized_layers(path), chosen, details)
 

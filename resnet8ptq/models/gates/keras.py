@@ -40,12 +40,20 @@ def check(path: Path) -> None:
         raise ModelError(f"{path}: {reason}")
 
 
+def read_config(path: Path) -> Any:
+    """Return the JSON that describes the layers."""
+    if h5py.is_hdf5(path):
+        with h5py.File(path) as file:
+            return json.loads(file.attrs.get("model_config", "{}"))
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read(CONFIG))
+
+
 def _reasons_against(path: Path) -> Iterator[str]:
     if h5py.is_hdf5(path):
         with h5py.File(path) as file:
-            config = file.attrs.get("model_config", "{}")
             yield from _strange_weights(file)
-        yield from _strange_config(json.loads(config))
+        yield from _strange_config(read_config(path))
         return
     with zipfile.ZipFile(path) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
@@ -53,7 +61,7 @@ def _reasons_against(path: Path) -> Iterator[str]:
             yield "two of its members have one name"
         if sizes.get(CONFIG, 0) > MAX_CONFIG_BYTES or sum(sizes.values()) > MAX_BYTES:
             yield f"unpacks to {sum(sizes.values())} bytes; takes at most {MAX_BYTES}"
-        yield from _strange_config(json.loads(archive.read(CONFIG)))
+        yield from _strange_config(read_config(path))
         if WEIGHTS in sizes:
             with h5py.File(io.BytesIO(archive.read(WEIGHTS))) as file:
                 yield from _strange_weights(file)

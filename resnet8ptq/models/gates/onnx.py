@@ -49,8 +49,19 @@ def read(path: Path) -> onnx.ModelProto:
         proto.ParseFromString(path.read_bytes())
         if not proto.graph.node:
             raise ValueError("holds no graph")
+        proto.ir_version = max(proto.ir_version, 4)  # some of 3 don't list initializers as inputs
     except Exception as error:  # protobuf's own, which differ between its implementations
         raise ModelError(f"{path}: not an ONNX model ({one_line(error)})") from None
+    check(proto, path)
+    return proto
+
+
+def check(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse a graph; `path` is named in errors.
+
+    Raises:
+        ModelError: as `read`.
+    """
     try:
         reason = next(_reasons_against(proto), None)
         if reason is None:
@@ -59,7 +70,6 @@ def read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path}: not a valid ONNX model ({one_line(error)})") from None
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
-    return proto
 
 
 def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:

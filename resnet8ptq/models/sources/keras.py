@@ -1,27 +1,53 @@
 """A Keras file as the source of the FP32 network."""
 
+import json
 import logging
-import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import onnx
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.models.normalization import OPSET
-from resnet8ptq.models.sources.onnx import Predict
+from resnet8ptq.models.batch import Outputs, Samples
+from resnet8ptq.models.contract import Contract, Tensor, arranged, find_layout
+from resnet8ptq.models.gates import keras as gate
+from resnet8ptq.models.normalization import OPSET, rename
+from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources.tensorflow import prepare
+
+# Names that Keras gives by itself.
+_GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
+# Keras 2 wrote `groups` of these, always 1; Keras 3 does not take it.
+_UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
 
-def _import_keras(
-    source: Path, unfolded: Path, image_shape: tuple[int, ...], classes: int
-) -> tuple[Predict, int, int]:
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
+def read(source: Path, shape: Shape) -> Network:
+    """Read a Keras file.
+
+    Raises:
+        ModelError: it holds code, Keras refuses it, or it does not take float32 samples.
+    """
+    prepare()
     model = load_keras(source)
-    _check_fit(model, source, image_shape, classes)
-    _export(model, unfolded)
-    return lambda batch: model(batch, training=False).numpy(), OPSET, OPSET
+    sizes = _settle_sizes(model, source, shape)
+    for weight in model.weights:
+        if not np.isfinite(weight.numpy()).all():
+            raise ModelError(f"{source}: NaN or infinity in {weight.path}")
+    import keras
+
+    def predict(samples: Samples) -> Outputs:
+        return [each.numpy() for each in keras.tree.flatten(model(samples, training=False))]
+
+    return Network(_export(model, sizes), predict, OPSET)
 
 
 def load_keras(source: Path) -> Any:
@@ -30,36 +56,75 @@ def load_keras(source: Path) -> Any:
     Raises:
         ModelError: it holds code, or Keras refuses it.
     """
-    from resnet8ptq.models.gates import keras as gate
-
     gate.check(source)
     import keras
 
     try:
-        return keras.models.load_model(source, compile=False, safe_mode=True)
+        with _without_groups(source) as path:
+            return keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # h5py, zipfile, json and Keras each have their own
         raise ModelError(f"{source}: Keras refuses it ({one_line(error)})") from None
 
 
-def _check_fit(model: Any, source: Path, image_shape: tuple[int, ...], classes: int) -> None:
-    takes, gives = model.input_shape, model.output_shape
-    if takes != (None, *image_shape):
-        raise ModelError(f"{source}: takes {takes}, the images are {(None, *image_shape)}")
-    if gives != (None, classes):
-        raise ModelError(f"{source}: returns {gives}, the data set has {classes} classes")
-    for weight in model.weights:
-        if not np.isfinite(weight.numpy()).all():
-            raise ModelError(f"{source}: NaN or infinity in {weight.path}")
+@contextmanager
+def _without_groups(source: Path) -> Iterator[Path]:
+    """Yield the file, or where it needs one, a copy without what Keras 3 does not take."""
+    config = gate.read_config(source)
+    if not _drop_groups(config):
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / source.name
+        if h5py.is_hdf5(source):
+            shutil.copyfile(source, copy)
+            with h5py.File(copy, "r+") as file:
+                file.attrs["model_config"] = json.dumps(config)
+        else:
+            with zipfile.ZipFile(source) as old, zipfile.ZipFile(copy, "w") as new:
+                for name in old.namelist():
+                    changed = json.dumps(config).encode() if name == gate.CONFIG else None
+                    new.writestr(name, old.read(name) if changed is None else changed)
+        yield copy
 
 
-def _export(model: Any, path: Path) -> None:
-    """Write the model as tf2onnx makes it, with readable names."""
-    import onnx
+def _drop_groups(config: Any) -> bool:
+    """Drop the key from the layers that have it, in place; tell whether there were any."""
+    waiting, found = [config], False
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+            layer = value.get("config")
+            if isinstance(layer, dict) and _UNGROUPED.fullmatch(str(value.get("class_name"))):
+                found |= layer.get("groups") == 1 and bool(layer.pop("groups"))
+    return found
+
+
+def _settle_sizes(model: Any, source: Path, shape: Shape) -> tuple[int | None, ...]:
+    """Return the sizes of the one input; those that the model leaves free are the samples'."""
+    inputs = model.inputs
+    if len(inputs) != 1:
+        shapes = ", ".join(str(each.shape) for each in inputs)
+        raise ModelError(f"{source}: has {len(inputs)} inputs ({shapes}); takes one")
+    [taken] = inputs
+    if taken.dtype != "float32":
+        raise ModelError(f"{source}: its input is {taken.dtype}; takes float32")
+    batch, *sizes = taken.shape
+    if shape is not None:
+        wanted = Contract((Tensor(taken.name, tuple(sizes), "float32"),), ())
+        sizes = list(arranged(shape, find_layout(shape, wanted)))
+    return (batch, *sizes)
+
+
+def _export(model: Any, sizes: tuple[int | None, ...]) -> onnx.ModelProto:
+    """Return the model as tf2onnx makes it, with names that a person would give."""
     import tensorflow as tf
     import tf2onnx
 
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
-    signature = [tf.TensorSpec((None, *model.input_shape[1:]), tf.float32, name="input")]
+    signature = [tf.TensorSpec(sizes, tf.float32, name="input")]
     forward = tf.function(lambda x: model(x, training=False), input_signature=signature)
     # On a busy machine tf2onnx sometimes leaves a constant shape to be computed (seen in 3 of 69
     # conversions of one file). A graph that is the same each time is worth another try.
@@ -68,11 +133,16 @@ def _export(model: Any, path: Path) -> None:
         if all(node.op_type != "Shape" for node in proto.graph.node):
             break
     graph = proto.graph
-    old = graph.output[0].name
-    for node in graph.node:
-        node.output[:] = ["probabilities" if name == old else name for name in node.output]
-    graph.output[0].name = "probabilities"
-    for value in (graph.input[0], graph.output[0]):
-        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    [taken] = [each.name for each in model.inputs]
+    given = [value.name for value in graph.output]
+    own = getattr(model, "output_names", [model.layers[-1].name])  # a Sequential has none
+    names = dict(zip(given, own, strict=True))
+    if [node.op_type for node in graph.node if given[0] in node.output] == ["Softmax"]:
+        names = {given[0]: "probabilities"} if len(given) == 1 else names
+    names["input"] = "input" if _GENERATED.fullmatch(taken) else taken
+    rename(graph, names)
+    for value in (graph.input[0], *graph.output):
+        if sizes[0] is None and value.type.tensor_type.shape.dim:
+            value.type.tensor_type.shape.dim[0].dim_param = "N"
     onnx.checker.check_model(proto)
-    onnx.save(proto, path)
+    return proto

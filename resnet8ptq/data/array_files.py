@@ -1,0 +1,316 @@
+"""`data=arrays`: .npz, .npy and idx files, in which what is what is found by the usual names.
+
+None of them is unpickled, and none is read into memory whole: what is packed is unpacked into the
+cache once, and mapped from there.
+"""
+
+import gzip
+import math
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import ArraysConfig
+from resnet8ptq.core import cache, files
+from resnet8ptq.core.errors import ConfigError, DataError, PtqError
+from resnet8ptq.core.text import one_line, printable
+from resnet8ptq.data.arrays import AT_ONCE
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.splitting import keep_split, split_one
+
+INPUTS = ("x", "inputs", "images", "features", "data")
+LABELS = ("y", "labels", "targets")
+CLASSES = ("classes", "class_names")
+SIDES = ("train", "test")
+MAX_CLASSES = 1000
+TAKES = "takes an .npz, .npy or idx file, or a folder of .npy and idx files"
+
+# The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
+_IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_GZIP = b"\x1f\x8b"
+
+Array = NDArray[Any]
+Open = Callable[[], Array]
+
+
+def load(config: ArraysConfig, cache_root: Path) -> Dataset:
+    """Read the arrays that `data.root` names.
+
+    Raises:
+        ConfigError: no such file, or the settings do not say what is what.
+        DataError: a file is damaged, holds pickled objects, or does not fit; names it.
+    """
+    root = Path(str(config.root))
+    found = _open(root, cache_root)
+    pairs = _find_split(found, root) if config.inputs is None and config.labels is None else None
+    chosen = pairs or [(_find_inputs(found, config, root), _find_labels(found, config, root))]
+    sides = []
+    for inputs, given in chosen:
+        read = partial(_named, root=root, found=found, cache_root=cache_root)
+        sides.append(_read(read("data.inputs", inputs), read("data.labels", given)))
+    for images, _ in sides:
+        if images.values.dtype.kind == "f" and (config.offset, config.scale) != (0, 1):
+            raise ConfigError(
+                f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but "
+                f"{images} is {images.values.dtype}; takes them for stored integers only"
+            )
+    labels = [side[1] for side in sides]
+    names, named = _name_classes(found, config, root, max(int(each.max()) for each in labels))
+    title = root.name.partition(".")[0] or root.name
+    if pairs is None:
+        [(images, _)] = sides
+        return split_one(title, names, images.values, labels[0], root, config, named)
+    if sides[0][0].values.shape[1:] != sides[1][0].values.shape[1:]:
+        shapes = " and ".join(str(images.values.shape) for images, _ in sides)
+        raise DataError(f"{root}: training and test samples are {shapes}; takes one shape for both")
+    train, test = (Split(images.values, each, str(root)) for images, each in sides)
+    return keep_split(title, names, train, test, root, named)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """An array, and where it comes from."""
+
+    place: str
+    values: Array
+
+    def __str__(self) -> str:
+        return self.place
+
+
+def _open(root: Path, cache_root: Path) -> dict[str, Open]:
+    """Return the arrays below `root` by name, none of them read."""
+    if root.is_dir():
+        inside = sorted(path for path in root.iterdir() if path.is_file())
+        paths = [path for path in inside if path.suffix == ".npy" or _is_idx(path)]
+        if not paths:
+            raise DataError(f"{root}: holds no array; {TAKES}")
+        return {path.name.partition(".")[0]: _opener(path, cache_root) for path in paths}
+    if root.suffix.lower() != ".npz":
+        return {"inputs": _opener(root, cache_root)}
+    with _reading(root), zipfile.ZipFile(root) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+    digest = files.sha256(root)
+
+    def member(name: str) -> Open:
+        return lambda: _unpacked(root, digest, name, _copy_member, cache_root)
+
+    return {name.removesuffix(".npy"): member(name) for name in members}
+
+
+def _opener(path: Path, cache_root: Path) -> Open:
+    if path.suffix.lower() == ".npy":
+        return lambda: _map(path, path)
+    if not _is_idx(path):
+        raise DataError(f"{path}: is no array; {TAKES}")
+    return lambda: _unpacked(path, files.sha256(path), "", _copy_idx, cache_root)
+
+
+def _unpacked(
+    path: Path, digest: str, member: str, copy: Callable[[Path, str, Path], None], cache_root: Path
+) -> Array:
+    """Return an array of a packed file, mapped from the cache."""
+
+    def make(folder: Path) -> None:
+        with _reading(path, member):
+            copy(path, member, folder / "array.npy")
+        _map(folder / "array.npy", path, member)
+
+    key: cache.Key = {"sha256": digest, "member": member, "code": cache.code("data/array_files")}
+    return _map(cache.entry(cache_root, "arrays", key, make) / "array.npy", path, member)
+
+
+def _copy_member(path: Path, member: str, to: Path) -> None:
+    with zipfile.ZipFile(path) as archive, archive.open(member) as packed:
+        size = archive.getinfo(member).file_size
+        free = shutil.disk_usage(to.parent).free
+        if size > free:
+            raise ValueError(f"it unpacks to {size} bytes, of which the cache has {free} free")
+        with to.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+
+
+def _copy_idx(path: Path, _: str, to: Path) -> None:
+    with _open_idx(path) as file:
+        np.save(to, read_idx(file))
+
+
+def _is_idx(path: Path) -> bool:
+    try:
+        with _open_idx(path) as file:
+            magic = file.read(4)
+    except (OSError, EOFError):
+        return False
+    return len(magic) == 4 and magic[:2] == b"\0\0" and magic[2] in _IDX_TYPES and magic[3] > 0
+
+
+def _open_idx(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP
+    return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
+
+
+def read_idx(file: BinaryIO) -> Array:
+    """Read an idx file, such as MNIST's.
+
+    Raises:
+        ValueError: it is none, or holds less or more than its header says.
+    """
+    zeros, kind, dimensions = struct.unpack(">HBB", _exactly(file, 4))
+    if zeros != 0 or kind not in _IDX_TYPES or dimensions == 0:
+        raise ValueError("it does not begin as an idx file")
+    shape = struct.unpack(f">{dimensions}I", _exactly(file, 4 * dimensions))
+    dtype = np.dtype(_IDX_TYPES[kind])
+    content = _exactly(file, math.prod(shape) * dtype.itemsize)
+    if file.read(1):
+        raise ValueError(f"it holds more than {list(shape)}, as its header has it")
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    """Read `size` bytes, no faster than they come: a header may promise more than there is."""
+    parts, missing = [], size
+    while missing and (part := file.read(min(missing, 2**24))):
+        parts.append(part)
+        missing -= len(part)
+    if missing:
+        raise ValueError(f"it ends {missing} bytes before what its header says")
+    return b"".join(parts)
+
+
+def _map(path: Path, source: Path, member: str = "") -> Array:
+    with _reading(source, member):
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+@contextmanager
+def _reading(path: Path, member: str = "") -> Iterator[None]:
+    """Name the file, and the array in it, in whatever goes wrong."""
+    place = f"{path}: {member.removesuffix('.npy')}" if member else str(path)
+    try:
+        yield
+    except PtqError:
+        raise
+    except Exception as error:  # zipfile, zlib, gzip and numpy each have their own
+        if "Python objects" in str(error):
+            raise DataError(
+                f"{place}: holds pickled Python objects, which may run code; takes numbers"
+            ) from None
+        raise DataError(f"{place}: cannot be read ({one_line(error)})") from None
+
+
+def _find_split(found: Mapping[str, Open], root: Path) -> list[tuple[str, str]] | None:
+    """Return the names of inputs and labels of both sides; None where there is no such split."""
+    sides = []
+    for side in SIDES:
+        inputs, labels = (
+            _pick(found, [n for base in usual for n in (f"{base}_{side}", f"{side}_{base}")], root)
+            for usual in (INPUTS, LABELS)
+        )
+        if inputs is None or labels is None:
+            return None
+        sides.append((inputs, labels))
+    return sides
+
+
+def _find_inputs(found: Mapping[str, Open], config: ArraysConfig, root: Path) -> str:
+    name = config.inputs or _pick(found, INPUTS, root)
+    if name is None:
+        raise ConfigError(
+            f"data.inputs: got null, and {root} holds {_list(found)}; takes the name of one, or "
+            f"one named {' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test"
+        )
+    return name
+
+
+def _find_labels(found: Mapping[str, Open], config: ArraysConfig, root: Path) -> str:
+    name = config.labels or _pick(found, LABELS, root)
+    if name is None:
+        raise ConfigError(
+            f"data.labels: got null, and {root} holds {_list(found)}; takes the name of one, or "
+            f"one named {' | '.join(LABELS)}, or an .npy or idx file"
+        )
+    return name
+
+
+def _list(found: Mapping[str, Open]) -> str:
+    return printable(", ".join(list(found)[:20]))[:300] or "nothing"
+
+
+def _pick(found: Mapping[str, Open], names: Any, root: Path) -> str | None:
+    """Return the one array that is named so, in whatever case; None where none is."""
+    known = [name for name in found if name.lower() in names]
+    if len(known) > 1:
+        raise ConfigError(
+            f"data.inputs, data.labels: got null, and {root} holds {' and '.join(known)}; "
+            "takes the name of one"
+        )
+    return known[0] if known else None
+
+
+def _named(key: str, name: str, root: Path, found: Mapping[str, Open], cache_root: Path) -> _Named:
+    """Return the array of that name, or that of the file of that name; `key` named it."""
+    if name in found:
+        return _Named(f"{root}: {name}" if len(found) > 1 else str(root), found[name]())
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{key}: got {name}, takes a file, or one of {_list(found)} in {root}")
+    return _Named(str(path), _opener(path, cache_root)())
+
+
+def _read(inputs: _Named, labels: _Named) -> tuple[_Named, NDArray[np.int64]]:
+    """Check inputs [N, ...] and labels [N]; return the labels as int64."""
+    images, given = inputs.values, labels.values
+    if images.dtype.kind not in "biuf" or images.ndim < 2 or 0 in images.shape:
+        raise DataError(f"{inputs}: is {_shape(images)}; takes numbers [N, ...]")
+    if images.dtype.kind == "f":
+        for start in range(0, len(images), AT_ONCE):
+            finite = np.isfinite(images[start : start + AT_ONCE])
+            if not finite.all():
+                first = start + int(np.argwhere(~finite)[0, 0])
+                raise DataError(f"{inputs}: NaN or infinity in sample {first}; takes finite values")
+    if given.dtype.kind not in "iu" or given.shape not in ((len(given),), (len(given), 1)):
+        raise DataError(f"{labels}: is {_shape(given)}; takes labels as integers from 0, [N]")
+    if len(given) != len(images):
+        raise DataError(f"{inputs} has {len(images)} samples, {labels} {len(given)}")
+    wide = given.reshape(-1).astype(np.int64)
+    if not 0 <= wide.min() <= wide.max() < MAX_CLASSES:
+        raise DataError(
+            f"{labels}: labels from {wide.min()} to {wide.max()}; "
+            f"takes 0 to {MAX_CLASSES - 1} at most"
+        )
+    return inputs, wide
+
+
+def _shape(array: Array) -> str:
+    return f"{array.dtype} {list(array.shape)}"
+
+
+def _name_classes(
+    found: Mapping[str, Open], config: ArraysConfig, root: Path, highest: int
+) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the classes, and whether they were given."""
+    stored = _pick(found, CLASSES, root)
+    if config.classes is not None:
+        names = tuple(config.classes)
+    elif stored is not None:
+        array = found[stored]()
+        if array.dtype.kind != "U" or array.ndim != 1 or len(set(array.tolist())) != len(array):
+            raise DataError(f"{root}: {stored} is {_shape(array)}; takes different names as text")
+        names = tuple(map(printable, array.tolist()))
+    else:
+        return tuple(map(str, range(max(highest + 1, 2)))), False
+    if highest >= len(names):
+        raise DataError(
+            f"{root}: labels up to {highest}, but {len(names)} class names; takes one for each"
+        )
+    return names, True

@@ -1,0 +1,57 @@
+"""From samples as they are stored to what a network takes: the same for every framework."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Arithmetic on samples, in this order; the default leaves their values as they are.
+
+    Attributes:
+        offset, step: stored integers stand for `(stored - offset) * step`.
+        bgr: the channels, which are last, are turned round.
+        scale: values are multiplied by it.
+        mean, std: then `(value - mean) / std`: one number for all channels, or one for each; of
+            the channels as the network takes them, after `bgr`.
+    """
+
+    offset: float = 0.0
+    step: float = 1.0
+    bgr: bool = False
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def apply(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """Return samples [n, ...] as float32, rounded once."""
+        if self == RAW:
+            return stored.astype(np.float32)
+        turned = stored[..., ::-1] if self.bgr else stored
+        values = (turned.astype(np.float64) - self.offset) * (self.step * self.scale)
+        return ((values - self.mean) / self.std).astype(np.float32)
+
+
+RAW = Preprocessing()
+
+
+def arrange(samples: NDArray[T], layout: Sequence[int] | None) -> NDArray[T]:
+    """Return samples [n, ...] with their axes permuted, as a contiguous array.
+
+    Args:
+        layout: the axes of a sample in their new order; with one more than it has, a channel axis
+            of 1 is added at its end, with one less it is taken away. None: as they are.
+    """
+    if layout is None:
+        return samples
+    if len(layout) > samples.ndim - 1:
+        samples = samples[..., np.newaxis]
+    elif len(layout) < samples.ndim - 1:
+        samples = samples[..., 0]
+    return np.ascontiguousarray(samples.transpose(0, *(axis + 1 for axis in layout)))

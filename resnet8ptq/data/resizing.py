@@ -1,0 +1,47 @@
+"""Pictures that are stored as arrays, resized once and kept in the cache."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from resnet8ptq.config.schema import PreprocessConfig
+from resnet8ptq.core import cache, machine
+from resnet8ptq.core.console import track
+from resnet8ptq.data import pictures
+from resnet8ptq.data.arrays import AT_ONCE
+from resnet8ptq.data.dataset import Split
+
+
+def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Split:
+    """Return a split of pictures [N, H, W, 1 or 3] of uint8, resized and grey as set."""
+    key: cache.Key = {
+        "images": split.digest,
+        "settings": str(sorted(asdict(preprocess).items())),
+        "code": cache.code("data/pictures", "data/resizing"),
+        "pillow": version("pillow"),
+    }
+
+    if split.images.shape[3] == 1:
+        preprocess = replace(preprocess, channels="grey")  # as they are
+
+    def one(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        squeezed = image[..., 0] if image.shape[2] == 1 else image
+        return pictures.to_array(pictures.fit(Image.fromarray(squeezed), preprocess))
+
+    def make(folder: Path) -> None:
+        shape = (len(split), *one(split.images[0]).shape)
+        whole = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, shape)
+        starts = range(0, len(split), AT_ONCE)
+        with ThreadPoolExecutor(machine.threads(None)) as pool:
+            for start in track(starts, f"Resizing {len(split)} pictures"):
+                images = split.images[start : start + AT_ONCE]
+                whole[start : start + AT_ONCE] = list(pool.map(one, images))
+        whole.flush()
+
+    folder = cache.entry(cache_root, "pictures", key, make)
+    return replace(split, images=np.load(folder / "images.npy", mmap_mode="r"))

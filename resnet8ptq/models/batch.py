@@ -1,0 +1,216 @@
+"""The batch axis of a graph: freed where it is fixed, and every other size made a constant.
+
+Exporters write the shape of one example into a graph, or let the graph compute shapes from its
+input. What is computed from shapes and constants alone is worked out here, for two sizes of the
+batch: what is the same for both is a constant, and what differs is the batch's.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.models.contract import read_contract
+from resnet8ptq.models.gates.onnx import find_all
+from resnet8ptq.models.normalization import drop_attribute, write_paddings
+
+Samples = NDArray[np.float32]
+Outputs = list[NDArray[Any]]
+# From samples [n, ...] to the outputs [n, ...], in the order of the contract.
+Predict = Callable[[Samples], Outputs]
+
+_SIZES = (2, 3)  # of the batch
+_RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")
+
+
+def in_batches(predict: Predict, samples: Samples, size: int) -> Outputs:
+    """Return the outputs for all samples, predicted in batches of at most `size`."""
+    parts = [predict(samples[i : i + size]) for i in range(0, len(samples), size)]
+    return [np.concatenate(found) for found in zip(*parts, strict=True)]
+
+
+def filled_up(predict: Predict, size: int) -> Predict:
+    """Return a network that takes `size` samples at once as one that takes any number.
+
+    The last batch is filled up with zeros, and what comes of those is left out.
+    """
+
+    def run(samples: Samples) -> Outputs:
+        missing = -len(samples) % size
+        filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), np.float32)])
+        return [found[: len(samples)] for found in in_batches(predict, filled, size)]
+
+    return run
+
+
+def runner(proto: onnx.ModelProto) -> Predict:
+    """Return a graph of one input as a function, in ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what is wrong comes as an exception
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    name = session.get_inputs()[0].name
+    return lambda samples: list(session.run(None, {name: samples}))
+
+
+def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) -> onnx.ModelProto:
+    """Return a copy of a normalized graph for inputs [batch, *shape], all other sizes constant.
+
+    Args:
+        batch: the size that the batch stays fixed at; None frees it.
+
+    Raises:
+        ModelError: an output without a batch axis.
+        Exception: ONNX Runtime's own: the graph does not run so.
+    """
+    settled = onnx.ModelProto()
+    settled.CopyFrom(proto)
+    graph = settled.graph
+    static = static_tensors(graph)
+    if batch is None:
+        _free_reshapes(graph, read_contract(graph).batch, static)
+    _set_shape(graph.input[0], ("N" if batch is None else batch, *shape))
+    _forget_outputs(graph)
+    wanted = sorted({name for name in static if _is_used(name, graph, static)})
+    sizes = _SIZES if batch is None else (batch,)
+    found = [_evaluate(settled, wanted, np.zeros((size, *shape), np.float32)) for size in sizes]
+    for name in wanted:
+        _replace(graph, name, [values[name] for values in found])
+    _prune(graph)
+    for value in graph.output:
+        made = found[0][value.name]
+        if made.shape[:1] != sizes[:1]:
+            raise ModelError(
+                f"output {value.name!r} is {list(made.shape)} for {sizes[0]} samples; "
+                "takes outputs with one row for each sample"
+            )
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(made.dtype)
+        _set_shape(value, ("N" if batch is None else batch, *made.shape[1:]))
+    write_paddings(settled)
+    onnx.checker.check_model(settled)
+    return settled
+
+
+def static_tensors(graph: onnx.GraphProto) -> set[str]:
+    """Return the tensors that are computed from constants and from shapes alone."""
+    static: set[str] = set()
+    constants = {tensor.name for tensor in graph.initializer} | {""}
+    for node in graph.node:
+        by_shape = node.op_type in ("Shape", "Size")
+        alone = static.union(constants).issuperset(node.input) and not _RANDOM.match(node.op_type)
+        if (by_shape or alone) and not any(find_all(node, onnx.GraphProto)):
+            static.update(node.output)
+    return static - {""}
+
+
+def _is_used(name: str, graph: onnx.GraphProto, static: set[str]) -> bool:
+    """Tell whether what is computed from the samples takes this tensor."""
+    return any(
+        name in part.input
+        for node in graph.node
+        if not static.issuperset(node.output)
+        for part in (node, *find_all(node, onnx.NodeProto))
+    )
+
+
+def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:
+    """Let constant shapes of Reshape copy the batch dimension (0) instead of naming it."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Reshape" or node.input[1] not in constants:
+            continue
+        dims = numpy_helper.to_array(constants[node.input[1]]).copy()
+        if node.output[0] not in static and dims.ndim == 1 and len(dims) > 1 and dims[0] == fixed:
+            dims[0] = 0
+            _give_shape(graph, node, dims)
+
+
+def _give_shape(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.int64]) -> None:
+    """Give a Reshape a constant shape of its own: others may share the one it had.
+
+    A 0 in it copies the size there, whatever the exporter meant by one.
+    """
+    drop_attribute(node, "allowzero")
+    tensor = numpy_helper.from_array(dims, f"{node.name}__shape")
+    graph.initializer.append(tensor)
+    node.input[1] = tensor.name
+
+
+def _evaluate(
+    proto: onnx.ModelProto, names: Sequence[str], samples: Samples
+) -> dict[str, NDArray[Any]]:
+    """Return these tensors and the outputs, by name."""
+    asked = onnx.ModelProto()
+    asked.CopyFrom(proto)
+    known = [value.name for value in proto.graph.output]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return dict(zip([*known, *names], runner(asked)(samples), strict=True))
+
+
+def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[Any]]) -> None:
+    """Put in a constant for a tensor, or for the shape of each Reshape that takes it.
+
+    Args:
+        values: of the tensor, for each size of the batch.
+    """
+    if all(np.array_equal(values[0], value) for value in values):
+        for node in graph.node:
+            node.output[:] = ["" if made == name else made for made in node.output]
+        graph.initializer.append(numpy_helper.from_array(values[0], name))
+        return
+    first, second = values
+    if first.ndim != 1 or first.shape != second.shape:
+        return
+    varying = np.flatnonzero(first != second)
+    if len(varying) != 1:
+        return
+    dims = np.array(first, np.int64)
+    dims[varying] = 0 if (dims == -1).any() and varying[0] == 0 else -1
+    for node in graph.node:
+        if node.op_type == "Reshape" and node.input[1] == name:
+            _give_shape(graph, node, dims)
+
+
+def _prune(graph: onnx.GraphProto) -> None:
+    """Leave out what no output needs."""
+    needed = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(_inputs(node))
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(kept)]
+    constants = [tensor for tensor in graph.initializer if tensor.name in needed]
+    constants = [TensorProto.FromString(tensor.SerializeToString()) for tensor in constants]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(kept)
+    graph.initializer.extend(constants)
+
+
+def _inputs(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield what a node takes, and what the graphs in it do."""
+    yield from (name for name in node.input if name)
+    for inner in find_all(node, onnx.GraphProto):
+        yield from (value.name for value in inner.output)
+        for part in inner.node:
+            yield from (name for name in part.input if name)
+
+
+def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:
+    shape = value.type.tensor_type.shape
+    del shape.dim[:]
+    for size in sizes:
+        shape.dim.add(**{"dim_param" if isinstance(size, str) else "dim_value": size})
+
+
+def _forget_outputs(graph: onnx.GraphProto) -> None:
+    """Let shapes of outputs that held for another batch, or for none, be worked out anew."""
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")

@@ -1,0 +1,133 @@
+"""What a network takes and returns: names, shapes and dtypes, and how samples are laid out for it.
+
+The batch axis is the first of every tensor and is left out of all shapes here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.data.preprocessing import arrange
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output.
+
+    Attributes:
+        shape: without the batch axis; None where a size is free.
+        dtype: NumPy's name of it, such as `float32`.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.name} [{sizes}] {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a network takes and returns.
+
+    Attributes:
+        batch: the only number of samples that it takes at once; None: any.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    batch: int | None = None
+
+
+def read_contract(graph: onnx.GraphProto) -> Contract:
+    """Return what an ONNX graph says of its inputs and outputs.
+
+    Raises:
+        ModelError: a tensor of a type that NumPy lacks, or one without a batch axis.
+    """
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in constants]  # listed up to IR 3
+    sizes = [_sizes(value)[0] for value in inputs]
+    return Contract(
+        tuple(_tensor(value) for value in inputs),
+        tuple(_tensor(value) for value in graph.output),
+        next((size for size in sizes if size is not None), None),
+    )
+
+
+def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    except KeyError:
+        raise ModelError(f"{value.name!r} is no tensor of numbers") from None
+    return Tensor(value.name, _sizes(value)[1:], dtype.name)
+
+
+def _sizes(value: onnx.ValueInfoProto) -> Shape:
+    """Return the size of each axis; None where it is free."""
+    dims = value.type.tensor_type.shape.dim
+    if not dims:
+        raise ModelError(f"{value.name!r} has no axes; takes one of samples first")
+    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in dims)
+
+
+def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int, ...] | None:
+    """Return how the axes of a sample are permuted for the network's one input.
+
+    `(2, 0, 1)` where samples are [H, W, C] and the network takes [C, H, W], `(1, 2, 0)` the other
+    way round; the same for any number of axes. A sample may lack a channel axis of 1, as [H, W]
+    pictures in grey do, or have one too many at its end: the layout then has one axis more or one
+    less than the sample. `arrange` applies it.
+
+    Returns:
+        The permutation; None: samples fit as they are.
+
+    Raises:
+        ModelError: they fit in no layout, or the network has several inputs; names both shapes.
+    """
+    if len(contract.inputs) != 1:
+        raise ModelError(f"takes {len(contract.inputs)} inputs, the samples are one")
+    takes = contract.inputs[0].shape
+    if _fits(sample_shape, takes):
+        return None
+    rank = len(sample_shape)
+    layouts = [*_moves(rank), tuple(range(rank + 1)), *_moves(rank + 1)]
+    if rank and sample_shape[-1] == 1:
+        layouts.append(tuple(range(rank - 1)))
+    for layout in layouts:
+        if _fits(tuple((*sample_shape, 1)[axis] for axis in layout), takes):
+            return layout
+    shown = str(takes).replace("None", "?")
+    raise ModelError(f"takes {shown}, the samples are {sample_shape}")
+
+
+def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the shape of a sample in a layout that `find_layout` found."""
+    return arrange(np.empty((0, *shape)), layout).shape[1:]
+
+
+def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
+    """Return the layouts that a torch network may take, the likeliest first: channels first."""
+    rank = len(shape)
+    if rank < 2:
+        return [None]
+    return [_moves(rank)[0] if rank > 2 else _moves(rank + 1)[0], None]
+
+
+def _moves(rank: int) -> list[tuple[int, ...]]:
+    """Return the layouts that move the last axis to the front, and the first to the end."""
+    axes = tuple(range(rank))
+    return [axes[-1:] + axes[:-1], axes[1:] + axes[:1]]
+
+
+def _fits(shape: tuple[int, ...], takes: Shape) -> bool:
+    return len(shape) == len(takes) and all(
+        wanted in (None, size) for size, wanted in zip(shape, takes, strict=True)
+    )

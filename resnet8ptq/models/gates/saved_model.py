@@ -1,0 +1,143 @@
+"""An untrusted TensorFlow SavedModel: cut to what inference needs, and refused where that is more.
+
+TensorFlow's operators read and write files and call Python. What is taken is what tf2onnx can turn
+into ONNX and keeps no state, calls of functions, and variables; of what restores these, the few
+operators that do. All of it is checked before any of it is imported.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
+
+FILE = "saved_model.pb"
+MAX_BYTES = 2**31 - 1  # protobuf's limit
+
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall", "NoOp", "Identity", "IdentityN"}
+_VARIABLES = {"VarHandleOp", "ReadVariableOp", "VariableV2", "Variable"}
+_RESTORE = {
+    *(*_CALLS, *_VARIABLES, "AssignVariableOp", "Assign", "RestoreV2", "Const", "Pack", "Cast"),
+    *("Placeholder", "PlaceholderWithDefault", "ExpandDims", "Reshape", "Shape", "StridedSlice"),
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is taken of a SavedModel.
+
+    Attributes:
+        graph: a GraphDef: what the outputs need, and what restores the variables.
+        input: tensor, such as `serving_default_input_1:0`; `input_name` is the signature's name.
+        outputs: tensors, by the signature's names.
+        restore: the operation that restores the variables, and the tensor that takes their path;
+            None: there are none.
+    """
+
+    graph: Any
+    input: str
+    input_name: str
+    outputs: dict[str, str]
+    restore: tuple[str, str] | None
+
+
+def read(folder: Path) -> Program:
+    """Parse a SavedModel, and check what is taken of it.
+
+    Raises:
+        ModelError: damaged, several inputs, or operators that are none of inference.
+    """
+    path = folder / FILE
+    if path.stat().st_size > MAX_BYTES:
+        raise ModelError(f"{folder}: {FILE} is larger than 2 GiB")
+    try:
+        return _take(path.read_bytes(), folder)
+    except ModelError:
+        raise
+    except Exception as error:  # protobuf's, and TensorFlow's for edges that lead nowhere
+        raise ModelError(f"{folder}: not a SavedModel ({one_line(error)})") from None
+
+
+def _take(content: bytes, folder: Path) -> Program:
+    import tensorflow as tf
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    metas = saved_model_pb2.SavedModel.FromString(content).meta_graphs
+    meta = next((each for each in metas if "serve" in each.meta_info_def.tags), None)
+    if meta is None:
+        raise ModelError(f"{folder}: has no graph tagged 'serve'; takes one made for inference")
+    signature = _signature(meta, folder)
+    if len(signature.inputs) != 1:
+        names = ", ".join(sorted(signature.inputs))
+        raise ModelError(f"{folder}: has {len(signature.inputs)} inputs ({names}); takes one")
+    [(input_name, taken)] = signature.inputs.items()
+    outputs = {name: signature.outputs[name].name for name in sorted(signature.outputs)}
+    saver = meta.saver_def
+    ends = [name.split(":")[0] for name in outputs.values()]
+    restores = [saver.restore_op_name.split(":")[0]] if saver.restore_op_name else []
+    inference = _imported_ops() - {"Placeholder"}
+    cut = tf.compat.v1.graph_util.extract_sub_graph
+    for roots, allowed in ((ends, inference | {"Placeholder"}), (restores, _RESTORE)):
+        if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
+            raise ModelError(
+                f"{folder}: its operator {strange!r} is none of inference; "
+                "takes what computes outputs from inputs and variables"
+            )
+    graph = cut(meta.graph_def, [*ends, *restores])
+    functions = _reachable(graph)
+    kept = [each for each in graph.library.function if each.signature.name in functions]
+    del graph.library.function[:], graph.library.gradient[:]
+    graph.library.function.extend(kept)
+    restore = (saver.restore_op_name, saver.filename_tensor_name) if restores else None
+    return Program(graph, taken.name, input_name, outputs, restore)
+
+
+def _signature(meta: Any, folder: Path) -> Any:
+    """Return the signature to serve by: `serving_default`, or the only one."""
+    found = {
+        name: each for name, each in meta.signature_def.items() if each.inputs and each.outputs
+    }
+    if "serving_default" in found:
+        return found["serving_default"]
+    if len(found) != 1:
+        names = ", ".join(sorted(found)) or "none"
+        raise ModelError(f"{folder}: has signatures {names}; takes 'serving_default', or only one")
+    return next(iter(found.values()))
+
+
+def _imported_ops() -> set[str]:
+    """Return the operators that tf2onnx knows and that keep no state, calls and variables."""
+    import tf2onnx.onnx_opset  # noqa: F401  fills the table
+    from tensorflow.python.framework import op_def_registry
+    from tf2onnx.handler import tf_op
+
+    known = {
+        name for versions in tf_op.get_opsets().values() for table in versions for name in table
+    }
+    found = {name: op_def_registry.get(name) for name in known}
+    pure = {name for name, each in found.items() if each is not None and not each.is_stateful}
+    return pure | _CALLS | _VARIABLES | {"If", "While"}
+
+
+def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
+    functions = _reachable(graph)
+    yield from (node.op for node in graph.node if node.op not in allowed)
+    for function in functions.values():
+        yield from (node.op for node in function.node_def if node.op not in allowed)
+
+
+def _reachable(graph: Any) -> dict[str, Any]:
+    """Return the functions that the nodes of a graph call, and those that these call, by name."""
+    library = {each.signature.name: each for each in graph.library.function}
+    found: dict[str, Any] = {}
+    waiting = list(graph.node)
+    while waiting:
+        node = waiting.pop()
+        for value in node.attr.values():
+            for called in (value.func, *value.list.func):
+                if called.name in library and called.name not in found:
+                    found[called.name] = library[called.name]
+                    waiting += library[called.name].node_def
+    return found

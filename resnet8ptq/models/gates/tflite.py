@@ -1,0 +1,57 @@
+"""An untrusted TFLite file: refused where it is damaged, quantized, or not plain TFLite."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
+
+MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
+
+
+def check(path: Path) -> None:
+    """Refuse a file that LiteRT or tf2onnx should not see, or that is no FP32 network.
+
+    Raises:
+        ModelError: damaged, already quantized, or with operators of others.
+    """
+    if path.stat().st_size > MAX_BYTES:
+        raise ModelError(f"{path}: larger than 2 GiB; takes one file, within FlatBuffers' limit")
+    from tf2onnx.tflite.Model import Model
+
+    try:
+        reason = next(_reasons_against(Model.GetRootAsModel(path.read_bytes(), 0)), None)
+    except Exception as error:  # struct's, and those of offsets that lead nowhere
+        raise ModelError(f"{path}: not a TFLite model ({one_line(error)})") from None
+    if reason is not None:
+        raise ModelError(f"{path}: {reason}")
+
+
+def _reasons_against(model: Any) -> Iterator[str]:
+    from tf2onnx.tflite.TensorType import TensorType
+
+    kinds = {value: name for name, value in vars(TensorType).items() if not name.startswith("_")}
+    for index in range(model.OperatorCodesLength()):
+        code = model.OperatorCodes(index)
+        if code.CustomCode() is not None:
+            yield f"operator {code.CustomCode().decode()!r} is no builtin; takes TFLite's own"
+    if model.SubgraphsLength() != 1:
+        yield f"has {model.SubgraphsLength()} graphs; takes one"
+    graph = model.Subgraphs(0)
+    for index in range(graph.TensorsLength()):
+        tensor = graph.Tensors(index)
+        kind = kinds.get(tensor.Type(), "unknown").lower()
+        constant = model.Buffers(tensor.Buffer()).DataLength() > 0
+        name = (tensor.Name() or b"").decode()
+        if kind in ("int8", "uint8", "int4", "int16") and (constant or _scales(tensor)):
+            what = "weights" if constant else "values"
+            yield f"already quantized ({kind} {what} {name!r}); takes the FP32 model"
+        if kind == "float16":
+            yield f"{name!r} is float16; takes the FP32 model"
+
+
+def _scales(tensor: Any) -> int:
+    """Return how many scales a tensor has: those of a quantized one."""
+    found = tensor.Quantization()
+    return 0 if found is None else int(found.ScaleLength())

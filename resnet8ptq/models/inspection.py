@@ -1,0 +1,198 @@
+"""What a network's file is: inputs, outputs, operators, and what it takes to run it here.
+
+An ONNX file is only read; of the other formats the graph is exported first, in a process of its
+own. Nothing is run, quantized or cached.
+"""
+
+import math
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.models import sources
+from resnet8ptq.models.batch import static_tensors
+from resnet8ptq.models.contract import Contract, Tensor, read_contract
+from resnet8ptq.models.conversion import limit_process
+from resnet8ptq.models.gates import onnx as gate
+from resnet8ptq.models.normalization import opset
+
+# What torch's FX quantization and TFLite's converter have integer kernels for, as ONNX calls it.
+_SHARED = {
+    *("Conv", "Gemm", "Add", "Mul", "Relu", "Clip", "Sigmoid", "LeakyRelu", "Concat", "Flatten"),
+    *("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean", "Reshape", "Transpose"),
+    *("Squeeze", "Unsqueeze"),
+}
+_TORCH = _SHARED | {"MatMul", "HardSwish", "Elu"}
+_TFLITE = _SHARED | {
+    *("MatMul", "ConvTranspose", "Sub", "Softmax", "LogSoftmax", "Tanh", "HardSwish", "PRelu"),
+    *("Slice", "Split", "Gather", "Pad", "Resize", "ReduceMax", "ReduceSum", "ArgMax"),
+    *("DepthToSpace", "SpaceToDepth", "Minimum", "Maximum"),
+}
+FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
+BACKENDS = ("onnx", "torch", "tflite")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known of a network without running it.
+
+    Attributes:
+        format: what the file is, as messages call it.
+        contract: what it takes and returns; sizes that the file leaves free are None.
+        opset: of an ONNX file; of other formats, as exported.
+        operators: how often each is in the graph, but for those that shapes are computed by.
+        layers: of these, convolutions and matrix products with constant weights.
+        parameters: numbers in the graph, weights and all other constants.
+        quantized: the operators that each backend quantizes by default, as far as their names
+            tell; the others stay in float, but for those in `FOLDED`.
+        needs: what running it here takes, a sentence each.
+    """
+
+    path: Path
+    format: str
+    contract: Contract
+    opset: int
+    operators: dict[str, int]
+    layers: int
+    parameters: int
+    quantized: dict[str, frozenset[str]]
+    needs: tuple[str, ...]
+
+    def treatment(self, operator: str, backend: str) -> str:
+        """Return what a backend makes of an operator: `8 bits`, `float` or `folded`."""
+        if operator in FOLDED:
+            return "folded"
+        return "8 bits" if operator in self.quantized[backend] else "float"
+
+
+def inspect(path: Path) -> Inspection:
+    """Read a network's file or folder.
+
+    Raises:
+        ModelError: missing, no model, unsafe, or nothing to quantize.
+    """
+    if not path.exists():
+        raise ModelError(f"model.path: got {path}, no such file; {sources.TAKES}")
+    found = sources.find_format(path)
+    if found is None:
+        raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
+    proto = gate.read(path) if found.name == "onnx" else _export(path)
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    constants = list(gate.find_all(graph, onnx.TensorProto))
+    contract = read_contract(graph)
+    return Inspection(
+        path=path,
+        format=found.takes.split(" ", 1)[1],
+        contract=contract,
+        opset=opset(proto),
+        operators=dict(Counter(_operators(graph)).most_common()),
+        layers=sum(1 for _ in gate.find_weights(graph)),
+        parameters=sum(math.prod(tensor.dims) for tensor in constants),
+        quantized={
+            "onnx": _of_onnxruntime(),
+            "torch": frozenset(_TORCH),
+            "tflite": frozenset(_TFLITE),
+        },
+        needs=tuple(_needs(contract, graph)),
+    )
+
+
+def _operators(graph: onnx.GraphProto) -> Iterator[str]:
+    static = static_tensors(graph)
+    return (node.op_type for node in graph.node if not static.issuperset(node.output))
+
+
+def _export(path: Path) -> onnx.ModelProto:
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(1, context, limit_process) as pool:
+            return onnx.ModelProto.FromString(pool.submit(_read, path).result())
+    except BrokenProcessPool as error:
+        raise ModelError(
+            f"{path}: reading it crashed the converter, or took more than this machine has"
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    import warnings
+
+    warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
+    return bytes(sources.read(path, None).proto.SerializeToString())
+
+
+def _of_onnxruntime() -> frozenset[str]:
+    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+
+    return frozenset({*QDQRegistry, *QLinearOpsRegistry})
+
+
+def _needs(contract: Contract, graph: onnx.GraphProto) -> list[str]:
+    needs = [f"samples that are {_describe(each)}" for each in contract.inputs]
+    if len(contract.inputs) > 1:
+        needs.append("one input instead of several")
+    needs.append("the preprocessing that it was trained with: preprocess=raw where it takes 0..255")
+    if [each.shape for each in contract.inputs] == [each.shape for each in contract.outputs]:
+        needs.append("no labels, or of anomalies: it returns the shape that it takes")
+    elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:
+        [given] = contract.outputs
+        last = {name: node.op_type for node in graph.node for name in node.output}
+        kind = "probabilities" if last.get(given.name) == "Softmax" else "logits or values"
+        needs.append(f"labels of {given.shape[0] or '?'} classes, if these are classes: {kind}")
+    else:
+        needs.append("no labels: what it returns is compared with FP32, value by value")
+    if contract.batch is not None:
+        needs.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
+    return needs
+
+
+def _describe(tensor: Tensor) -> str:
+    sizes = ", ".join(map(str, tensor.shape)).replace("None", "any size")
+    text = f"[{sizes}] {tensor.dtype}"
+    if len(tensor.shape) != 3:
+        return text
+    colours = {1: "grey", 3: "RGB or BGR"}
+    for channels, plane in ((tensor.shape[0], tensor.shape[1:]), (tensor.shape[2], tensor.shape)):
+        if channels in colours:
+            height, width = (size or "any size" for size in plane[:2])
+            layout = "NCHW" if plane is not tensor.shape else "NHWC"
+            return f"{text}: {height} x {width} pictures in {colours[channels]} ({layout}), or such"
+    return text
+
+
+def print_inspection(inspection: Inspection) -> None:
+    """Print what was found, as tables on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    say = partial(console.print, soft_wrap=True)
+    say(
+        Text(
+            f"{inspection.path}: {inspection.format}, opset {inspection.opset}, "
+            f"{sum(inspection.operators.values())} nodes, {inspection.layers} layers with weights, "
+            f"{inspection.parameters:,} parameters"
+        )
+    )
+    tensors = Table("", "name", "shape (without batch)", "dtype")
+    for kind in ("inputs", "outputs"):
+        for tensor in getattr(inspection.contract, kind):
+            shape = str(list(tensor.shape)).replace("None", "?")
+            tensors.add_row(kind[:-1], Text(tensor.name), Text(shape), tensor.dtype)
+    console.print(tensors)
+    operators = Table("operator", "nodes", *BACKENDS)
+    for name, count in inspection.operators.items():
+        treated = (inspection.treatment(name, backend) for backend in BACKENDS)
+        operators.add_row(Text(name), str(count), *treated)
+    console.print(operators)
+    console.print("To run it here:")
+    for need in inspection.needs:
+        say(Text(f"  - {need}"))

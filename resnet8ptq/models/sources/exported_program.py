@@ -1,0 +1,78 @@
+"""A torch ExportedProgram (.pt2) as the source of the FP32 network."""
+
+import contextlib
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
+from resnet8ptq.models.batch import Outputs, Predict, Samples, filled_up
+from resnet8ptq.models.gates import exported_program as gate
+from resnet8ptq.models.gates import onnx as onnx_gate
+from resnet8ptq.models.gates import torch_archive
+from resnet8ptq.models.normalization import opset
+from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources.onnx import take
+
+_BATCH = 8  # where a program takes neither one nor any number
+
+
+def read(source: Path, shape: Shape) -> Network:
+    """Read an exported program.
+
+    Raises:
+        ModelError: damaged, with more in it than a network, several inputs, or not to be exported.
+    """
+    packed = torch_archive.pack(gate.read_network(source))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(packed)
+    except Exception as error:  # torch's own, dozens
+        raise ModelError(f"{source}: torch cannot load it ({one_line(error)})") from None
+    return from_program(program, source)
+
+
+def from_program(program: Any, source: Path) -> Network:
+    """Return a program as a network; `source` is named in errors.
+
+    Raises:
+        ModelError: several inputs, or torch cannot export it.
+    """
+    inputs = program.graph_signature.user_inputs
+    if len(inputs) != 1:
+        raise ModelError(f"{source}: has {len(inputs)} inputs ({', '.join(inputs)}); takes one")
+    try:
+        # Its progress goes to stdout.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
+    except Exception as error:  # torch's own, dozens
+        raise ModelError(f"{source}: torch cannot export it ({one_line(error)})") from None
+    proto = onnx.ModelProto.FromString(proto.SerializeToString())
+    onnx_gate.check(proto, source)
+    return Network(take(proto, source), _original(program), opset(proto))
+
+
+def _original(program: Any) -> Predict:
+    module = program.module()
+
+    def predict(samples: Samples) -> Outputs:
+        with torch.inference_mode():
+            found = module(torch.from_numpy(samples))
+        return [each.numpy() for each in torch.utils._pytree.tree_leaves(found)]
+
+    [name] = program.graph_signature.user_inputs
+    [taken] = [node.meta["val"] for node in program.graph.nodes if node.name == name]
+    batch = taken.shape[0]
+    if isinstance(batch, int):
+        return filled_up(predict, batch)
+    bounds = program.range_constraints.get(batch.node.expr)
+    if bounds is None:
+        return predict
+    return filled_up(predict, int(max(bounds.lower, min(bounds.upper, _BATCH))))

@@ -1,0 +1,49 @@
+"""A float TFLite file as the source of the FP32 network."""
+
+import logging
+from pathlib import Path
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.text import one_line
+from resnet8ptq.models.batch import Outputs, Predict, Samples, filled_up
+from resnet8ptq.models.gates import onnx as onnx_gate
+from resnet8ptq.models.gates import tflite as gate
+from resnet8ptq.models.normalization import OPSET
+from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources.onnx import take
+from resnet8ptq.models.sources.tensorflow import prepare
+
+
+def read(source: Path, shape: Shape) -> Network:
+    """Read a TFLite file; the original runs in LiteRT, one sample at a time.
+
+    Raises:
+        ModelError: damaged, already quantized, with operators of others, or several inputs.
+    """
+    prepare()
+    import tf2onnx
+
+    gate.check(source)
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    proto, _ = tf2onnx.convert.from_tflite(str(source), opset=OPSET)
+    onnx_gate.check(proto, source)
+    return Network(take(proto, source), _original(source), OPSET)
+
+
+def _original(source: Path) -> Predict:
+    from ai_edge_litert.interpreter import Interpreter
+
+    try:
+        interpreter = Interpreter(str(source), num_threads=1)
+        interpreter.allocate_tensors()
+    except Exception as error:  # RuntimeError, ValueError
+        raise ModelError(f"{source}: LiteRT cannot run it ({one_line(error)})") from None
+    [taken] = interpreter.get_input_details()
+    given = interpreter.get_output_details()
+
+    def predict(samples: Samples) -> Outputs:
+        interpreter.set_tensor(taken["index"], samples)
+        interpreter.invoke()
+        return [interpreter.get_tensor(each["index"]) for each in given]
+
+    return filled_up(predict, int(taken["shape"][0]))

@@ -1,0 +1,247 @@
+"""Array files of the user's own: what is what in them, and what is refused."""
+
+import gzip
+import io
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import make_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
+from resnet8ptq.core.errors import ConfigError, DataError, PtqError
+from resnet8ptq.data import array_files, locate
+
+COUNT = 12
+LABELS = np.arange(COUNT) % 3
+INPUTS = np.random.default_rng(0).integers(-128, 128, (COUNT, 5, 2), dtype=np.int8)
+IDX_CODES = {"u1": 0x08, "i1": 0x09, ">i2": 0x0B, ">i4": 0x0C, ">f4": 0x0D, ">f8": 0x0E}
+
+
+def pack_idx(array) -> bytes:
+    code = IDX_CODES[array.dtype.str.lstrip("|")]
+    return struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape) + array.tobytes()
+
+
+def read(root, **settings):
+    config = locate.settle(ArraysConfig(root=str(root), **settings))
+    return locate.read(config, PreprocessConfig(), root.parent / "cache")
+
+
+def whole(data):
+    """All samples of both splits, in one order."""
+    both = np.concatenate([data.train.images[:], data.test.images[:]])
+    labels = np.concatenate([data.train.labels, data.test.labels])
+    order = np.lexsort(both.reshape(len(both), -1).T)
+    return both[order], labels[order]
+
+
+def same_samples(data, inputs=INPUTS, labels=LABELS):
+    found, given = whole(data), np.lexsort(inputs.reshape(len(inputs), -1).T)
+    np.testing.assert_array_equal(found[0], inputs[given])
+    np.testing.assert_array_equal(found[1], labels[given])
+
+
+@pytest.mark.parametrize("inputs", array_files.INPUTS)
+@pytest.mark.parametrize("labels", array_files.LABELS)
+@pytest.mark.parametrize("change", [str, str.title])
+def test_the_usual_names(tmp_path, inputs, labels, change):
+    np.savez(tmp_path / "a.npz", **{change(inputs): INPUTS, change(labels): LABELS, "other": 3})
+    data = read(tmp_path / "a.npz")
+    same_samples(data)
+    assert (data.name, data.class_names, data.named) == ("a", ("0", "1", "2"), False)
+    assert data.test.images.dtype == np.int8
+
+
+@pytest.mark.parametrize("pattern", ["{}_{}", "{1}_{0}"])
+def test_a_split_of_its_own_is_kept(tmp_path, pattern):
+    arrays = {"x": INPUTS, "y": LABELS.reshape(-1, 1)}
+    sides = {"train": slice(0, 8), "test": slice(8, COUNT)}
+    named = {
+        pattern.format(name, side): array[part]
+        for name, array in arrays.items()
+        for side, part in sides.items()
+    }
+    np.savez(tmp_path / "a.npz", **named)
+    data = read(tmp_path / "a.npz")
+    np.testing.assert_array_equal(data.train.images, INPUTS[:8])
+    np.testing.assert_array_equal(data.test.images, INPUTS[8:])
+    np.testing.assert_array_equal(data.test.labels, LABELS[8:])
+
+
+def test_equal_samples_in_both_splits_are_told(tmp_path, caplog):
+    np.savez(
+        tmp_path / "a.npz", x_train=INPUTS, y_train=LABELS, x_test=INPUTS[:2], y_test=LABELS[:2]
+    )
+    read(tmp_path / "a.npz")
+    assert "2 of 2 test samples are training samples too" in caplog.text
+
+
+def test_names_that_are_given(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros(3), spectra=INPUTS, kind=LABELS)
+    same_samples(read(tmp_path / "a.npz", inputs="spectra", labels="kind"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_files_gzipped_or_not(tmp_path, packed):
+    for name, array in (("images", INPUTS), ("labels", LABELS.astype(np.uint8))):
+        content = pack_idx(array)
+        (tmp_path / name).write_bytes(gzip.compress(content) if packed else content)
+    same_samples(read(tmp_path / "images", labels=str(tmp_path / "labels")))
+
+
+def test_npy_files_are_mapped(tmp_path):
+    np.save(tmp_path / "features.npy", INPUTS)
+    np.save(tmp_path / "targets.npy", LABELS)
+    by_file = read(tmp_path / "features.npy", labels=str(tmp_path / "targets.npy"))
+    assert isinstance(by_file.test.images.whole, np.memmap)
+    same_samples(by_file)
+    same_samples(read(tmp_path))  # the folder
+
+
+@pytest.mark.parametrize("name", array_files.CLASSES)
+def test_class_names(tmp_path, name):
+    names = ["no", "yes", "maybe"]
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS, **{name: names})
+    assert read(tmp_path / "a.npz").class_names == tuple(names)
+    assert read(tmp_path / "a.npz", classes=["a", "b", "c"]).class_names == ("a", "b", "c")
+
+
+def test_equal_samples_stay_on_one_side(tmp_path):
+    doubled = np.concatenate([INPUTS, INPUTS])
+    np.savez(tmp_path / "a.npz", x=doubled, y=np.concatenate([LABELS, LABELS]))
+    data = read(tmp_path / "a.npz")
+    assert not set(data.train.pixel_hashes) & set(data.test.pixel_hashes)
+    assert len(data.train) + len(data.test) == 2 * COUNT
+
+
+def test_the_split_depends_on_the_seed_and_not_on_the_order(tmp_path):
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS)
+    np.savez(tmp_path / "b.npz", x=INPUTS[::-1], y=LABELS[::-1])
+    tests = [
+        set(read(tmp_path / name, split_seed=seed, test_fraction=0.25).test.pixel_hashes)
+        for name, seed in (("a.npz", 0), ("b.npz", 0), ("a.npz", 1))
+    ]
+    assert tests[0] == tests[1] != tests[2]
+    assert [len(found) for found in tests] == [3, 3, 3]  # one of four, of each class
+
+
+SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)
+
+
+@given(
+    st.sampled_from(sorted(IDX_CODES)).flatmap(lambda dtype: hnp.arrays(np.dtype(dtype), SHAPES))
+)
+@settings(deadline=None)
+def test_any_idx_array_is_read_back(array):
+    found = array_files.read_idx(io.BytesIO(pack_idx(array)))
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert found.tobytes() == array.tobytes()
+
+
+@given(st.integers(0, len(pack_idx(INPUTS)) - 1))
+@settings(deadline=None)
+def test_a_part_of_an_idx_file_is_refused(cut):
+    with pytest.raises((ValueError, struct.error)):
+        array_files.read_idx(io.BytesIO(pack_idx(INPUTS)[:cut]))
+
+
+def test_more_than_an_idx_file_is_refused():
+    with pytest.raises(ValueError, match="it holds more than"):
+        array_files.read_idx(io.BytesIO(pack_idx(INPUTS) + b"\0"))
+
+
+def wrong_files(folder):
+    """Yield a file for each thing that may be wrong, and what is said of it."""
+
+    def npz(name, **arrays):
+        np.savez(folder / name, **arrays)
+        return folder / name
+
+    yield npz("labels.npz", x=INPUTS, y=LABELS.astype(float)), "float64 [12]; takes labels as integ"
+    yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "x has 12 samples"
+    yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; takes 0 to 999"
+    yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; takes 0 to 999"
+    yield npz("one_hot.npz", x=INPUTS, y=np.eye(12, dtype=int)), "takes labels as integers"
+    yield npz("text.npz", x=np.array(["a"] * 12), y=LABELS), "takes numbers [N, ...]"
+    yield npz("flat.npz", x=np.zeros(12), y=LABELS), "takes numbers [N, ...]"
+    yield npz("none.npz", x=np.zeros((0, 3)), y=LABELS[:0]), "takes numbers [N, ...]"
+    yield npz("single.npz", x=INPUTS, y=np.arange(12)), "class '0' has 1 different samples"
+    yield (
+        npz("few.npz", x=INPUTS, y=LABELS, classes=["a", "b"]),
+        "labels up to 2, but 2 class names",
+    )
+    yield npz("object.npz", x=np.array([{}, []], object), y=LABELS[:2]), "pickled Python objects"
+    yield npz("unnamed.npz", a=INPUTS, b=LABELS), "data.inputs: got null"
+    yield npz("both.npz", x=INPUTS, images=INPUTS, y=LABELS), "holds x and images"
+    yield npz("no_labels.npz", x=INPUTS), "data.labels: got null"
+    nan = INPUTS.astype(np.float32)
+    nan[7, 0, 0] = np.nan
+    yield npz("nan.npz", x=nan, y=LABELS), "nan.npz: x: NaN or infinity in sample 7"
+    content = npz("whole.npz", x=INPUTS, y=LABELS).read_bytes()
+    (folder / "cut.npz").write_bytes(content[: len(content) // 2])
+    yield folder / "cut.npz", "cut.npz: cannot be read"
+    (folder / "empty.npz").write_bytes(b"")
+    yield folder / "empty.npz", "empty.npz: cannot be read"
+    with zipfile.ZipFile(folder / "lies.npz", "w") as packed:  # ten billion values in 80 bytes
+        header = io.BytesIO()
+        shape = {"descr": "|u1", "fortran_order": False, "shape": (10**10, 1)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        packed.writestr("x.npy", header.getvalue())
+        packed.writestr("y.npy", header.getvalue())
+    yield folder / "lies.npz", "lies.npz: x: cannot be read"
+    (folder / "text.txt").write_text("no array")
+    yield folder / "text.txt", "is no array; takes an .npz, .npy or idx file"
+    (folder / "cut.idx").write_bytes(pack_idx(INPUTS)[:-1])
+    yield folder / "cut.idx", "data.labels: got null"
+    yield folder / "gone.npz", "data.root: got "
+
+
+def test_what_is_wrong_is_one_line_that_names_it(tmp_path):
+    for path, message in wrong_files(tmp_path):
+        with pytest.raises(PtqError) as caught:
+            read(path)
+        assert message in str(caught.value), path
+        assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_idx_file(tmp_path):
+    (tmp_path / "cut").write_bytes(pack_idx(INPUTS)[:-1])
+    np.save(tmp_path / "labels.npy", LABELS)
+    with pytest.raises(DataError, match=r"cut: cannot be read .*ends 1 bytes before"):
+        read(tmp_path / "cut", labels=str(tmp_path / "labels.npy"))
+
+
+def test_offset_and_scale_are_for_integers(tmp_path):
+    np.savez(tmp_path / "a.npz", x=INPUTS.astype(np.float32), y=LABELS)
+    with pytest.raises(ConfigError, match=r"data\.offset, data\.scale: got 83 and 1.*float32"):
+        read(tmp_path / "a.npz", offset=83.0)
+    np.savez(tmp_path / "b.npz", x=INPUTS, y=LABELS)
+    data = read(tmp_path / "b.npz", offset=83.0, scale=0.5)
+    stored = data.test.images[:].astype(np.float64)
+    np.testing.assert_array_equal(data.test.inputs(slice(None)), (stored - 83) * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.test_fraction=1", "data.test_fraction: got 1.0, takes a fraction, 0 < f < 1"),
+        ("data.split_seed=-1", "data.split_seed: got -1, takes 0 <= seed < 2**32"),
+        ("data.scale=0", "data.scale: got 0.0, takes a number, not 0"),
+        ("data.classes=[a,a]", "takes null or two or more different names"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, message):
+    with pytest.raises(ConfigError) as caught:
+        make_config("data=arrays", setting)
+    assert message in str(caught.value)
+
+
+def test_calibration_takes_what_there_is():
+    assert make_config("data=arrays").calib.samples_per_class is None
+    assert make_config("data=arrays", "calib=percentile").calib.samples_per_class is None
+    assert make_config("data=arrays", "calib.samples_per_class=7").calib.samples_per_class == 7

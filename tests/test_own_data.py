@@ -1,0 +1,166 @@
+"""A network and data of the user's own, on the command line; real ones where SHARED_DATA is."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from calling import call
+from conftest import make_config
+from onnx import TensorProto, helper, numpy_helper
+
+from resnet8ptq.core.errors import PtqError
+from resnet8ptq.experiment.pipeline import run_experiment
+from resnet8ptq.tracking.run import start_run
+
+QUICK = ("latency.enabled=false", "threads=1", "evaluate.batch_size=50")
+CLASSES = 3
+
+
+def write_data(path: Path, count: int = 120) -> Path:
+    """Pictures [8, 6, 3] of which one channel is brighter: that channel is the class."""
+    random = np.random.default_rng(0)
+    labels = np.arange(count) % CLASSES
+    images = random.integers(1, 100, (count, 8, 6, 3), dtype=np.uint8)
+    images[np.arange(count), :, :, labels] += 100
+    np.savez(path, images=images, labels=labels)
+    return path
+
+
+def write_network(path: Path, outputs: int = CLASSES) -> Path:
+    """NCHW, logits, for pixels from 0 to 1: the mean of each channel, cut off at 1."""
+    kernel = np.zeros((CLASSES, 3, 3, 3), np.float32)
+    kernel[range(CLASSES), range(3), 1, 1] = 1
+    head = np.eye(CLASSES, outputs, dtype=np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["pixels", "kernel"], ["c"], "conv", pads=[1] * 4),
+            helper.make_node("Clip", ["c", "low", "high"], ["r"], "clip"),
+            helper.make_node("GlobalAveragePool", ["r"], ["p"], "pool"),
+            helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+            helper.make_node("Gemm", ["f", "head"], ["scores"], "head"),
+        ],
+        "own",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3, 8, 6])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", outputs])],
+        [
+            numpy_helper.from_array(kernel, "kernel"),
+            numpy_helper.from_array(np.float32(0), "low"),
+            numpy_helper.from_array(np.float32(1), "high"),
+            numpy_helper.from_array(head, "head"),
+        ],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, own_store):
+    def run_with(*overrides):
+        config = make_config("data=arrays", *QUICK, *overrides)
+        folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+        folder.mkdir()
+        with start_run(own_store, "own", {}, folder) as opened:
+            return run_experiment(config, folder, opened)
+
+    return run_with
+
+
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
+def test_channels_first_and_logits(run, tmp_path, backend):
+    """What the user's network takes and returns is found out, and scored as it should be."""
+    data, network = write_data(tmp_path / "a.npz"), write_network(tmp_path / "own.onnx")
+    result = run(
+        f"data.root={data}", f"model.path={network}", f"backend={backend}", "preprocess=unit"
+    )
+    found = result.measurement
+    assert found is not None, result.reason
+    assert (found.comparison.model.correct, found.comparison.model.total) == (60, 60)
+    np.testing.assert_allclose(found.comparison.model.probabilities.sum(1), 1, atol=1e-5)
+    assert found.comparison.model.logits is not None
+    assert found.comparison.sqnr_db > 20
+
+
+def test_a_preprocessing_that_does_not_fit_is_named(run, tmp_path, caplog):
+    """Raw pixels are all cut off at 1: each class looks like the first."""
+    files = (f"data.root={write_data(tmp_path / 'a.npz')}", "dtype=fp32")
+    files += (f"model.path={write_network(tmp_path / 'own.onnx')}",)
+    run(*files)
+    assert "FP32 ACCURACY NEAR CHANCE, 33.33% (20 of 60, 3 classes)" in caplog.text
+    assert "preprocess=unit gets 60 of 60 training samples right, this run 20" in caplog.text
+    caplog.clear()
+    run(*files, "preprocess=unit", "report.expected_accuracy=0.95")
+    assert "FP32 ACCURACY" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [(2, "own.onnx: returns 2 values, but a has 3 classes; takes a network with one output for")],
+)
+def test_labels_that_do_not_fit_the_outputs(run, tmp_path, outputs, message):
+    data = write_data(tmp_path / "a.npz")
+    network = write_network(tmp_path / "own.onnx", outputs=outputs)
+    with pytest.raises(PtqError, match=message):
+        run(f"data.root={data}", f"model.path={network}")
+
+
+def test_a_network_may_know_more_classes(run, tmp_path):
+    data = write_data(tmp_path / "a.npz")
+    network = write_network(tmp_path / "own.onnx", outputs=5)
+    result = run(f"data.root={data}", f"model.path={network}", "dtype=fp32")
+    assert result.measurement.class_names == ("0", "1", "2", "3", "4")
+
+
+# Real networks and data, as SHARED_DATA's DATA.md describes them
+
+
+@pytest.fixture
+def shared() -> Path:
+    if "SHARED_DATA" not in os.environ:
+        pytest.skip("needs SHARED_DATA")
+    return Path(os.environ["SHARED_DATA"])
+
+
+def fp32_accuracy(folder: Path, *args: str) -> float:
+    done = call(folder, "dtype=fp32", *QUICK, *args)
+    assert done.code == 0, done.err
+    [path] = folder.glob("runs/*/*/result.json")
+    return json.loads(path.read_text())["metrics"]["accuracy"]
+
+
+@pytest.mark.slow
+def test_keyword_spotting(shared, tmp_path):
+    kws = shared / "kws"
+    stored = ("data.offset=83", "data.scale=0.5847029")
+    found = fp32_accuracy(
+        tmp_path,
+        *("data=arrays", f"data.root={kws / 'kws01.npz'}", *stored),
+        f"model.path={kws / 'kws_ref_model'}",
+    )
+    assert abs(found - 0.913) < 0.04
+
+
+@pytest.mark.slow
+def test_mnist(shared, tmp_path):
+    mnist = shared / "mnist"
+    found = fp32_accuracy(
+        tmp_path,
+        *("data=arrays", f"data.root={mnist / 't10k-images-idx3-ubyte.gz'}"),
+        f"data.labels={mnist / 't10k-labels-idx1-ubyte.gz'}",
+        f"model.path={mnist / 'mnist.onnx'}",
+    )
+    assert abs(found - 0.9891) < 0.006
+
+
+@pytest.mark.slow
+def test_visual_wake_words(shared, tmp_path):
+    vww = shared / "vww"
+    found = fp32_accuracy(
+        tmp_path,
+        *("data=arrays", f"data.root={vww / 'vww_own_permissive.npz'}", "preprocess=unit"),
+        f"model.path={vww / 'vww_96.h5'}",
+    )
+    assert abs(found - 0.811) < 0.12
