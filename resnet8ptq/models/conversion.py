@@ -83,7 +83,7 @@ def _to_contract(
 
 
 def limit_process() -> None:
-    """Let this process take no more memory than the machine has, nor hours of its cores.
+    """Limit this process to the machine's memory, and to one hour of each of its cores.
 
     A file may ask for more than it holds: a constant of 10**12 zeros, a loop without end.
     """
@@ -145,7 +145,7 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
         label = f"torch, {path.stem}"
         try:
             found = _run(_torch_runner(path), samples, contract)
-        except Exception as error:  # ModelError, or whatever onnx2torch's modules raise
+        except Exception as error:  # ModelError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
             parity[label] = compare(found, expected, final, label)

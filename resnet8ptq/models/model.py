@@ -73,7 +73,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
 
     Raises:
-        ModelError: the file is missing, empty, no model, unsafe, or does not fit the data.
+        ModelError: the file is missing, empty, not a model, unsafe, or does not fit the data.
         ParityError: ONNX or torch disagree with the original on up to 1,000 training samples.
     """
     source = locate(config, data.name)
@@ -90,7 +90,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     def make(folder: Path) -> None:
         samples = np.concatenate(list(checked.batches(conversion.AT_ONCE)))
         # A process of its own: TensorFlow's memory and settings go when it ends, and a file that
-        # crashes the reader does not take the sweep along.
+        # crashes the reader does not end the sweep.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, conversion.limit_process) as pool:
             pool.submit(conversion.convert, source, folder, samples, _module(config)).result()
@@ -99,7 +99,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         folder = cache.entry(cache_root, "models", key, make)
     except BrokenProcessPool as error:
         raise ModelError(
-            f"{source}: reading it crashed the converter, or took more than this machine has"
+            f"{source}: reading it crashed the converter, or took too much memory or time"
         ) from error
     model = Fp32Model(
         name=config.name,
@@ -140,7 +140,7 @@ def _report(model: Fp32Model) -> None:
         )
     reason = found.without_torch.get(model.onnx_path.name)
     if reason:
-        log.warning("%s: not for backend=torch: %s", model.source, reason)
+        log.warning("%s: backend=torch cannot run it: %s", model.source, reason)
 
 
 def _parity_split(split: Split) -> Split:

@@ -41,7 +41,7 @@ class ExportedPredictor:
         return infer(self.module, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None where the graph ends in none."""
+        """Return what the final softmax takes [n, classes]; None without a softmax."""
         return None if self._logits_module is None else infer(self._logits_module, batch)
 
     @cached_property

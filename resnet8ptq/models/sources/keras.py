@@ -119,7 +119,7 @@ def _settle_sizes(model: Any, source: Path, shape: Shape) -> tuple[int | None, .
 
 
 def _export(model: Any, sizes: tuple[int | None, ...]) -> onnx.ModelProto:
-    """Return the model as tf2onnx makes it, with names that a person would give."""
+    """Return the model as tf2onnx makes it, with readable names."""
     import tensorflow as tf
     import tf2onnx
 
