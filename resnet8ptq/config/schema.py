@@ -83,7 +83,7 @@ class ModelConfig:
     fold: bool = True
     module: str | None = None
     state_dict: str | None = None
-    module_args: dict[str, Any] = field(default_factory=dict)
+    module_args: Any = None  # a dict; Hydra would not let keys be added to a typed one
 
 
 @dataclass

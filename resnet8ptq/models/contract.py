@@ -29,8 +29,7 @@ class Tensor:
     dtype: str
 
     def __str__(self) -> str:
-        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
-        return f"{self.name} [{sizes}] {self.dtype}"
+        return f"{self.name} [{_show(self.shape)[1:-1]}] {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,7 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
     for layout in layouts:
         if _fits(tuple((*sample_shape, 1)[axis] for axis in layout), takes):
             return layout
-    shown = str(takes).replace("None", "?")
-    raise ModelError(f"takes {shown}, the samples are {sample_shape}")
+    raise ModelError(f"takes {_show(takes)}, the samples are {_show(sample_shape)}")
 
 
 def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:
@@ -125,6 +123,10 @@ def _moves(rank: int) -> list[tuple[int, ...]]:
     """Return the layouts that move the last axis to the front, and the first to the end."""
     axes = tuple(range(rank))
     return [axes[-1:] + axes[:-1], axes[1:] + axes[:1]]
+
+
+def _show(shape: Shape) -> str:
+    return f"({', '.join('?' if size is None else str(size) for size in shape)})"
 
 
 def _fits(shape: tuple[int, ...], takes: Shape) -> bool:

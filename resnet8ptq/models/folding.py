@@ -7,14 +7,18 @@ import logging
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from resnet8ptq.core.text import one_line
+from resnet8ptq.graph.layers import attribute, channel_axis
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
                 quant_pre_process(unfolded, folded)
             except Exception:  # of a free batch it may not know each shape; ONNX's own may do
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
+        proto = onnx.load(folded)
+        if fold_into_products(proto.graph):
+            onnx.save(proto, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)
         return Preprocessing(failure=one_line(error))
@@ -72,6 +79,82 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
         bytes_before=unfolded.stat().st_size,
         bytes_after=folded.stat().st_size,
     )
+
+
+def fold_into_products(graph: onnx.GraphProto) -> bool:
+    """Fold factors and summands of each output of a Gemm or MatMul into it, in place.
+
+    That is batch normalization behind a dense layer, which ONNX Runtime folds into convolutions
+    alone. Only constants behind layers whose output nothing else takes; a MatMul has no bias.
+
+    Returns:
+        Whether there were any.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    takers = Counter(name for node in graph.node for name in node.input)
+    takers.update(value.name for value in graph.output)
+    layers: dict[str, onnx.NodeProto] = {}  # by their output
+    folded = []
+    for node in graph.node:
+        if _is_product(node, constants):
+            layers[node.output[0]] = node
+        taken = next((name for name in node.input if name in layers), "")
+        values = [numpy_helper.to_array(constants[n]) for n in node.input if n in constants]
+        if node.op_type not in ("Mul", "Add") or takers[taken] != 1 or len(values) != 1:
+            continue
+        layer = layers[taken]
+        if _fold_into(layer, node, values[0], graph, constants):
+            layer.output[0] = node.output[0]
+            layers[layer.output[0]] = layer
+            folded.append(node)
+    for node in folded:
+        graph.node.remove(node)
+    used = {name for node in graph.node for name in node.input}
+    for tensor in [each for each in graph.initializer if each.name not in used and folded]:
+        graph.initializer.remove(tensor)
+    return bool(folded)
+
+
+def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
+    if node.op_type not in ("Gemm", "MatMul") or node.input[1] not in constants:
+        return False
+    plain = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1
+    matrix = len(constants[node.input[1]].dims) == 2
+    return plain and matrix and all(name in constants for name in node.input[2:])
+
+
+def _fold_into(
+    layer: onnx.NodeProto,
+    node: onnx.NodeProto,
+    values: NDArray[np.float32],
+    graph: onnx.GraphProto,
+    constants: dict[str, onnx.TensorProto],
+) -> bool:
+    """Fold a node's values [channels] into a layer before it; tell whether they are that."""
+    weights = numpy_helper.to_array(constants[layer.input[1]]).astype(np.float64)
+    axis = channel_axis(layer)
+    channels = weights.shape[axis]
+    if values.size not in (1, channels) or values.shape[-1:] not in ((), (1,), (channels,)):
+        return False
+    if node.op_type == "Add" and layer.op_type == "MatMul":  # which has no bias
+        return False
+    each = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
+    bias = np.zeros(channels)
+    if len(layer.input) > 2:
+        bias = bias + numpy_helper.to_array(constants[layer.input[2]]).reshape(-1)
+    if node.op_type == "Mul":
+        weights, bias = weights * (each if axis else each[:, np.newaxis]), bias * each
+    else:
+        bias = bias + each
+    made = {1: weights, 2: bias} if layer.op_type == "Gemm" else {1: weights}
+    for index, array in made.items():
+        name = f"{node.output[0]}__folded_{index}"
+        tensor = numpy_helper.from_array(array.astype(np.float32), name)
+        graph.initializer.append(tensor)
+        constants[name] = tensor
+        del layer.input[index : index + 1]
+        layer.input.insert(index, name)
+    return True
 
 
 @contextmanager

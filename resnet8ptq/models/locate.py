@@ -66,7 +66,7 @@ def digest(config: ModelConfig, source: Path) -> str:
     if config.module is None:
         return found
     code = _hash_code(config.module)
-    named = json.dumps([config.module, dict(config.module_args), code, found], default=str)
+    named = json.dumps([config.module, config.module_args or {}, code, found], default=str)
     return hashlib.sha256(named.encode()).hexdigest()
 
 

@@ -151,7 +151,7 @@ def _parity_split(split: Split) -> Split:
 
 
 def _module(config: ModelConfig) -> Module | None:
-    return None if config.module is None else Module(config.module, dict(config.module_args))
+    return None if config.module is None else Module(config.module, config.module_args or {})
 
 
 def _format(config: ModelConfig, source: Path) -> str:

@@ -77,9 +77,9 @@ def _take(content: bytes, folder: Path) -> Program:
     saver = meta.saver_def
     ends = [name.split(":")[0] for name in outputs.values()]
     restores = [saver.restore_op_name.split(":")[0]] if saver.restore_op_name else []
-    inference = _imported_ops() - {"Placeholder"}
+    inference = _imported_ops()
     cut = tf.compat.v1.graph_util.extract_sub_graph
-    for roots, allowed in ((ends, inference | {"Placeholder"}), (restores, _RESTORE)):
+    for roots, allowed in ((ends, inference), (restores, _RESTORE)):
         if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
             raise ModelError(
                 f"{folder}: its operator {strange!r} is none of inference; "

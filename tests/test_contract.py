@@ -1,0 +1,72 @@
+"""What a network takes, and how samples are laid out for it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.models.contract import Contract, Tensor, arrange, arranged, find_layout
+
+SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
+
+
+def takes(*shape: int | None, inputs: int = 1) -> Contract:
+    return Contract(tuple(Tensor(f"x{i}", shape, "float32") for i in range(inputs)), ())
+
+
+@pytest.mark.parametrize(
+    ("sample", "shape", "layout"),
+    [
+        ((32, 32, 3), (32, 32, 3), None),
+        ((32, 32, 3), (3, 32, 32), (2, 0, 1)),
+        ((3, 32, 32), (32, 32, 3), (1, 2, 0)),
+        ((32, 24, 3), (3, None, None), (2, 0, 1)),
+        ((32, 24, 3), (None, None, None), None),
+        ((28, 28), (1, 28, 28), (2, 0, 1)),
+        ((28, 28), (28, 28, 1), (0, 1, 2)),
+        ((28, 28, 1), (28, 28), (0, 1)),
+        ((640,), (640,), None),
+        ((49, 10, 1), (1, 49, 10), (2, 0, 1)),
+        ((8, 32, 24, 3), (3, 8, 32, 24), (3, 0, 1, 2)),
+    ],
+)
+def test_the_layout_is_found(sample, shape, layout):
+    assert find_layout(sample, takes(*shape)) == layout
+
+
+@given(shape=SIZES, moved=st.booleans())
+def test_arranged_samples_fit_and_keep_their_values(shape, moved):
+    samples = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
+    wanted = np.moveaxis(samples, -1, 1) if moved else samples
+    layout = find_layout(shape, takes(*wanted.shape[1:]))
+    found = arrange(samples, layout)
+    assert found.shape == wanted.shape == (2, *arranged(shape, layout))
+    assert found.flags.c_contiguous
+    if shape != wanted.shape[1:]:  # else they fit as they are
+        assert np.array_equal(np.sort(found, axis=None), np.sort(samples, axis=None))
+        assert np.array_equal(found, wanted) or len(set(shape)) < len(shape)
+
+
+@given(shape=SIZES)
+def test_a_channel_axis_of_1_is_added_or_left_out(shape):
+    samples = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
+    layout = find_layout(shape, takes(*shape, 1))
+    assert arrange(samples, layout).shape == (2, *shape, 1)
+    back = find_layout((*shape, 1), takes(*shape))
+    assert np.array_equal(arrange(samples[..., None], back), samples)
+
+
+@pytest.mark.parametrize(
+    ("sample", "contract", "says"),
+    [
+        ((32, 32, 3), takes(1, 28, 28), "takes (1, 28, 28), the samples are (32, 32, 3)"),
+        ((784,), takes(28, 28), "takes (28, 28), the samples are (784)"),
+        ((5, 6), takes(None, 7), "takes (?, 7), the samples are (5, 6)"),
+        ((5,), takes(5, inputs=2), "takes 2 inputs, the samples are one"),
+    ],
+)
+def test_samples_that_fit_in_no_layout_are_refused_with_both_shapes(sample, contract, says):
+    with pytest.raises(ModelError) as caught:
+        find_layout(sample, contract)
+    assert str(caught.value) == says
