@@ -70,13 +70,11 @@ def batch(shapes: Dataset) -> np.ndarray:
         ("nodes_to_exclude=auto", "every operator"),
         ("op_types=[Conv]", "every operator"),
         ("float_output=true", "every operator"),
-        ("+analysis=sensitivity", "every operator"),
         ("format=qdq", "only for ONNX"),
         ("slim=true", "only for ONNX"),
         ("reduce_range=true", "8 bits"),
         ("symmetric.activations=true", "have a zero point"),
         ("symmetric.weights=false", "have no zero point"),
-        ("model.fold=false", "always folds"),
     ],
 )
 def test_what_the_converter_cannot_do_is_unsupported(
@@ -89,6 +87,14 @@ def test_what_the_converter_cannot_do_is_unsupported(
     with pytest.raises(UnsupportedError, match=reason):  # for who asks without resolve
         asked.quantize(shapes_model, shapes.train, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_unfolded_network_is_unsupported(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    unfolded = replace(shapes_model, fold=False)
+    with pytest.raises(UnsupportedError, match=r"^model.fold=false: .*always folds"):
+        tflite().quantize(unfolded, shapes.train, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ def _is_whole(path: Path, key: str) -> bool:
     try:
         record = json.loads(files.read_bytes(path / "entry.json", MAX_RECORD_BYTES))
         kept = [file for file in path.iterdir() if file.name != "entry.json"]
+        if any(not file.is_file() or file.is_symlink() for file in kept):  # a pipe would block
+            return False
         hashes = {file.name: files.sha256(file) for file in kept}
         return record["key"] == json.loads(key) and record["sha256"] == hashes
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
