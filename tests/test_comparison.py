@@ -125,7 +125,7 @@ def test_predictions_are_an_integer_for_each_image(tmp_path: Path, name: str, dt
     good = {key: np.arange(3) for key in ("predictions", "baseline_predictions", "labels")}
     for wrong in (np.arange(3).astype(dtype), np.arange(4), np.arange(3)[None]):
         np.savez(tmp_path / "predictions.npz", **{**good, name: wrong})
-        with pytest.raises(ValueError, match="it is no integer for each image"):
+        with pytest.raises(ValueError, match="not one integer for each image"):
             comparison._read_predictions(tmp_path / "predictions.npz")
 
 

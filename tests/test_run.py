@@ -280,7 +280,7 @@ def test_help_lists_the_groups(tmp_path: Path) -> None:
     for line in (
         "backend: onnx, tflite, torch",
         "dtype: fp32, int8, u8s8, uint8",
-        "data: cifar10, shapes",
+        "data: arrays, cifar10, folder, shapes",
     ):
         assert line in found.out
     assert "schema" not in found.out
