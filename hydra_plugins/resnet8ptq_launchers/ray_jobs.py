@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import as_completed
 from typing import Any
 
-from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import machine
@@ -51,7 +50,9 @@ class RayJobs(JobsLauncher):
         ended = {}
         try:
             # Waited for outside of Ray, which would change the exit code of an interrupted sweep.
-            waiting = {self._submit(job).future(): job for job in jobs}
+            options: Any = OmegaConf.to_container(self.settings.remote, resolve=True)
+            work = ray.remote(**options)(_work)
+            waiting = {work.remote(job).future(): job for job in jobs}
             for future in as_completed(waiting):
                 job = waiting[future]
                 try:
@@ -63,20 +64,9 @@ class RayJobs(JobsLauncher):
             raise
         return ended
 
-    def _submit(self, job: Job) -> Any:
-        from hydra_plugins.hydra_ray_launcher._launcher_util import launch_job_on_ray
 
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, job.overrides)
-        with open_dict(config):
-            config.hydra.job.id = f"{config.hydra.job.name}_{job.number}"
-            config.hydra.job.num = job.number
-        return launch_job_on_ray(
-            self.hydra_context,
-            self.settings.remote,
-            config,
-            self.task_function,
-            Singleton.get_state(),
-        )
+def _work(job: Job) -> JobReturn:
+    return job()
 
 
 def start(init: DictConfig) -> None:

@@ -96,7 +96,6 @@ EXPECTED = (*_COMPOSING, PtqError, OSError)
 _EXTRAS = {  # option that a plugin brings along: extra
     "launcher/joblib": "joblib",
     "launcher/ray": "ray",
-    "launcher/submitit_local": "slurm",
     "launcher/submitit_slurm": "slurm",
     "sweeper/optuna": "search",
 }
