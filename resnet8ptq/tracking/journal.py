@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,28 +114,25 @@ class Journal:
             raise ValueError("the model is not in the folder")
 
 
-def lock(folder: Path, wait_s: float = 0) -> FileLock:
-    """Take the lock of a run's folder, for as long as the object lives or until `release`.
+def lock(folder: Path, wait_s: float = 0) -> AbstractContextManager[object]:
+    """Take the lock of a run's folder, for as long as the object lives or until its block ends.
 
     Raises:
         TrackingError: another run works in the folder, after `wait_s` still.
     """
-    held = FileLock(folder / LOCK)
     try:
-        held.acquire(timeout=wait_s)
+        return FileLock(folder / LOCK).acquire(timeout=wait_s)
     except Timeout:
         raise TrackingError(f"{folder}: another run works here") from None
-    return held
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:
     """Tell whether a run works in the folder: its process holds the lock, whatever ends it."""
-    if not (folder / LOCK).exists():
-        return False
     try:
-        lock(folder, wait_s).release()
-    except TrackingError:
+        if (folder / LOCK).exists():
+            FileLock(folder / LOCK).acquire(timeout=wait_s).lock.release()
+    except Timeout:
         return True
     except OSError:  # no run works in a folder that cannot be written
-        return False
+        pass
     return False

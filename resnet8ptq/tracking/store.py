@@ -32,6 +32,8 @@ from resnet8ptq.tracking import view
 for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
+# Of a new experiment: MLflow's UI shows the columns that matter.
+_TAGS = {view.TAG: view.tag_value(), "mlflow.experimentKind": "custom_model_development"}
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 
@@ -116,7 +118,6 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
         if root is not None and not (root / "mlflow.db").exists():
             _make_database(root / "mlflow.db")
         experiment_id = _find_experiment(uri, name, root and root / "artifacts")
-        _offer_view(uri, experiment_id)
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
@@ -157,7 +158,7 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     if experiment is None:
         location = None if artifacts is None else (artifacts / safe_name(name)).as_uri()
         try:
-            return str(client.create_experiment(name, artifact_location=location))
+            return str(client.create_experiment(name, location, _TAGS))
         except MlflowException:  # another process was faster
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
@@ -168,19 +169,6 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
             "it there, or choose another name"
         )
     return str(experiment.experiment_id)
-
-
-def _offer_view(uri: str, experiment_id: str) -> None:
-    """Give MLflow's UI the columns that matter, unless somebody has changed that view."""
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    wanted = {view.TAG: view.tag_value(), "mlflow.experimentKind": "custom_model_development"}
-    for key, value in wanted.items():
-        try:
-            if key not in client.get_experiment(experiment_id).tags:
-                client.set_experiment_tag(experiment_id, key, value)
-        except MlflowException:  # another process was faster, or something is really wrong
-            if key not in client.get_experiment(experiment_id).tags:
-                raise
 
 
 def is_away(error: Exception) -> bool:
