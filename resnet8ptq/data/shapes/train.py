@@ -9,17 +9,15 @@ last digit, so a second run need not give the same weights bit for bit.
 """
 
 import sys
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import h5py
 import keras
 import numpy as np
 from keras import layers
 
-from resnet8ptq.core import command
+from resnet8ptq.core import command, files
 from resnet8ptq.data.shapes import WEIGHTS
 from resnet8ptq.data.shapes.pictures import CLASS_NAMES, SIDE, draw, draw_seeded
 
@@ -77,30 +75,6 @@ def train(epochs: int) -> keras.Model:
     return model
 
 
-def save(model: keras.Model, path: Path) -> None:
-    """Save in the legacy .h5 format without optimizer state; never leaves half a file."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        loose, tight = Path(folder) / "loose.h5", Path(folder) / "tight.h5"
-        model.save(loose, include_optimizer=False)
-        _repack(loose, tight)
-        tight.replace(path)
-
-
-def _repack(source: Path, target: Path) -> None:
-    """Copy an HDF5 file with the compact groups of HDF5 1.8: a tenth smaller, same content."""
-    with h5py.File(source) as old, h5py.File(target, "w", libver=("v108", "v108")) as new:
-
-        def copy(name: str, item: h5py.Group | h5py.Dataset) -> None:
-            if isinstance(item, h5py.Dataset):
-                new[name] = item[()]
-            else:
-                new.require_group(name)
-            new[name].attrs.update(item.attrs)
-
-        old.visititems(copy)
-        new.attrs.update(old.attrs)
-
-
 @dataclass
 class Arguments:
     """What `python -m resnet8ptq.data.shapes.train` takes, as key=value."""
@@ -113,7 +87,8 @@ def main() -> None:
     """Train, save, and print the accuracy on the test split."""
     given = command.parse_words(sys.argv[1:], Arguments, __doc__)
     model = train(given.epochs)
-    save(model, Path(given.output))
+    with files.atomic(Path(given.output)) as temporary:
+        model.save(temporary, include_optimizer=False)
     images, labels = draw("test")
     scores = model.predict(images.astype(np.float32), batch_size=250, verbose=0)
     accuracy = float((np.argmax(scores, axis=1) == labels).mean())
