@@ -5,7 +5,7 @@ import re
 
 def redact(text: str) -> str:
     """Return a message without the user names and passwords of the URLs in it."""
-    return re.sub(r"(?<=://)[^/\s@]+@", "", text)
+    return re.sub(r"(?<=://)[^/\s?#]*@", "", text)
 
 
 def printable(text: str) -> str:

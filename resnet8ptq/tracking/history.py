@@ -40,11 +40,6 @@ class Record:
         delta = self.metrics.get("delta")
         return None if delta is None else -delta
 
-    @property
-    def is_analysis(self) -> bool:
-        """Whether it is an analysis such as sensitivity, not a comparison with a baseline."""
-        return self.params.get("analysis.name", "null") != "null"
-
 
 def load_run(store: Store, run_id: str) -> Record:
     """Read one run back."""
@@ -101,7 +96,8 @@ def adopt(store: Store, parent_id: str, number: int, record: Record) -> None:
 
 def load_compared(store: Store, parent_id: str) -> list[Record]:
     """Read a sweep's runs back without analyses: those have no accuracy to compare."""
-    return [record for record in load_children(store, parent_id) if not record.is_analysis]
+    found = load_children(store, parent_id)
+    return [record for record in found if record.params.get("analysis.name", "null") == "null"]
 
 
 def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> Record | None:
@@ -131,5 +127,4 @@ def artifact(store: Store, record: Record, name: str) -> Iterator[Path]:
 def _record(run: Any) -> Record:
     info, data = run.info, run.data
     figures = dict(data.params), dict(data.metrics), dict(data.tags)
-    ended = info.status in journal.ENDED
-    return Record(info.run_id, *figures, artifact_uri=info.artifact_uri, ended=ended)
+    return Record(info.run_id, *figures, info.artifact_uri, info.status in journal.ENDED)

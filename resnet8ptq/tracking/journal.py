@@ -77,11 +77,6 @@ class Journal:
         self.status, self.end_ms = status, int(1000 * time.time())
         self.tags |= tags or {}
 
-    def set_parent(self, run_id: str) -> None:
-        """Stand under the sweep's run of that id."""
-        self.parent_id = run_id
-        self.tags |= {PARENT_TAG: run_id}
-
     def save(self, folder: Path) -> None:
         """Write it, and wait until the disk has it."""
         with files.atomic(folder / FILE) as temporary:

@@ -22,7 +22,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tracking import journal, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store, is_away, without_password
+from resnet8ptq.tracking.store import Store, is_away
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
         elif f"{prefix}{key}" == "tracking.uri" and value:
-            yield f"{prefix}{key}", without_password(value)
+            yield f"{prefix}{key}", redact(value)
         else:
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 

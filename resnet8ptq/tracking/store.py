@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
-from resnet8ptq.core.text import safe_name
+from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.tracking import view
 
 for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
@@ -65,7 +65,7 @@ class Store:
         """What to type, or where to look, to browse the runs."""
         page = view.path(self.experiment_id)
         if self.uri.startswith("http"):
-            return f"{without_password(self.uri)}{page}"
+            return f"{redact(self.uri)}{page}"
         return f"make ui, then http://127.0.0.1:5000{page}"
 
 
@@ -121,7 +121,7 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
-        shown = without_password(uri)
+        shown = redact(uri)
         reason = " ".join(str(error).split())[:300].replace(uri, shown)
         if root is not None and any(words in reason for words in _DAMAGED):
             raise TrackingError(
@@ -135,7 +135,7 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
 def _check_answers(uri: str) -> None:
     if not uri.startswith(("http://", "https://")):
         return
-    shown = without_password(uri)
+    shown = redact(uri)
     try:
         requests.get(f"{uri.rstrip('/')}/health", timeout=10)
     except requests.RequestException as error:
@@ -143,12 +143,6 @@ def _check_answers(uri: str) -> None:
             f"tracking.uri: {shown} does not answer ({type(error).__name__}); start the server, "
             "or unset MLFLOW_TRACKING_URI to log to mlruns/"
         ) from error
-
-
-def without_password(uri: str) -> str:
-    """Return a URI without user name and password."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
@@ -165,7 +159,7 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
                 raise
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
-            f"tracking.experiment_name: {name!r} was deleted in {without_password(uri)}; restore "
+            f"tracking.experiment_name: {name!r} was deleted in {redact(uri)}; restore "
             "it there, or choose another name"
         )
     return str(experiment.experiment_id)
