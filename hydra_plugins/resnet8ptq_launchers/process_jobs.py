@@ -82,12 +82,11 @@ def _work(job: bytes, results: Connection) -> None:
 
 def _take(job: Job, results: Any, process: SpawnProcess) -> JobReturn:
     try:
-        found: JobReturn = pickle.loads(results.recv_bytes())
+        found: JobReturn | None = pickle.loads(results.recv_bytes())
     except (EOFError, OSError):
-        process.join()
-        return job.died(f"its process ended with {process.exitcode} and no result")
+        found = None
     process.join()
-    return found
+    return found or job.died(f"its process ended with {process.exitcode} and no result")
 
 
 def _interrupt(processes: Sequence[SpawnProcess]) -> None:

@@ -40,7 +40,12 @@ class RayJobs(JobsLauncher):
             cores = init.num_cpus or machine.threads(None)
             return Worker(fit(key, cpus, cores), cpus)
         fit(key, cpus, sys.maxsize)
-        return Worker(count(settings.ray), cpus, variables=variables())
+        start(init)
+        import ray
+
+        nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+        at_once = max(1, sum(int(free // cpus) for free in nodes))
+        return Worker(at_once, cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
         """Submit all jobs, and take their results as they end."""
@@ -51,7 +56,7 @@ class RayJobs(JobsLauncher):
         try:
             # Waited for outside of Ray, which would change the exit code of an interrupted sweep.
             options: Any = OmegaConf.to_container(self.settings.remote, resolve=True)
-            work = ray.remote(**options)(_work)
+            work = ray.remote(**options)(lambda job: job())
             waiting = {work.remote(job).future(): job for job in jobs}
             for future in as_completed(waiting):
                 job = waiting[future]
@@ -63,10 +68,6 @@ class RayJobs(JobsLauncher):
             ray.shutdown()
             raise
         return ended
-
-
-def _work(job: Job) -> JobReturn:
-    return job()
 
 
 def start(init: DictConfig) -> None:
@@ -110,16 +111,3 @@ def start(init: DictConfig) -> None:
         ) from error
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray sets its own
-
-
-def count(settings: DictConfig) -> int:
-    """Connect to a cluster; return how many jobs it runs at once, at least 1.
-
-    Raises:
-        JobError: no cluster answers, or it refuses the token.
-    """
-    start(settings.init)
-    import ray
-
-    nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
-    return max(1, sum(int(cpus // settings.remote.num_cpus) for cpus in nodes))

@@ -40,12 +40,7 @@ class SlurmJobs(JobsLauncher):
     """One array of jobs; Slurm runs `array_parallelism` of them at once."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings: dict[str, Any] = {
-            key: OmegaConf.to_container(value, resolve=True)
-            if OmegaConf.is_config(value)
-            else value
-            for key, value in settings.items()
-        }
+        self.settings: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
 
     @classmethod
     def plan(cls, settings: DictConfig) -> Worker:
@@ -80,19 +75,15 @@ class SlurmJobs(JobsLauncher):
         """
         import submitit
 
-        own = {"submitit_folder", "max_num_timeout"}
-        parameters = {
-            key if key in _SHARED else f"slurm_{key}": value
-            for key, value in self.settings.items()
-            if key not in own
+        settings = {
+            key if key in _SHARED else f"slurm_{key}": value for key, value in self.settings.items()
         }
+        folder, retries = (
+            settings.pop(f"slurm_{k}") for k in ("submitit_folder", "max_num_timeout")
+        )
         try:
-            made = submitit.AutoExecutor(
-                self.settings["submitit_folder"],
-                cluster="slurm",
-                slurm_max_num_timeout=self.settings["max_num_timeout"],
-            )
-            made.update_parameters(**parameters)
+            made = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=retries)
+            made.update_parameters(**settings)
         except (RuntimeError, NameError, ValueError, AssertionError) as error:
             raise JobError(f"hydra/launcher=slurm: {one_line(error)}") from error
         return made

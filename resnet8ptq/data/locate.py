@@ -4,7 +4,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -95,44 +95,40 @@ def _find_cifar10() -> tuple[Path | None, str]:
 
 
 def _load_shapes(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    code = cache.code("data/shapes/pictures")
-    train, test = (
-        _keep("shapes", {"split": split, "code": code}, cache_root, partial(pictures.draw, split))
-        for split in SPLITS
-    )
-    source = "resnet8ptq.data.shapes"
-    return Dataset("shapes", pictures.CLASS_NAMES, Split(*train, source), Split(*test, source))
+    code, source = cache.code("data/shapes/pictures"), "resnet8ptq.data.shapes"
+    keys = {split: {"split": split, "code": code} for split in SPLITS}
+    return _keep("shapes", pictures.CLASS_NAMES, source, pictures.draw, keys, cache_root)
 
 
 def _load_cifar10(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
     folder, code = Path(str(config.root)), cache.code("data/cifar10", "data/array_pickle")
-    train, test = (
-        _keep(
-            "cifar10",
-            {**cifar10.digests(folder, split, cache_root), "code": code},
-            cache_root,
-            partial(cifar10.read_split, folder, split),
-        )
-        for split in SPLITS
-    )
-    names, source = cifar10.read_class_names(folder), str(folder)
-    return Dataset("cifar10", names, Split(*train, source), Split(*test, source))
+    hashes = {split: cifar10.digests(folder, split, cache_root) for split in SPLITS}
+    keys = {split: {**hashes[split], "code": code} for split in SPLITS}
+    names, read = cifar10.read_class_names(folder), partial(cifar10.read_split, folder)
+    return _keep("cifar10", names, str(folder), read, keys, cache_root)
 
 
-Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
+def _keep(
+    name: str,
+    class_names: tuple[str, ...],
+    source: str,
+    read: Callable[[pictures.Split], tuple[NDArray[np.uint8], NDArray[np.int64]]],
+    keys: Mapping[pictures.Split, cache.Key],
+    cache_root: Path,
+) -> Dataset:
+    """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`."""
 
+    def open_split(split: pictures.Split) -> Split:
+        def make(folder: Path) -> None:
+            images, labels = read(split)
+            np.save(folder / "images.npy", images)
+            np.save(folder / "labels.npy", labels)
 
-def _keep(kind: str, key: cache.Key, cache_root: Path, read: Callable[[], Arrays]) -> Arrays:
-    """Return images [N, H, W, C], mapped from a file, and labels [N]; `read` makes that file."""
+        folder = cache.entry(cache_root, name, keys[split], make)
+        images = np.load(folder / "images.npy", mmap_mode="r")
+        return Split(np.asarray(images), np.load(folder / "labels.npy"), source)
 
-    def make(folder: Path) -> None:
-        images, labels = read()
-        np.save(folder / "images.npy", images)
-        np.save(folder / "labels.npy", labels)
-
-    folder = cache.entry(cache_root, kind, key, make)
-    images = np.load(folder / "images.npy", mmap_mode="r")
-    return np.asarray(images), np.load(folder / "labels.npy")
+    return Dataset(name, class_names, open_split("train"), open_split("test"))
 
 
 Source = Callable[[Any, PreprocessConfig, Path], Dataset]  # the first of the source's own schema

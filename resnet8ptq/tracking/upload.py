@@ -56,8 +56,7 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, str]
         inputs.append(DatasetInput(Dataset(**kept), [context]))
     for last in (False, False, True):
         try:
-            store.client.log_inputs(run_id, inputs)
-            break
+            return store.client.log_inputs(run_id, inputs)
         # MLflow looks for a data set and then adds it: of jobs that are the first to log it at
         # the same time, one succeeds, and the others find it when they try again.
         except Exception:  # SQLAlchemy's, or the server's
