@@ -10,8 +10,7 @@ def redact(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return a text in one line, without what would steer a terminal: it may quote a file."""
-    folded = " ".join(text.split())
-    return "".join(char if char.isprintable() else "?" for char in folded)
+    return show(" ".join(text.split()))
 
 
 def one_line(error: Exception) -> str:

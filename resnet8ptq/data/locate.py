@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ArraysConfig, DataConfig, FolderConfig, PreprocessConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
-from resnet8ptq.core.registry import import_from, look_up
+from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import array_files, cifar10
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
@@ -137,7 +138,7 @@ SOURCES: dict[str, Source] = {
     "shapes": _load_shapes,
     "arrays": lambda config, _, cache_root: array_files.load(config, cache_root),
     # It imports Pillow, which only this source needs.
-    "folder": lambda *given: import_from("resnet8ptq.data.folder:load")(*given),
+    "folder": lambda *given: resolve_name("resnet8ptq.data.folder:load")(*given),
 }
 
 
