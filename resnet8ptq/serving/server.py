@@ -54,18 +54,9 @@ class Arguments:
     folder: str = "mlruns/server"
 
 
-@dataclass(frozen=True)
-class Server:
-    """A tracking server that answers, and the database behind it."""
-
-    address: str
-    database: URL
-    process: "subprocess.Popen[bytes]"
-
-
 @contextmanager
-def run(given: Arguments) -> Iterator[Server]:
-    """Run the server during the block.
+def run(given: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Run the server during the block, with its address and its process; it answers.
 
     Raises:
         ConfigError: a setting is wrong, or the port is taken.
@@ -76,7 +67,7 @@ def run(given: Arguments) -> Iterator[Server]:
         raise ConfigError(f"port: got {given.port}, takes 1 to 65535")
     if given.workers < 1:
         raise ConfigError(f"workers: got {given.workers}, takes an integer >= 1")
-    url = _find_database(given.database)
+    url = find_database(given.database)
     _check_port(given.host, given.port)
     _check_answers(url)
     folder = Path(given.folder).absolute()
@@ -87,11 +78,15 @@ def run(given: Arguments) -> Iterator[Server]:
         raise TrackingError(f"folder: another server runs in {folder}; takes another") from None
     with lock, _mlflow(given, folder, url) as process:
         host = socket.gethostname() if given.host in EVERYWHERE else given.host
-        yield Server(f"http://{access.bracket(host)}:{given.port}", url, process)
+        yield f"http://{access.bracket(host)}:{given.port}", process
 
 
-def _find_database(given: str | None) -> URL:
-    """Return the URL of the database that the setting or the environment names."""
+def find_database(given: str | None) -> URL:
+    """Return the URL of the database that the setting or the environment names.
+
+    Raises:
+        ConfigError: none is named, it is not PostgreSQL, or the setting holds a password.
+    """
     named, takes = (
         given or os.environ.get("MLFLOW_BACKEND_STORE_URI"),
         "postgresql://user@host/name",
@@ -217,14 +212,14 @@ def serve(given: Arguments) -> None:
         TrackingError: it has ended by itself.
     """
     folder = Path(given.folder).absolute()
-    with run(given) as server:
-        access.warn(given.host, server.address, given.auth)
-        print(f"export MLFLOW_TRACKING_URI={server.address}")
+    with run(given) as (address, process):
+        access.warn(given.host, address, given.auth)
+        print(f"export MLFLOW_TRACKING_URI={address}")
         if given.auth:
             named = "MLFLOW_AUTH_ADMIN_PASSWORD" in os.environ
             where = "MLFLOW_AUTH_ADMIN_PASSWORD" if named else folder / "admin_password"
             print(f"export MLFLOW_TRACKING_USERNAME=admin  # the password: {where}")
         log = folder / "server.log"
         print(f"files: {folder / 'artifacts'}; log: {log}; Ctrl-C ends", flush=True)
-        code = server.process.wait()
+        code = process.wait()
         raise TrackingError(f"the server has ended with code {code}: {log}")

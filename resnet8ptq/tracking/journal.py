@@ -109,14 +109,14 @@ class Journal:
             raise ValueError("the model is not in the folder")
 
 
-def lock(folder: Path, wait_s: float = 0) -> AbstractContextManager[object]:
+def lock(folder: Path) -> AbstractContextManager[object]:
     """Take the lock of a run's folder, for as long as the object lives or until its block ends.
 
     Raises:
-        TrackingError: another run works in the folder, after `wait_s` still.
+        TrackingError: another run works in the folder.
     """
     try:
-        return FileLock(folder / LOCK).acquire(timeout=wait_s)
+        return FileLock(folder / LOCK).acquire(timeout=0)
     except Timeout:
         raise TrackingError(f"{folder}: another run works here") from None
 

@@ -33,7 +33,7 @@ for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 # Of a new experiment: MLflow's UI shows the columns that matter.
-_TAGS = {view.TAG: view.tag_value(), "mlflow.experimentKind": "custom_model_development"}
+_TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 

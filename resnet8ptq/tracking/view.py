@@ -16,20 +16,16 @@ COLUMNS = (
     *(f"metrics.`{name}`" for name in ("accuracy", "size_bytes", "delta", "p_value")),
     *("metrics.`size_reduction`", "metrics.`images_per_s`", "params.`data.name`"),
 )
+_STATE = {
+    # Sorted by anything but time, the UI unfolds sweeps and lists every run by itself.
+    "orderByKey": "metrics.`accuracy`",
+    "orderByAsc": False,
+    "selectedColumns": COLUMNS,
+    "columnOrder": COLUMNS,
+}
+VALUE = json.dumps({"name": "Comparison", "createdAt": 0, "state": json.dumps(_STATE)})  # of TAG
 
 
 def path(experiment_id: str) -> str:
     """Return the page that opens the view, behind the server's address."""
     return f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}"
-
-
-def tag_value() -> str:
-    """Return the value of TAG."""
-    state = {
-        # Sorted by anything but time, the UI unfolds sweeps and lists every run by itself.
-        "orderByKey": "metrics.`accuracy`",
-        "orderByAsc": False,
-        "selectedColumns": COLUMNS,
-        "columnOrder": COLUMNS,
-    }
-    return json.dumps({"name": "Comparison", "createdAt": 0, "state": json.dumps(state)})
