@@ -144,7 +144,7 @@ class SweepCallback(Callback):
 def _start(config: DictConfig, folder: Path) -> RunningSweep:
     """Open the store and the sweep's run: a new one, or that of the sweep to continue."""
     from resnet8ptq.report import reference
-    from resnet8ptq.sweep import resume
+    from resnet8ptq.sweep import identity, resume
     from resnet8ptq.tracking import history, sync
     from resnet8ptq.tracking.run import restart_parent, start_parent
     from resnet8ptq.tracking.store import open_store
@@ -163,7 +163,7 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
             log.warning("%d jobs at once: each is timed while others run", worker.at_once)
     store = open_store(settings)
     overrides = list(config.hydra.overrides.task)
-    key = resume.sweep_key(overrides)
+    key = identity.sweep_key(overrides)
     earlier = resume.find_sweep(store, key) if config.sweep.resume else None
     tags = {"overrides": " ".join(overrides), "sweep_key": key, **objectives}
     held = journal.lock(folder)

@@ -4,30 +4,16 @@ A run has finished if MLflow has it as FINISHED, which is set last of all. It
 is what a job would find again if both have the same `identity`.
 """
 
-import hashlib
-import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
-from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.sweep import identity
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store, is_away
 from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
-
-_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # not part of what identifies a sweep
-
-
-def sweep_key(overrides: Sequence[str]) -> str:
-    """Return a hash of what a sweep asks for, and the code and versions it runs with."""
-    asked = [word for word in overrides if not word.lstrip("+~").startswith(_ELSEWHERE)]
-    text = json.dumps([asked, cache.code(*identity.CODE), machine.versions()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_sweep(store: Store, key: str) -> Record | None:
