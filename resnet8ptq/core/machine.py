@@ -106,11 +106,10 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        try:
+        self._resets = False
+        with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
             self._resets = True
-        except OSError:
-            self._resets = False
 
     def read_bytes(self) -> int | None:
         """Return the peak in bytes; None where it cannot be measured."""

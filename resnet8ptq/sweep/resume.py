@@ -43,7 +43,7 @@ def find_finished(
         return None
     finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
     matching = _find(sweep.store, finished)
-    ours = [record for record in matching if record.parent_id == sweep.parent_id]
+    ours = [r for r in matching if r.tags.get(journal.PARENT_TAG) == sweep.parent_id]
     for record in ours:
         if record.tags["job_number"] == str(number):
             return record

@@ -30,11 +30,6 @@ class Record:
     ended: bool = True
 
     @property
-    def parent_id(self) -> str | None:
-        """The sweep's run that it stands under."""
-        return self.tags.get(journal.PARENT_TAG)
-
-    @property
     def accuracy_drop(self) -> float | None:
         """Baseline's accuracy minus the model's, for sweepers; None where nothing was measured."""
         delta = self.metrics.get("delta")

@@ -95,18 +95,14 @@ class Journal:
         try:
             loaded = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
             loaded.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in loaded.points]
-            loaded._check()
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            ids = (loaded.key, loaded.run_id or "0", loaded.parent_id or "0")
+            if not all(re.fullmatch(r"\w+", found) for found in ids):
+                raise ValueError("an id would change a query")
+            if loaded.model and Path(loaded.model["file"]).name != loaded.model["file"]:
+                raise ValueError("the model is not in the folder")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TrackingError(f"{path}: is damaged ({type(error).__name__})") from error
         return loaded
-
-    def _check(self) -> None:
-        """Refuse ids that would change a query, and a model that lies elsewhere."""
-        ids = (self.key, self.run_id or "0", self.parent_id or "0")
-        if not all(re.fullmatch(r"\w+", found) for found in ids):
-            raise ValueError("an id is not a valid id")
-        if self.model is not None and Path(self.model["file"]).name != self.model["file"]:
-            raise ValueError("the model is not in the folder")
 
 
 def lock(folder: Path) -> AbstractContextManager[object]:

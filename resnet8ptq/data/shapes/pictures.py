@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]  # always float32
+Field = Callable[[Floats, Floats, Floats], Floats]
 Split = Literal["train", "test"]
 
 SIDE = 32  # pixels
@@ -95,7 +96,7 @@ def _checks(u: Floats, v: Floats, p: Floats) -> Floats:
     return np.maximum(exclusive_or, _square(u, v, p))
 
 
-_FIELDS: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
+_FIELDS: dict[str, Field] = {
     field.__name__.removeprefix("_"): field
     for field in (
         *(_circle, _ring, _crescent, _square, _triangle),
@@ -149,8 +150,7 @@ def _offset(rng: np.random.RandomState, low: float, high: float, n: int) -> Floa
     direction = _uniform(rng, -1, 1, 3, n, 1, 1)
     share = _uniform(rng, 0, 1, n, 1, 1)
     size = low + (high - low) * share * share  # squared: faint ones are the more frequent
-    largest: Floats = np.max(np.abs(direction), axis=0)
-    return direction / largest * size
+    return direction / np.max(np.abs(direction), axis=0) * size
 
 
 def _paint(canvas: Floats, colour: Floats, distance: Floats) -> None:
@@ -159,11 +159,7 @@ def _paint(canvas: Floats, colour: Floats, distance: Floats) -> None:
     canvas += cover * (colour - canvas)
 
 
-def _draw_class(
-    rng: np.random.RandomState,
-    field: Callable[[Floats, Floats, Floats], Floats],
-    n: int,
-) -> NDArray[np.uint8]:
+def _draw_class(rng: np.random.RandomState, field: Field, n: int) -> NDArray[np.uint8]:
     """Draw n pictures of one shape, uint8 [n,32,32,3]."""
     base = _uniform(rng, 70, 185, 3, n, 1, 1)
     x, y = _axes(rng, n, 0)
