@@ -155,10 +155,10 @@ def main() -> None:
     """Measure both stores in turns, and what a run takes in PostgreSQL."""
     with tempfile.TemporaryDirectory(prefix="load-") as scratch:
         given = server.Arguments(sys.argv[1], folder=f"{scratch}/server", port=5099)
-        with server.run(given) as running:
-            engine = create_engine(running.database)
+        with server.run(given) as (address, _):
+            engine = create_engine(server.find_database(given.database))
             configs = {
-                "server": TrackingConfig(uri=running.address),
+                "server": TrackingConfig(uri=address),
                 "sqlite": TrackingConfig(root=f"{scratch}/mlruns"),
             }
             measure(configs["server"], 1, 1, Path(scratch) / "warm-up")

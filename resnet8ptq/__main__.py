@@ -8,10 +8,10 @@ Each takes key=value; `--help` lists the keys. For quantizing see `python run.py
 """
 
 import sys
+from pkgutil import resolve_name
 
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.registry import import_from
 
 COMMANDS = {
     "report": "resnet8ptq.report.page:main",
@@ -32,7 +32,7 @@ def call(words: list[str]) -> None:
     elif name not in COMMANDS:
         raise ConfigError(f"{name}: no such command; takes {' | '.join(COMMANDS)}")
     else:
-        import_from(COMMANDS[name])(others)
+        resolve_name(COMMANDS[name])(others)
 
 
 def main() -> int:

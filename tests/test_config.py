@@ -112,7 +112,7 @@ def test_a_key_set_on_the_command_line_wins_over_a_named_sweep():
         (["report.max_drop=1.5"], "report.max_drop", "1.5", "a fraction"),
         (["report.min_accuracy=-0.1"], "report.min_accuracy", "-0.1", "a fraction"),
         (["nodes_to_quantize=[]"], "nodes_to_quantize", "[]", "null or a list"),
-        (["tracking.experiment_name=' '"], "tracking.experiment_name", "''", "a name"),
+        (["tracking.experiment_name=' '"], "tracking.experiment_name", "' '", "a name"),
     ],
 )
 def test_a_value_out_of_range_is_refused(overrides, key, got, takes):

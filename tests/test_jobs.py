@@ -94,9 +94,7 @@ def test_a_job_elsewhere_has_the_variables_and_the_folder(
         jobs.enter(worker)
 
 
-@pytest.mark.parametrize(
-    ("plugin", "extra"), [("ray", "ray"), ("submitit_local", "slurm"), ("submitit_slurm", "slurm")]
-)
+@pytest.mark.parametrize(("plugin", "extra"), [("ray", "ray"), ("submitit_slurm", "slurm")])
 def test_a_missing_plugin_names_its_extra(plugin: str, extra: str) -> None:
     error = HydraException(f"In 'hydra/launcher/x': Could not load 'hydra/launcher/{plugin}'.")
     assert command.one_line(error).endswith(

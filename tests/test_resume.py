@@ -108,17 +108,17 @@ def test_other_images_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
 def test_other_code_or_versions_are_another_run_and_another_sweep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = identity.find(make_config(*SHAPES)), resume.sweep_key(["dtype=int8"])
+    before = identity.find(make_config(*SHAPES)), identity.sweep_key(["dtype=int8"])
     monkeypatch.setattr(cache, "code", lambda *_: "other code")
-    after = identity.find(make_config(*SHAPES)), resume.sweep_key(["dtype=int8"])
+    after = identity.find(make_config(*SHAPES)), identity.sweep_key(["dtype=int8"])
     assert before[0] != after[0]
     assert before[1] != after[1]
 
 
 def test_a_sweep_is_known_by_what_it_asks_for() -> None:
-    asked = resume.sweep_key(["dtype=int8,uint8"])
-    assert resume.sweep_key(["dtype=int8,uint8", "sweep.resume=true", "cache_dir=/x"]) == asked
-    assert resume.sweep_key(["dtype=int8"]) != asked
+    asked = identity.sweep_key(["dtype=int8,uint8"])
+    assert identity.sweep_key(["dtype=int8,uint8", "sweep.resume=true", "cache_dir=/x"]) == asked
+    assert identity.sweep_key(["dtype=int8"]) != asked
 
 
 def test_only_a_finished_run_is_found(own: Sweep) -> None:
@@ -175,10 +175,11 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
     older = start_sweep(store, tmp_path / "older", "mine")
     newer = start_sweep(store, tmp_path / "newer", "mine")
     assert older.parent_id != newer.parent_id
-    held = journal.lock(newer.folder)
-    with pytest.raises(TrackingError, match=r"sweep\.resume: .* still running in .*newer"):
+    with (
+        journal.lock(newer.folder),
+        pytest.raises(TrackingError, match=r"sweep\.resume: .* still running in .*newer"),
+    ):
         resume.find_sweep(store, "mine")
-    held.release()
     found = resume.find_sweep(store, "mine")
     assert found is not None
     assert found.run_id == newer.parent_id

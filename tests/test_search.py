@@ -63,7 +63,10 @@ def test_a_sweeper_is_told_what_it_asked_for() -> None:
     ("overrides", "message"),
     [
         (["objectives=[beauty]"], "objectives: got 'beauty', takes accuracy | "),
-        (["objectives=[accuracy,accuracy]"], "objectives: got accuracy accuracy, takes each once"),
+        (
+            ["objectives=[accuracy,accuracy]"],
+            "objectives: got ['accuracy', 'accuracy'], takes each once",
+        ),
         (
             ["objectives=[accuracy,size_bytes]"],
             "hydra.sweeper.direction: got [maximize, minimize, minimize], takes "

@@ -207,7 +207,10 @@ def test_server_with_users_takes_nobody_else(
     [
         (["port=0"], "port: got 0, takes 1 to 65535"),
         (["workers=0"], "workers: got 0, takes an integer >= 1"),
-        (["host=no.such.invalid"], "host: got 'no.such.invalid', takes an address of this machine"),
+        (
+            ["host=no.such.invalid", "database=postgresql:///x"],
+            "host: got 'no.such.invalid', takes an address of this machine",
+        ),
         (["database=mysql://host/name"], "database: got mysql://host/name, takes postgresql://"),
         (["database=nonsense"], "database: got nonsense, takes postgresql://"),
         (["database=postgresql://me:hunter2@host/name"], "database: holds a password"),

@@ -192,6 +192,7 @@ SOUND = {"name": "a", "experiment": "b", "key": "0"}
         *(json.dumps({**SOUND, "key": value}) for value in (None, [], {}, 1.5)),
         json.dumps({**SOUND, "key": "0' or tags.kind != '"}),
         json.dumps({**SOUND, "model": {"file": "../../model.onnx"}}),
+        json.dumps({**SOUND, "model": {"name": "model.onnx"}}),
         json.dumps({**SOUND, "points": [["loss", "x", 0, 0]]}),
     ],
 )

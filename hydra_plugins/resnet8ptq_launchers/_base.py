@@ -1,13 +1,14 @@
-"""What the launchers share. A job whose process dies has failed; the other jobs continue."""
+"""What the launchers share. A job whose process dies has failed, and takes no other job along."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides, setup_globals
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from resnet8ptq.core.errors import JobError
 
@@ -16,16 +17,39 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """One job of the sweep, by its number and what is overridden in it."""
+    """One job of the sweep, by its number and what is overridden in it; called, it runs here.
+
+    It holds what another process needs to run it.
+    """
 
     number: int
     overrides: list[str]
+    context: HydraContext
+    config: DictConfig
+    task_function: TaskFunction
+    singletons: dict[type, Singleton]
 
     def __str__(self) -> str:
         return f"#{self.number} {' '.join(filter_overrides(self.overrides))}"
 
+    def __call__(self) -> JobReturn:
+        """Run the job, as Hydra's own launcher does."""
+        Singleton.set_state(self.singletons)
+        setup_globals()
+        config = self.context.config_loader.load_sweep_config(self.config, self.overrides)
+        with open_dict(config):
+            config.hydra.job.id = f"{config.hydra.job.name}_{self.number}"
+            config.hydra.job.num = self.number
+        return run_job(
+            hydra_context=self.context,
+            task_function=self.task_function,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+
     def died(self, reason: str) -> JobReturn:
-        """Return a failed result for a job whose process returned no result."""
+        """Return what stands for the result of a job whose process gave none."""
         error = JobError(f"job {self}: {reason}")
         log.error("%s", error)
         return JobReturn(self.overrides, status=JobStatus.FAILED, _return_value=error)
@@ -51,8 +75,9 @@ class JobsLauncher(Launcher):
     ) -> Sequence[JobReturn]:
         """Run the jobs; return their results in the order given."""
         setup_globals()
+        shared = (self.hydra_context, self.config, self.task_function, Singleton.get_state())
         jobs = [
-            Job(number, list(overrides))
+            Job(number, list(overrides), *shared)
             for number, overrides in enumerate(job_overrides, initial_job_idx)
         ]
         ended = self.run(jobs)

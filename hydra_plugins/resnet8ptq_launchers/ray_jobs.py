@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import as_completed
 from typing import Any
 
-from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import machine
@@ -41,7 +40,12 @@ class RayJobs(JobsLauncher):
             cores = init.num_cpus or machine.threads(None)
             return Worker(fit(key, cpus, cores), cpus)
         fit(key, cpus, sys.maxsize)
-        return Worker(count(settings.ray), cpus, variables=variables())
+        start(init)
+        import ray
+
+        nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+        at_once = max(1, sum(int(free // cpus) for free in nodes))
+        return Worker(at_once, cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
         """Submit all jobs, and take their results as they end."""
@@ -51,7 +55,9 @@ class RayJobs(JobsLauncher):
         ended = {}
         try:
             # Waited for outside of Ray, which would change the exit code of an interrupted sweep.
-            waiting = {self._submit(job).future(): job for job in jobs}
+            options: Any = OmegaConf.to_container(self.settings.remote, resolve=True)
+            work = ray.remote(**options)(lambda job: job())
+            waiting = {work.remote(job).future(): job for job in jobs}
             for future in as_completed(waiting):
                 job = waiting[future]
                 try:
@@ -62,21 +68,6 @@ class RayJobs(JobsLauncher):
             ray.shutdown()
             raise
         return ended
-
-    def _submit(self, job: Job) -> Any:
-        from hydra_plugins.hydra_ray_launcher._launcher_util import launch_job_on_ray
-
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, job.overrides)
-        with open_dict(config):
-            config.hydra.job.id = f"{config.hydra.job.name}_{job.number}"
-            config.hydra.job.num = job.number
-        return launch_job_on_ray(
-            self.hydra_context,
-            self.settings.remote,
-            config,
-            self.task_function,
-            Singleton.get_state(),
-        )
 
 
 def start(init: DictConfig) -> None:
@@ -120,16 +111,3 @@ def start(init: DictConfig) -> None:
         ) from error
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray sets its own
-
-
-def count(settings: DictConfig) -> int:
-    """Connect to a cluster; return how many jobs it runs at once, at least 1.
-
-    Raises:
-        JobError: no cluster answers, or it refuses the token.
-    """
-    start(settings.init)
-    import ray
-
-    nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
-    return max(1, sum(int(cpus // settings.remote.num_cpus) for cpus in nodes))

@@ -1,9 +1,11 @@
 """The frameworks, by name. A framework is imported when a run asks for it, not before."""
 
+from pkgutil import resolve_name
+
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.machine import Runtime
-from resnet8ptq.core.registry import import_from, look_up
+from resnet8ptq.core.registry import look_up
 
 BACKENDS = {
     "onnx": "resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
@@ -18,6 +20,6 @@ def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
     Raises:
         ConfigError: there is none of that name.
     """
-    make = import_from(look_up("backend.name", config.backend.name, BACKENDS))
+    make = resolve_name(look_up("backend.name", config.backend.name, BACKENDS))
     quantizer: Quantizer = make(config, runtime)
     return quantizer

@@ -1,11 +1,22 @@
 """From what Hydra composed to a checked `RunConfig`."""
 
+from collections.abc import Sequence
+
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config import limits
-from resnet8ptq.config.schema import ArraysConfig, FolderConfig, RunConfig, TorchConfig
+from resnet8ptq.config.limits import require
+from resnet8ptq.config.schema import (
+    DTYPES,
+    OBJECTIVES,
+    AnalysisConfig,
+    ArraysConfig,
+    FolderConfig,
+    RunConfig,
+    TorchConfig,
+)
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
@@ -32,7 +43,7 @@ def parse_config(cfg: DictConfig) -> RunConfig:
     """Turn what Hydra composed into a checked `RunConfig`.
 
     Raises:
-        ConfigError: a value is missing, does not resolve, or is out of range.
+        ConfigError: a value is missing, does not resolve, is out of range, or does not fit another.
     """
     try:
         config = OmegaConf.to_object(cfg)
@@ -40,6 +51,42 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         raise ConfigError(" ".join(str(error).split())) from error
     if not isinstance(config, RunConfig):  # composed without the schema
         raise ConfigError("conf/config.yaml: its defaults must begin with `schema`")
-    limits.check_keys(config)
     limits.check(config)
+    _check_together(config)
+    check_objectives(config.objectives or [])
     return config
+
+
+def _check_together(config: RunConfig) -> None:
+    """Refuse settings that do not fit each other, or that another leaves without effect."""
+    if config.backend.name == "torch" and not isinstance(config.backend, TorchConfig):
+        raise ConfigError("backend.name: got 'torch' by itself; takes backend=torch")
+    bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
+    takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
+    require("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
+    if config.calib.table is not None and config.method != "static":
+        raise ConfigError(f"calib.table: has no effect with method={config.method}")
+    if config.method == "qat" and config.corrections.equalization:
+        raise ConfigError("corrections.equalization: changes ranges that method=qat has learned")
+    chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
+    named = isinstance(excluded, list) and all(isinstance(name, str) for name in excluded)
+    require("nodes_to_exclude", excluded, named or excluded == "auto", "a list of names | auto")
+    timed = [name for name in config.objectives or [] if name.startswith(("latency", "speedup"))]
+    if timed and not config.latency.enabled:
+        raise ConfigError(f"latency.enabled: got false, takes true with objectives={timed[0]}")
+    if config.analysis.name is not None:
+        with_it = f"with analysis={config.analysis.name}"
+        dtypes = " | ".join(name for name in DTYPES if name != "fp32")
+        require("dtype.name", "fp32", config.dtype.name != "fp32", f"{dtypes} {with_it}")
+        require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
+        require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
+    elif config.analysis != AnalysisConfig():
+        raise ConfigError("analysis: its keys have no effect without +analysis=sensitivity")
+
+
+def check_objectives(objectives: Sequence[str]) -> None:
+    """Raise `ConfigError` for a name that no metric has, or that comes twice."""
+    for name in objectives:
+        require("objectives", name, name in OBJECTIVES, " | ".join(OBJECTIVES))
+    once = len(set(objectives)) == len(objectives)
+    require("objectives", objectives, once, "each once")

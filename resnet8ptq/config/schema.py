@@ -1,12 +1,15 @@
 """What a run can be told: dataclass schemas; `conf/` holds the values.
 
-Hydra checks names and types against them while it composes.
+Hydra checks names and types against them while it composes, `limits.check` the ranges.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
+
+from resnet8ptq.config import limits
+from resnet8ptq.config.limits import at_least, at_most, limited, one_of
 
 # dtype -> (activations, weights), as ONNX Runtime has them; the others' modules say what differs.
 DTYPES = {
@@ -15,17 +18,6 @@ DTYPES = {
     "uint8": ("uint8", "uint8"),
     "u8s8": ("uint8", "int8"),
 }
-METHODS = ("static", "dynamic", "qat")
-FORMATS = ("qdq", "qoperator")
-FLOWS = ("fx", "pt2e")
-SPLITS = ("test", "held_out")
-ANALYSES = ("sensitivity",)
-MODES = ("one_at_a_time", "all_but_one")
-RESIZES = ("squash", "fit", "crop", "letterbox")
-FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-CHANNELS = ("rgb", "bgr", "grey")
-ON_BAD = ("error", "skip")
-ENGINES = ("auto", "fbgemm", "x86", "onednn", "qnnpack")
 # What a search can optimize, by the metric's name, and in which direction.
 OBJECTIVES = {
     **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
@@ -33,6 +25,7 @@ OBJECTIVES = {
     **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
     **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
 }
+_THREADS = (*limits.COUNT, at_most(1024))
 
 
 @dataclass
@@ -47,8 +40,8 @@ class TorchConfig(BackendConfig):
     """PyTorch: FX graph mode, or PT2E (torch.export)."""
 
     name: str = "torch"
-    flow: str = "fx"
-    engine: str = "auto"
+    flow: str = limited("fx", one_of("fx", "pt2e"))
+    engine: str = limited("auto", one_of("auto", "fbgemm", "x86", "onednn", "qnnpack"))
     freeze: bool = True
     debug_records: bool = False
 
@@ -57,7 +50,7 @@ class TorchConfig(BackendConfig):
 class DtypeConfig:
     """8-bit format; what it means in each framework stands in the backend's module."""
 
-    name: str = MISSING
+    name: str = limited(MISSING, one_of(*DTYPES))
 
 
 @dataclass
@@ -65,12 +58,12 @@ class CalibConfig:
     """How activation ranges are found. Every method takes the same keys, so that sweeps can mix."""
 
     name: str = MISSING
-    samples_per_class: int | None = 100
-    batch_size: int = 100
-    percentile: float = 99.99
-    num_bins: int = 2048
-    num_quantized_bins: int = 128
-    averaging_constant: float = 0.01
+    samples_per_class: int | None = limited(100, *limits.COUNT)
+    batch_size: int = limited(100, *limits.COUNT)
+    percentile: float = limited(99.99, limits.PERCENTILE)
+    num_bins: int = limited(2048, at_most(2**20))
+    num_quantized_bins: int = limited(128, at_least(2))
+    averaging_constant: float = limited(0.01, limits.SHARE)
     table: str | None = None
 
 
@@ -92,15 +85,15 @@ class DataConfig:
 
     name: str = MISSING
     root: str | None = None
-    on_missing: str = "shapes"
+    on_missing: str = limited("shapes", one_of("shapes", "error"))
 
 
 @dataclass
 class SplitConfig(DataConfig):
     """How samples without a split of their own are split."""
 
-    split_seed: int = 0
-    test_fraction: float = 0.5
+    split_seed: int = limited(0, limits.SEED)
+    test_fraction: float = limited(0.5, limits.PART)
 
 
 @dataclass
@@ -110,9 +103,9 @@ class ArraysConfig(SplitConfig):
     name: str = "arrays"
     inputs: str | None = None
     labels: str | None = None
-    classes: list[str] | None = None
-    offset: float = 0.0
-    scale: float = 1.0
+    classes: list[str] | None = limited(None, limits.CLASSES)
+    offset: float = limited(0.0, limits.FINITE)
+    scale: float = limited(1.0, limits.FACTOR)
 
 
 @dataclass
@@ -120,7 +113,7 @@ class FolderConfig(SplitConfig):
     """Pictures in class folders; see `data.folder`."""
 
     name: str = "folder"
-    on_bad: str = "error"
+    on_bad: str = limited("error", one_of("error", "skip"))
 
 
 @dataclass
@@ -128,23 +121,25 @@ class PreprocessConfig:
     """What makes network inputs of samples, the same for every framework."""
 
     name: str = "raw"
-    size: Any = None  # a number, or [height, width]
-    resize: str = "squash"
-    crop_fraction: float = 0.875
-    filter: str = "bilinear"
-    pad: int = 0
-    channels: str = "rgb"
-    scale: float = 1.0
-    mean: list[float] = field(default_factory=lambda: [0.0])
-    std: list[float] = field(default_factory=lambda: [1.0])
+    size: Any = limited(None, limits.SIZE)
+    resize: str = limited("squash", one_of("squash", "fit", "crop", "letterbox"))
+    crop_fraction: float = limited(0.875, limits.SHARE)
+    filter: str = limited(
+        "bilinear", one_of("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+    )
+    pad: int = limited(0, limits.PIXEL)
+    channels: str = limited("rgb", one_of("rgb", "bgr", "grey"))
+    scale: float = limited(1.0, limits.FACTOR)
+    mean: list[float] = limited([0.0], limits.NUMBERS)
+    std: list[float] = limited([1.0], limits.NUMBERS, limits.ALL_POSITIVE)
 
 
 @dataclass
 class EvaluateConfig:
     """How the test images are run."""
 
-    batch_size: int | None = None
-    split: str = "test"
+    batch_size: int | None = limited(None, *limits.COUNT)
+    split: str = limited("test", one_of("test", "held_out"))
 
 
 @dataclass
@@ -152,10 +147,10 @@ class LatencyConfig:
     """How the model is timed beside its FP32 baseline."""
 
     enabled: bool = True
-    batch_size: int = 64
-    threads: int = 1
-    repeats: int = 200
-    batch_repeats: int = 10
+    batch_size: int = limited(64, *limits.COUNT)
+    threads: int = limited(1, *_THREADS)
+    repeats: int = limited(200, *limits.COUNT)
+    batch_repeats: int = limited(10, *limits.COUNT)
 
 
 @dataclass
@@ -164,17 +159,17 @@ class TrackingConfig:
 
     uri: str | None = None
     root: str = "mlruns"
-    experiment_name: str = "resnet8ptq"
+    experiment_name: str = limited("resnet8ptq", limits.NAME)
 
 
 @dataclass
 class ReportConfig:
     """What a model must keep to be recommended, as fractions; and what to compare with."""
 
-    max_drop: float = 0.05
-    min_accuracy: float = 0.85
+    max_drop: float = limited(0.05, limits.FRACTION)
+    min_accuracy: float = limited(0.85, limits.FRACTION)
     reference: str | None = None
-    expected_accuracy: float | None = None
+    expected_accuracy: float | None = limited(None, limits.FRACTION)
 
 
 @dataclass
@@ -188,8 +183,8 @@ class SweepConfig:
 class AnalysisConfig:
     """What is run instead of one quantization: `sensitivity` quantizes layer by layer."""
 
-    name: str | None = None
-    mode: str = "one_at_a_time"
+    name: str | None = limited(None, one_of("sensitivity"))
+    mode: str = limited("one_at_a_time", one_of("one_at_a_time", "all_but_one"))
 
 
 @dataclass
@@ -207,17 +202,17 @@ class CorrectionsConfig:
     equalization: bool = False
     bias_correction: bool = False
     adaround: bool = False
-    adaround_iterations: int = 1000
+    adaround_iterations: int = limited(1000, *limits.COUNT)
 
 
 @dataclass
 class QatConfig:
     """How `method=qat` fine-tunes."""
 
-    epochs: int = 3
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    temperature: float = 4.0
+    epochs: int = limited(3, *limits.COUNT)
+    batch_size: int = limited(128, *limits.COUNT)
+    learning_rate: float = limited(1e-3, limits.POSITIVE)
+    temperature: float = limited(4.0, limits.POSITIVE)
 
 
 @dataclass
@@ -227,14 +222,14 @@ class QuantizationConfig:
     backend: BackendConfig = MISSING
     dtype: DtypeConfig = MISSING
     calib: CalibConfig = MISSING
-    method: str = "static"
+    method: str = limited("static", one_of("static", "dynamic", "qat"))
     per_channel: bool = False
-    format: str | None = None
+    format: str | None = limited(None, one_of("qdq", "qoperator"))
     reduce_range: bool | None = None
     symmetric: SymmetricConfig = field(default_factory=SymmetricConfig)
     float_output: bool = False
-    op_types: list[str] | None = None
-    nodes_to_quantize: list[str] | None = None
+    op_types: list[str] | None = limited(None, limits.NAMES)
+    nodes_to_quantize: list[str] | None = limited(None, limits.NAMES)
     nodes_to_exclude: Any = field(default_factory=list)  # list of names, or "auto"
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
     slim: bool = False
@@ -247,11 +242,11 @@ class RunConfig(QuantizationConfig):
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
-    max_drop: float = 0.002
-    held_out_images: int = 2000
+    max_drop: float = limited(0.002, limits.FRACTION)
+    held_out_images: int = limited(2000, *limits.COUNT)
     qat: QatConfig = field(default_factory=QatConfig)
-    seed: int = 42
-    threads: int | None = None
+    seed: int = limited(42, limits.SEED)
+    threads: int | None = limited(None, *_THREADS)
     cache_dir: str | None = None
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     latency: LatencyConfig = field(default_factory=LatencyConfig)

@@ -58,18 +58,13 @@ def main(
         if isinstance(error, ConfigError) and find_sweep():
             code = 1  # one cell's failure: the others have run
     finally:
-        code = _close(find_sweep(), status) or code
+        try:
+            ended = sweep.close(status) if (sweep := find_sweep()) else status
+            code = 1 if (status, ended) == ("ok", "failed") else code
+        except Exception as error:
+            report(error)
+            code = 1
     return code
-
-
-def _close(sweep: Closable | None, status: str) -> int:
-    """Close the sweep, where there is one; return the exit code of what went wrong with that."""
-    try:
-        ended = sweep.close(status) if sweep else status
-    except Exception as error:
-        report(error)
-        return 1
-    return 1 if (status, ended) == ("ok", "failed") else 0
 
 
 def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
@@ -96,7 +91,6 @@ EXPECTED = (*_COMPOSING, PtqError, OSError)
 _EXTRAS = {  # option that a plugin brings along: extra
     "launcher/joblib": "joblib",
     "launcher/ray": "ray",
-    "launcher/submitit_local": "slurm",
     "launcher/submitit_slurm": "slurm",
     "sweeper/optuna": "search",
 }

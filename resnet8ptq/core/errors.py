@@ -1,29 +1,17 @@
-"""Every error that this package raises on purpose.
-
-PtqError                  one clear line for the user; the program exits with 1
-├── ConfigError           a setting is wrong: names the key, what it got, what it takes (exit 2)
-├── DataError             a data file is missing, damaged or does not fit
-│   └── DataNotFoundError neither on disk nor to be downloaded
-├── JobError              a job of a sweep could not be started, or its process died
-├── ModelError            the FP32 model is missing, damaged, or does not fit the data
-│   └── ParityError       a converted model disagrees with the original
-├── QuantizationError     the framework failed, or quantized nothing
-├── TrackingError         the MLflow store cannot be reached or written
-└── UnsupportedError      the framework cannot do this combination: a result, not a failure
-"""
+"""Every error that this package raises on purpose, each one clear line for the user."""
 
 from resnet8ptq.core.text import printable
 
 
 class PtqError(Exception):
-    """Base of all errors below; `str()` of it is one line, fit for a terminal."""
+    """Base of all errors below (exit code 1); `str()` of it is one line, fit for a terminal."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 class ConfigError(PtqError):
-    """A setting is wrong: names the key, what it got and what it takes."""
+    """A setting is wrong: names the key, what it got and what it takes (exit code 2)."""
 
 
 class DataError(PtqError):
@@ -55,4 +43,4 @@ class TrackingError(PtqError):
 
 
 class UnsupportedError(PtqError):
-    """The framework cannot do this combination; the message is the reason."""
+    """The framework cannot do this combination: a result, and the message is its reason."""

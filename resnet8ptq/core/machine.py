@@ -2,7 +2,9 @@
 
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -45,24 +47,16 @@ def cpu() -> tuple[str, tuple[str, ...]]:
     Linux lists both (`man 5 proc`, /proc/cpuinfo), on most ARM machines without a name. Elsewhere
     py-cpuinfo finds them out, which takes a second: it runs programs.
     """
-    fields = _linux_cpu_fields()
-    name, flags = fields.get("model name"), fields.get("flags") or fields.get("Features")
-    if name and flags:
-        return name, tuple(sorted(set(flags.split())))
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        fields = dict(re.findall(r"^(.*?)\s*: *(.*)$", first, re.MULTILINE))
+        name, flags = fields.get("model name"), fields.get("flags") or fields.get("Features")
+        if name and flags:
+            return name, tuple(sorted(set(flags.split())))
     import cpuinfo
 
     info = cpuinfo.get_cpu_info()
     return info.get("brand_raw", platform.processor()), tuple(sorted(info.get("flags", ())))
-
-
-def _linux_cpu_fields() -> dict[str, str]:
-    """Return what /proc/cpuinfo says of the first core; nothing where there is no such file."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def has_vnni() -> bool:
@@ -75,10 +69,8 @@ def versions() -> dict[str, str]:
     """Return `{"version.<package>": version}` of what shapes a result, without importing it."""
     installed = {"version.python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             installed[f"version.{package}"] = version(package)
-        except PackageNotFoundError:
-            continue
     return installed
 
 
@@ -98,13 +90,12 @@ def describe() -> dict[str, str]:
 def _git_commit() -> str:
     """Return the checkout's commit, `-dirty` behind it where files differ; or `unknown`."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+    here = Path(__file__).parent
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            command, cwd=here, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
+    return "unknown"
 
 
 class PeakMemory:
@@ -115,17 +106,14 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        try:
+        self._resets = False
+        with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
             self._resets = True
-        except OSError:
-            self._resets = False
 
     def read_bytes(self) -> int | None:
         """Return the peak in bytes; None where it cannot be measured."""
         if not self._resets:
             return None
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return None
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return None if found is None else int(found[1]) * 1024

@@ -1,8 +1,7 @@
-"""Things that a setting chooses by name: found in a table, imported when they are asked for."""
+"""Things that a setting chooses by name, found in a table."""
 
-import importlib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from resnet8ptq.core.errors import ConfigError
 
@@ -21,9 +20,3 @@ def look_up(key: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise ConfigError(f"{key}: got {name!r}, takes {' | '.join(table)}")
     return table[name]
-
-
-def import_from(place: str) -> Any:
-    """Import what `place` names as `package.module:attribute`."""
-    module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)

@@ -5,13 +5,12 @@ import re
 
 def redact(text: str) -> str:
     """Return a message without the user names and passwords of the URLs in it."""
-    return re.sub(r"(?<=://)[^/\s@]+@", "", text)
+    return re.sub(r"(?<=://)[^/\s?#]*@", "", text)
 
 
 def printable(text: str) -> str:
     """Return a text in one line, without what would steer a terminal: it may quote a file."""
-    folded = " ".join(text.split())
-    return "".join(char if char.isprintable() else "?" for char in folded)
+    return show(" ".join(text.split()))
 
 
 def one_line(error: Exception) -> str:

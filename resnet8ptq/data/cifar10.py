@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pooch
@@ -84,28 +85,24 @@ def read_class_names(folder: Path) -> tuple[str, ...]:
     path = folder / "batches.meta"
     if not path.exists():
         return CLASS_NAMES
-    names = _read_dict(path).get("label_names")
-    if not isinstance(names, list) or len(names) != 10 or not all(map(_is_name, names)):
-        raise DataError(f"{path}: label_names must be ten names")
-    if len(set(names)) != len(names):
+    names: Any = _read_dict(path).get("label_names")
+    named = isinstance(names, list) and all(
+        isinstance(name, str) and re.fullmatch(r"(?=.*[^\W_])\w{1,100}", name) for name in names
+    )
+    if not named or len(names) != 10 or len(set(names)) != 10:
         raise DataError(f"{path}: label_names must be ten different names")
     return tuple(names)
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= 100 and name.replace("_", "").isalnum()
 
 
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return a batch's images as they lie there, [N, 3072] in planes R, G and B, and labels [N]."""
     content = _read_dict(path)
     found, labels = content.get("data"), content.get("labels")
-    if not isinstance(found, Array):
-        raise DataError(f"{path}: `data` must be a uint8 array [N, {PIXELS}]")
     try:
-        planes = found.to_numpy()
-    except Exception as error:  # any, from a damaged state
-        raise DataError(f"{path}: `data` is damaged ({one_line(error)})") from error
+        planes = cast(Array, found).to_numpy()
+    except Exception as error:  # any, from a damaged state, or from what is no array
+        reason = f"`data` must be a uint8 array [N, {PIXELS}] ({one_line(error)})"
+        raise DataError(f"{path}: {reason}") from error
     if planes.ndim != 2 or planes.shape[1] != PIXELS or len(planes) == 0:
         raise DataError(f"{path}: `data` is {list(planes.shape)}, must be [N, {PIXELS}]")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):

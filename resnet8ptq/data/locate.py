@@ -4,20 +4,17 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import (
-    ArraysConfig,
-    DataConfig,
-    FolderConfig,
-    PreprocessConfig,
-)
+from resnet8ptq.config.schema import ArraysConfig, DataConfig, FolderConfig, PreprocessConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
@@ -48,15 +45,19 @@ def settle(config: DataConfig) -> DataConfig:
     look_up("data.name", config.name, SOURCES)
     if config.name == "shapes":
         return replace(config, root=None)
+    root = None if config.root is None else Path(config.root).expanduser().absolute()
     if config.name in _OWN:
-        return _settle_own(config, *_OWN[config.name])
-    if config.root is not None:
-        config = replace(config, root=str(Path(config.root).expanduser()))
-    if config.root is not None and not Path(config.root).is_dir():
+        schema, takes = _OWN[config.name]
+        if not isinstance(config, schema):
+            raise ConfigError(f"data.name: got {config.name!r} by itself; takes data={config.name}")
+        if root is None or not (root.is_dir() or (config.name == "arrays" and root.is_file())):
+            raise ConfigError(f"data.root: got {config.root or 'null'}, {takes}")
+        return replace(config, root=str(root))
+    if root is not None and not root.is_dir():
         raise ConfigError(f"data.root: got {config.root}, takes a folder with data_batch_1..5")
-    root, tried = (Path(config.root), "") if config.root is not None else _find_cifar10()
+    root, tried = (root, "") if root is not None else _find_cifar10()
     if root is not None:
-        return replace(config, root=str(root.absolute()))
+        return replace(config, root=str(root))
     if config.on_missing == "error":
         raise DataNotFoundError(f"data.root: no CIFAR-10 found; tried {tried}")
     log.warning(
@@ -74,30 +75,20 @@ _OWN: dict[str, tuple[type[DataConfig], str]] = {  # the schema, and what `data.
 }
 
 
-def _settle_own(config: DataConfig, schema: type[DataConfig], takes: str) -> DataConfig:
-    if not isinstance(config, schema):
-        raise ConfigError(f"data.name: got {config.name!r} by itself; takes data={config.name}")
-    root = None if config.root is None else Path(config.root).expanduser().absolute()
-    there = root is not None and (root.is_dir() or (config.name == "arrays" and root.is_file()))
-    if not there:
-        raise ConfigError(f"data.root: got {config.root or 'null'}, {takes}")
-    return replace(config, root=str(root))
-
-
 @functools.cache  # one search, and at most one try to download, per process
 def _find_cifar10() -> tuple[Path | None, str]:
     tried = []
     named = os.environ.get("CIFAR10_DIR")
     if named:
         if Path(named).is_dir():
-            return Path(named), ""
+            return Path(named).absolute(), ""
         tried.append(f"$CIFAR10_DIR={named} (no such folder)")
     local = Path("data", cifar10.FOLDER).absolute()
     if local.is_dir():
         return local, ""
     tried.append(f"{local} (no such folder)")
     try:
-        return cifar10.fetch(cache.downloads_folder()), ""
+        return cifar10.fetch(cache.downloads_folder()).absolute(), ""
     except Exception as error:  # requests, urllib and pooch each have their own
         log.debug("download failed", exc_info=True)
         tried.append(f"{cifar10.URL} ({type(error).__name__})")
@@ -105,64 +96,49 @@ def _find_cifar10() -> tuple[Path | None, str]:
 
 
 def _load_shapes(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    code = cache.code("data/shapes/pictures")
-    train, test = (
-        _keep("shapes", {"split": split, "code": code}, cache_root, partial(pictures.draw, split))
-        for split in SPLITS
-    )
-    source = "resnet8ptq.data.shapes"
-    return Dataset("shapes", pictures.CLASS_NAMES, Split(*train, source), Split(*test, source))
+    code, source = cache.code("data/shapes/pictures"), "resnet8ptq.data.shapes"
+    keys = {split: {"split": split, "code": code} for split in SPLITS}
+    return _keep("shapes", pictures.CLASS_NAMES, source, pictures.draw, keys, cache_root)
 
 
 def _load_cifar10(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
     folder, code = Path(str(config.root)), cache.code("data/cifar10", "data/array_pickle")
-    train, test = (
-        _keep(
-            "cifar10",
-            {**cifar10.digests(folder, split, cache_root), "code": code},
-            cache_root,
-            partial(cifar10.read_split, folder, split),
-        )
-        for split in SPLITS
-    )
-    names, source = cifar10.read_class_names(folder), str(folder)
-    return Dataset("cifar10", names, Split(*train, source), Split(*test, source))
+    hashes = {split: cifar10.digests(folder, split, cache_root) for split in SPLITS}
+    keys = {split: {**hashes[split], "code": code} for split in SPLITS}
+    names, read = cifar10.read_class_names(folder), partial(cifar10.read_split, folder)
+    return _keep("cifar10", names, str(folder), read, keys, cache_root)
 
 
-Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
+def _keep(
+    name: str,
+    class_names: tuple[str, ...],
+    source: str,
+    read: Callable[[pictures.Split], tuple[NDArray[np.uint8], NDArray[np.int64]]],
+    keys: Mapping[pictures.Split, cache.Key],
+    cache_root: Path,
+) -> Dataset:
+    """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`."""
+
+    def open_split(split: pictures.Split) -> Split:
+        def make(folder: Path) -> None:
+            images, labels = read(split)
+            np.save(folder / "images.npy", images)
+            np.save(folder / "labels.npy", labels)
+
+        folder = cache.entry(cache_root, name, keys[split], make)
+        images = np.load(folder / "images.npy", mmap_mode="r")
+        return Split(np.asarray(images), np.load(folder / "labels.npy"), source)
+
+    return Dataset(name, class_names, open_split("train"), open_split("test"))
 
 
-def _keep(kind: str, key: cache.Key, cache_root: Path, read: Callable[[], Arrays]) -> Arrays:
-    """Return images [N, H, W, C], mapped from a file, and labels [N]; `read` makes that file."""
-
-    def make(folder: Path) -> None:
-        images, labels = read()
-        np.save(folder / "images.npy", images)
-        np.save(folder / "labels.npy", labels)
-
-    folder = cache.entry(cache_root, kind, key, make)
-    images = np.load(folder / "images.npy", mmap_mode="r")
-    return np.asarray(images), np.load(folder / "labels.npy")
-
-
-def _load_arrays(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    assert isinstance(config, ArraysConfig)  # see `settle`
-    return array_files.load(config, cache_root)
-
-
-def _load_folder(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    assert isinstance(config, FolderConfig)  # see `settle`
-    from resnet8ptq.data import folder  # imports Pillow, which only this source needs
-
-    return folder.load(config, preprocess, cache_root)
-
-
-Source = Callable[[DataConfig, PreprocessConfig, Path], Dataset]
+Source = Callable[[Any, PreprocessConfig, Path], Dataset]  # the first of the source's own schema
 SOURCES: dict[str, Source] = {
     "cifar10": _load_cifar10,
     "shapes": _load_shapes,
-    "arrays": _load_arrays,
-    "folder": _load_folder,
+    "arrays": lambda config, _, cache_root: array_files.load(config, cache_root),
+    # It imports Pillow, which only this source needs.
+    "folder": lambda *given: resolve_name("resnet8ptq.data.folder:load")(*given),
 }
 
 
@@ -199,12 +175,11 @@ def _shape(found: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Da
     """Resize stored pictures, and make them grey, as set."""
     if preprocess.size is None and preprocess.channels != "grey":
         return found
-    key = "preprocess.size" if preprocess.size is not None else "preprocess.channels"
     if not found.test.has_pictures or found.image_shape[2] not in (1, 3):
-        got = preprocess.size if preprocess.size is not None else preprocess.channels
+        key = "channels" if preprocess.size is None else "size"
         raise ConfigError(
-            f"{key}: got {got}, takes pictures [N, height, width, 1 or 3] of uint8; the samples "
-            f"are {found.test.images.dtype} {found.image_shape}"
+            f"preprocess.{key}: got {getattr(preprocess, key)}, takes pictures [N, height, width, "
+            f"1 or 3] of uint8; the samples are {found.test.images.dtype} {found.image_shape}"
         )
     from resnet8ptq.data import resizing
 

@@ -14,6 +14,16 @@ OPEN = """Whoever reaches {address} can read, change and delete every run and ev
 There is no password: start with auth=true, or listen on 127.0.0.1 and reach it through ssh -L."""
 UNENCRYPTED = "Passwords and runs travel to {address} unencrypted: put a proxy with TLS in front."
 
+# MLflow's basic-auth app, on tables of its own beside the runs. Every user logs to experiments of
+# others. Passwords are hashed slowly on purpose, once a minute rather than at each request; one
+# that was changed is taken for as long.
+_AUTH = """[mlflow]
+database_uri = {database}
+admin_username = admin
+default_permission = EDIT
+auth_cache_ttl_seconds = 60
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth"""
+
 
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine reaches that address."""
@@ -50,39 +60,24 @@ def name_variables(host: str, port: int, others: str | None) -> dict[str, str]:
 
 
 def user_variables(folder: Path, database: str) -> dict[str, str]:
-    """Set up MLflow's basic-auth app: users beside the runs, in tables of their own.
+    """Return what sets up users: their settings in `folder`, readable by nobody else, and secrets.
 
     Args:
-        folder: where the settings go, readable by nobody else.
         database: its URI.
     """
-    settings = [
-        "[mlflow]",
-        f"database_uri = {database.replace('%', '%%')}",
-        "admin_username = admin",
-        "default_permission = EDIT",  # of every user, who must log to experiments of others
-        # Passwords are hashed slowly on purpose, once a minute rather than at each request. A
-        # password that was changed is taken for as long.
-        "auth_cache_ttl_seconds = 60",
-        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
-    ]
     path = folder / "auth.ini"
-    files.write_text(path, "\n".join(settings), mode=0o600)
+    files.write_text(path, _AUTH.format(database=database.replace("%", "%%")), mode=0o600)
+    variables = {"MLFLOW_AUTH_CONFIG_PATH": str(path)}
     drawn = {
         "MLFLOW_AUTH_ADMIN_PASSWORD": "admin_password",  # taken at the first start alone
         "MLFLOW_FLASK_SERVER_SECRET_KEY": "secret_key",
     }
-    secret = {variable: _secret(folder / name, variable) for variable, name in drawn.items()}
-    return {"MLFLOW_AUTH_CONFIG_PATH": str(path), **secret}
-
-
-def _secret(path: Path, variable: str) -> str:
-    """Return a variable of the environment, or else what was drawn at random for this folder."""
-    if given := os.environ.get(variable):
-        return given
-    if not path.exists():
-        files.write_text(path, secrets.token_urlsafe(24), mode=0o600)
-    return path.read_text()
+    for variable, name in drawn.items():
+        kept = folder / name  # at random, unless the environment has it
+        if not os.environ.get(variable) and not kept.exists():
+            files.write_text(kept, secrets.token_urlsafe(24), mode=0o600)
+        variables[variable] = os.environ.get(variable) or kept.read_text()
+    return variables
 
 
 def warn(host: str, address: str, auth: bool) -> None:

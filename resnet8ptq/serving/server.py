@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -32,6 +33,7 @@ from resnet8ptq.serving import access
 
 START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
 STOP_S = 15
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where such a server is reached from here
 
 # Each worker answers up to 40 requests at once, each with a connection for milliseconds; what finds
 # none free waits up to 30 s. MLflow keeps a pool for the runs and, with auth, one for the users:
@@ -52,26 +54,22 @@ class Arguments:
     folder: str = "mlruns/server"
 
 
-@dataclass(frozen=True)
-class Server:
-    """A tracking server that answers, and the database behind it."""
-
-    address: str
-    database: URL
-    process: "subprocess.Popen[bytes]"
-
-
 @contextmanager
-def run(given: Arguments) -> Iterator[Server]:
-    """Run the server during the block.
+def run(given: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Run the server during the block, with its address and its process; it answers.
 
     Raises:
         ConfigError: a setting is wrong, or the port is taken.
         TrackingError: the folder is in use, the database does not answer, or the server does not
             start.
     """
-    _check(given)
-    url = _find_database(given)
+    if not 1 <= given.port <= 65535:
+        raise ConfigError(f"port: got {given.port}, takes 1 to 65535")
+    if given.workers < 1:
+        raise ConfigError(f"workers: got {given.workers}, takes an integer >= 1")
+    url = find_database(given.database)
+    _check_port(given.host, given.port)
+    _check_answers(url)
     folder = Path(given.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -79,44 +77,64 @@ def run(given: Arguments) -> Iterator[Server]:
     except Timeout:
         raise TrackingError(f"folder: another server runs in {folder}; takes another") from None
     with lock, _mlflow(given, folder, url) as process:
-        yield Server(_address(given), url, process)
+        host = socket.gethostname() if given.host in EVERYWHERE else given.host
+        yield f"http://{access.bracket(host)}:{given.port}", process
 
 
-def _find_database(given: Arguments) -> URL:
-    """Return the URL of a database that is known to answer."""
-    named = given.database or os.environ.get("MLFLOW_BACKEND_STORE_URI")
+def find_database(given: str | None) -> URL:
+    """Return the URL of the database that the setting or the environment names.
+
+    Raises:
+        ConfigError: none is named, it is not PostgreSQL, or the setting holds a password.
+    """
+    named, takes = (
+        given or os.environ.get("MLFLOW_BACKEND_STORE_URI"),
+        "postgresql://user@host/name",
+    )
     if not named:
-        raise ConfigError("database: got none, takes postgresql://user@host/name (docs/server.md)")
-    url = _parse(named)
-    _check_answers(url)
-    return url
-
-
-def _parse(uri: str) -> URL:
+        raise ConfigError(f"database: got none, takes {takes} (docs/server.md)")
     try:
-        url = make_url(uri)
+        url = make_url(named)
     except ArgumentError:
         url = None
     if url is None or url.drivername not in ("postgresql", "postgresql+psycopg2"):
-        raise ConfigError(f"database: got {redact(uri)}, takes postgresql://user@host/name")
+        raise ConfigError(f"database: got {redact(named)}, takes {takes}")
+    if given and (url.password is not None or "password" in url.query):
+        raise ConfigError(
+            "database: holds a password, which `ps` shows to everybody; takes one without: put "
+            "it into ~/.pgpass or PGPASSWORD, or the whole into MLFLOW_BACKEND_STORE_URI"
+        )
     # By itself `postgresql` means psycopg 3 to later versions of SQLAlchemy.
     return url.set(drivername="postgresql+psycopg2")
 
 
+def _check_port(host: str, port: int) -> None:
+    """Refuse an address that is taken: what listens there would answer in the server's place."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        try:
+            probe.bind((host, port))
+        except socket.gaierror as error:
+            takes = "takes an address of this machine"
+            raise ConfigError(f"host: got {host!r}, {takes}") from error
+        except OSError as error:
+            reason = f"cannot be used ({error.strerror}); takes a free one"
+            raise ConfigError(f"port: {port} on {host} {reason}") from error
+
+
 def _check_answers(url: URL) -> None:
-    shown = url.set(drivername="postgresql").difference_update_query(["password"])
-    shown = shown._replace(password=None)
     try:
-        engine = create_engine(url, connect_args={"connect_timeout": 10})
-        with engine.connect():
-            pass
-        engine.dispose()
+        with create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 10}).connect():
+            return
     except ModuleNotFoundError as error:
         takes = "pip install -c constraints.txt -e '.[server]'"
         raise TrackingError(f"{error.name} is not installed: {takes}") from error
     except SQLAlchemyError as error:
+        shown = url.set(drivername="postgresql").difference_update_query(["password"])
         reason = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
-        raise TrackingError(f"database: {shown} cannot be used ({redact(reason)})") from error
+        raise TrackingError(
+            f"database: {shown._replace(password=None)} cannot be used ({redact(reason)})"
+        ) from error
 
 
 @contextmanager
@@ -167,8 +185,7 @@ def environment(given: Arguments, url: URL) -> dict[str, str]:
 
 
 def _wait(given: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    url = f"http://{access.bracket(everywhere.get(given.host, given.host))}:{given.port}/health"
+    url = f"http://{access.bracket(EVERYWHERE.get(given.host, given.host))}:{given.port}/health"
     end = time.monotonic() + START_S
     while server.poll() is None and time.monotonic() < end:
         try:
@@ -178,39 +195,6 @@ def _wait(given: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> Non
             time.sleep(0.2)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     raise TrackingError(f"the server did not start ({redact(lines[-1])[:300]}): {log}")
-
-
-def _check(given: Arguments) -> None:
-    if not 1 <= given.port <= 65535:
-        raise ConfigError(f"port: got {given.port}, takes 1 to 65535")
-    if given.workers < 1:
-        raise ConfigError(f"workers: got {given.workers}, takes an integer >= 1")
-    if given.database:
-        url = _parse(given.database)
-        if url.password is not None or "password" in url.query:
-            raise ConfigError(
-                "database: holds a password, which `ps` shows to everybody; takes one without: put "
-                "it into ~/.pgpass or PGPASSWORD, or the whole into MLFLOW_BACKEND_STORE_URI"
-            )
-    family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
-        try:
-            probe.bind((given.host, given.port))
-        except socket.gaierror as error:
-            raise ConfigError(f"host: got {given.host!r}, takes an address of this machine") from (
-                error
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"port: {given.port} on {given.host} cannot be used ({error.strerror}); takes a "
-                "free one"
-            ) from error
-
-
-def _address(given: Arguments) -> str:
-    host = socket.gethostname() if given.host in ("0.0.0.0", "::") else given.host
-    return f"http://{access.bracket(host)}:{given.port}"
 
 
 def main(words: list[str]) -> None:
@@ -228,15 +212,14 @@ def serve(given: Arguments) -> None:
         TrackingError: it has ended by itself.
     """
     folder = Path(given.folder).absolute()
-    with run(given) as server:
-        access.warn(given.host, server.address, given.auth)
-        print(f"export MLFLOW_TRACKING_URI={server.address}")
+    with run(given) as (address, process):
+        access.warn(given.host, address, given.auth)
+        print(f"export MLFLOW_TRACKING_URI={address}")
         if given.auth:
             named = "MLFLOW_AUTH_ADMIN_PASSWORD" in os.environ
             where = "MLFLOW_AUTH_ADMIN_PASSWORD" if named else folder / "admin_password"
             print(f"export MLFLOW_TRACKING_USERNAME=admin  # the password: {where}")
-        print(
-            f"files: {folder / 'artifacts'}; log: {folder / 'server.log'}; Ctrl-C ends", flush=True
-        )
-        code = server.process.wait()
-        raise TrackingError(f"the server has ended with code {code}: {folder / 'server.log'}")
+        log = folder / "server.log"
+        print(f"files: {folder / 'artifacts'}; log: {log}; Ctrl-C ends", flush=True)
+        code = process.wait()
+        raise TrackingError(f"the server has ended with code {code}: {log}")

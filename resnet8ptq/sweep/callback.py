@@ -4,6 +4,7 @@ The parent is made before the first job, which finds it by a file of the sweep's
 """
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command
-from resnet8ptq.core.errors import PtqError, TrackingError
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
 from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
 from resnet8ptq.tracking import journal
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
-    from filelock import FileLock
-
     from resnet8ptq.tracking.history import Record
     from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -40,7 +39,7 @@ class RunningSweep:
 
     sweep: "Sweep"
     limits: ReportConfig
-    lock: "FileLock"
+    lock: AbstractContextManager[object]
 
     def close(self, status: str) -> str:
         """Print the comparison, write it to the folder and the parent run, close the parent.
@@ -55,47 +54,38 @@ class RunningSweep:
             TrackingError: the store is away, and the runs are in the sweep's folder; or the report
                 could not be made, and the sweep's run is closed all the same.
         """
-        try:
-            return self._close(status)
-        except PtqError:
-            raise
-        except Exception as error:
-            from resnet8ptq.report import table
-            from resnet8ptq.tracking import sync
-            from resnet8ptq.tracking.run import end_record
-            from resnet8ptq.tracking.store import is_away
-
-            if not is_away(error):
-                raise
-            folder = self.sweep.folder
-            end_record(status, folder)
-            table.print_table(sync.load_records(folder))
-            raise TrackingError(
-                f"the tracking store does not answer ({command.one_line(error)[:200]}); the runs "
-                f"are kept in {folder}: `python -m resnet8ptq sync folder={folder}` logs them "
-                "when it is back"
-            ) from error
-
-    def _close(self, status: str) -> str:
         from resnet8ptq.report import table
+        from resnet8ptq.tracking import sync
         from resnet8ptq.tracking.run import end_parent
+        from resnet8ptq.tracking.store import is_away
 
+        store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         records: list[Record] = []
         failure = None
         try:
-            records = self._collect()
+            records += self._collect()
             self._report(records)
         except Exception as error:  # whatever it is, the sweep has ended
             failure = error
         # A search continues after a failure, and its sweeper reports none.
         if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
             status = "failed"
-        end_parent(self.sweep.store, self.sweep.parent_id, status, self.sweep.folder)
-        table.print_places(self.sweep.folder, self.sweep.store)
+        try:
+            end_parent(store, parent_id, status, folder)
+        except Exception as error:
+            if not is_away(error):
+                raise
+            table.print_table(sync.load_records(folder))
+            raise TrackingError(
+                f"the tracking store does not answer ({command.one_line(error)[:200]}); the runs "
+                f"are kept in {folder}: `python -m resnet8ptq sync folder={folder}` logs them "
+                "when it is back"
+            ) from error
+        table.print_places(folder, store)
         if failure is not None:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); `python -m "
-                f"resnet8ptq report run_id={self.sweep.parent_id}` tries again"
+                f"resnet8ptq report run_id={parent_id}` tries again"
             ) from failure
         return status
 
@@ -103,33 +93,28 @@ class RunningSweep:
         """Log the runs that the store did not take; return those to compare."""
         from resnet8ptq.tracking import history, sync
 
-        known = history.find_runs(
-            self.sweep.store, history.under(self.sweep.parent_id), deleted=True
-        )
+        store, parent_id = self.sweep.store, self.sweep.parent_id
+        known = history.find_runs(store, history.under(parent_id), deleted=True)
         # Also those whose processes ended with the sweep.
-        done = sync.sync(
-            self.sweep.store, self.sweep.folder, known, wait_s=10 if self.sweep.worker else 0
-        )
+        done = sync.sync(store, self.sweep.folder, known, wait_s=10 if self.sweep.worker else 0)
         if len(done.running) > 1:  # besides the sweep itself
             log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
-        return history.load_compared(self.sweep.store, self.sweep.parent_id)
+        return history.load_compared(store, parent_id)
 
     def _report(self, records: "list[Record]") -> None:
         """Print the comparison; write it to the folder and the parent run."""
         from resnet8ptq.report import page, table
         from resnet8ptq.tracking import upload
 
+        store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         if records:
             table.print_table(records)
-            page.write(
-                self.sweep.store, self.sweep.parent_id, records, self.sweep.folder, self.limits
-            )
+            page.write(store, parent_id, records, folder, self.limits)
         if self.sweep.resume:
-            here = [r for r in records if self.sweep.folder in Path(r.tags["folder"]).parents]
-            skipped = len(records) - len(here)
+            skipped = sum(folder not in Path(r.tags["folder"]).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        if (results := self.sweep.folder / RESULTS_FILE).exists():
-            upload.log_files(self.sweep.store, self.sweep.parent_id, [results])
+        if (results := folder / RESULTS_FILE).exists():
+            upload.log_files(store, parent_id, [results])
 
 
 _current: RunningSweep | None = None  # of this process
@@ -159,7 +144,7 @@ class SweepCallback(Callback):
 def _start(config: DictConfig, folder: Path) -> RunningSweep:
     """Open the store and the sweep's run: a new one, or that of the sweep to continue."""
     from resnet8ptq.report import reference
-    from resnet8ptq.sweep import resume
+    from resnet8ptq.sweep import identity, resume
     from resnet8ptq.tracking import history, sync
     from resnet8ptq.tracking.run import restart_parent, start_parent
     from resnet8ptq.tracking.store import open_store
@@ -178,7 +163,7 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
             log.warning("%d jobs at once: each is timed while others run", worker.at_once)
     store = open_store(settings)
     overrides = list(config.hydra.overrides.task)
-    key = resume.sweep_key(overrides)
+    key = identity.sweep_key(overrides)
     earlier = resume.find_sweep(store, key) if config.sweep.resume else None
     tags = {"overrides": " ".join(overrides), "sweep_key": key, **objectives}
     held = journal.lock(folder)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,6 +18,7 @@ CODE = (  # of this package, on which what a run finds depends
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
 # neither, since their contents are hashed.
 _IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
+_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # the same among a sweep's overrides
 
 
 def find(config: RunConfig) -> str:
@@ -36,6 +38,14 @@ def find(config: RunConfig) -> str:
     settings["model"] = {**settings["model"], "path": network, "state_dict": None}
     if config.calib.table is not None:
         settings["calib"] |= {"table": files.sha256(Path(config.calib.table))}
-    made_with = {"code": cache.code(*CODE), **machine.versions()}
-    text = json.dumps([settings, made_with], sort_keys=True)
+    return _hash(settings)
+
+
+def sweep_key(overrides: Sequence[str]) -> str:
+    """Return a hash of what a sweep asks for, and the code and versions it runs with."""
+    return _hash([word for word in overrides if not word.lstrip("+~").startswith(_ELSEWHERE)])
+
+
+def _hash(asked: object) -> str:
+    text = json.dumps([asked, cache.code(*CODE), machine.versions()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

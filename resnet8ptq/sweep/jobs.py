@@ -58,20 +58,17 @@ def plan(launcher: DictConfig) -> Worker | None:
         JobError: the launcher's cluster does not answer.
     """
     if launcher._target_.endswith(".JoblibLauncher"):
-        at_once = _count_joblib(launcher.n_jobs)
+        if launcher.n_jobs == 0:
+            takes = "takes 1 or more; -1 for one on each core"
+            raise ConfigError(f"hydra.launcher.n_jobs: got 0, {takes}")
+        import joblib  # which comes with the plugin
+
+        at_once = int(joblib.effective_n_jobs(launcher.n_jobs))
         # Joblib limits OpenMP and BLAS, which no setting reaches, to the same share.
         share = max(1, machine.threads(None) // at_once)
         return Worker(at_once, share) if at_once > 1 else None
     own: Callable[[DictConfig], Worker] | None = getattr(get_class(launcher._target_), "plan", None)
     return own(launcher) if own else None
-
-
-def _count_joblib(setting: int) -> int:
-    import joblib  # which comes with the plugin
-
-    if setting == 0:
-        raise ConfigError("hydra.launcher.n_jobs: got 0, takes 1 or more; -1 for one on each core")
-    return int(joblib.effective_n_jobs(setting))
 
 
 def fit(key: str, cpus: object, cores: int) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from resnet8ptq.config.limits import check_objectives
+from resnet8ptq.config.loading import check_objectives
 from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.core.errors import ConfigError
 

@@ -4,30 +4,16 @@ A run has finished if MLflow has it as FINISHED, which is set last of all. It
 is what a job would find again if both have the same `identity`.
 """
 
-import hashlib
-import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
-from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.sweep import identity
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store, is_away
 from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
-
-_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # not part of what identifies a sweep
-
-
-def sweep_key(overrides: Sequence[str]) -> str:
-    """Return a hash of what a sweep asks for, and the code and versions it runs with."""
-    asked = [word for word in overrides if not word.lstrip("+~").startswith(_ELSEWHERE)]
-    text = json.dumps([asked, cache.code(*identity.CODE), machine.versions()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_sweep(store: Store, key: str) -> Record | None:
@@ -57,7 +43,7 @@ def find_finished(
         return None
     finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
     matching = _find(sweep.store, finished)
-    ours = [record for record in matching if record.parent_id == sweep.parent_id]
+    ours = [r for r in matching if r.tags.get(journal.PARENT_TAG) == sweep.parent_id]
     for record in ours:
         if record.tags["job_number"] == str(number):
             return record

@@ -30,20 +30,10 @@ class Record:
     ended: bool = True
 
     @property
-    def parent_id(self) -> str | None:
-        """The sweep's run that it stands under."""
-        return self.tags.get(journal.PARENT_TAG)
-
-    @property
     def accuracy_drop(self) -> float | None:
         """Baseline's accuracy minus the model's, for sweepers; None where nothing was measured."""
         delta = self.metrics.get("delta")
         return None if delta is None else -delta
-
-    @property
-    def is_analysis(self) -> bool:
-        """Whether it is an analysis such as sensitivity, not a comparison with a baseline."""
-        return self.params.get("analysis.name", "null") != "null"
 
 
 def load_run(store: Store, run_id: str) -> Record:
@@ -101,7 +91,8 @@ def adopt(store: Store, parent_id: str, number: int, record: Record) -> None:
 
 def load_compared(store: Store, parent_id: str) -> list[Record]:
     """Read a sweep's runs back without analyses: those have no accuracy to compare."""
-    return [record for record in load_children(store, parent_id) if not record.is_analysis]
+    found = load_children(store, parent_id)
+    return [record for record in found if record.params.get("analysis.name", "null") == "null"]
 
 
 def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> Record | None:
@@ -131,5 +122,4 @@ def artifact(store: Store, record: Record, name: str) -> Iterator[Path]:
 def _record(run: Any) -> Record:
     info, data = run.info, run.data
     figures = dict(data.params), dict(data.metrics), dict(data.tags)
-    ended = info.status in journal.ENDED
-    return Record(info.run_id, *figures, artifact_uri=info.artifact_uri, ended=ended)
+    return Record(info.run_id, *figures, info.artifact_uri, info.status in journal.ENDED)

@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,6 @@ class Journal:
         self.status, self.end_ms = status, int(1000 * time.time())
         self.tags |= tags or {}
 
-    def set_parent(self, run_id: str) -> None:
-        """Stand under the sweep's run of that id."""
-        self.parent_id = run_id
-        self.tags |= {PARENT_TAG: run_id}
-
     def save(self, folder: Path) -> None:
         """Write it, and wait until the disk has it."""
         with files.atomic(folder / FILE) as temporary:
@@ -99,42 +95,35 @@ class Journal:
         try:
             loaded = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
             loaded.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in loaded.points]
-            loaded._check()
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            ids = (loaded.key, loaded.run_id or "0", loaded.parent_id or "0")
+            if not all(re.fullmatch(r"\w+", found) for found in ids):
+                raise ValueError("an id would change a query")
+            if loaded.model and Path(loaded.model["file"]).name != loaded.model["file"]:
+                raise ValueError("the model is not in the folder")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TrackingError(f"{path}: is damaged ({type(error).__name__})") from error
         return loaded
 
-    def _check(self) -> None:
-        """Refuse ids that would change a query, and a model that lies elsewhere."""
-        ids = (self.key, self.run_id or "0", self.parent_id or "0")
-        if not all(re.fullmatch(r"\w+", found) for found in ids):
-            raise ValueError("an id is not a valid id")
-        if self.model is not None and Path(self.model["file"]).name != self.model["file"]:
-            raise ValueError("the model is not in the folder")
 
-
-def lock(folder: Path, wait_s: float = 0) -> FileLock:
-    """Take the lock of a run's folder, for as long as the object lives or until `release`.
+def lock(folder: Path) -> AbstractContextManager[object]:
+    """Take the lock of a run's folder, for as long as the object lives or until its block ends.
 
     Raises:
-        TrackingError: another run works in the folder, after `wait_s` still.
+        TrackingError: another run works in the folder.
     """
-    held = FileLock(folder / LOCK)
     try:
-        held.acquire(timeout=wait_s)
+        return FileLock(folder / LOCK).acquire(timeout=0)
     except Timeout:
         raise TrackingError(f"{folder}: another run works here") from None
-    return held
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:
     """Tell whether a run works in the folder: its process holds the lock, whatever ends it."""
-    if not (folder / LOCK).exists():
-        return False
     try:
-        lock(folder, wait_s).release()
-    except TrackingError:
+        if (folder / LOCK).exists():
+            FileLock(folder / LOCK).acquire(timeout=wait_s).lock.release()
+    except Timeout:
         return True
     except OSError:  # no run works in a folder that cannot be written
-        return False
+        pass
     return False

@@ -5,7 +5,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import mlflow.data
 import mlflow.data.numpy_dataset
 import numpy as np
 from mlflow.tracking.context.registry import resolve_tags
-from omegaconf import OmegaConf
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
@@ -23,7 +22,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tracking import journal, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store, is_away, without_password
+from resnet8ptq.tracking.store import Store, is_away
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +36,7 @@ class Run:
     store: Store
     journal: Journal
     folder: Path
-    _config: Mapping[str, Any] = field(default_factory=dict)
-    _config_logged: bool = False
+    _composed: Mapping[str, Any] = field(default_factory=dict)  # logged if nothing better comes
     _away: bool = False  # the store
 
     @property
@@ -54,23 +52,21 @@ class Run:
 
     def log_config(self, config: RunConfig) -> None:
         """Log `backend`, `dtype`, `calib`, `per_channel`, and the whole config as flat params."""
-        self._config = OmegaConf.to_container(OmegaConf.structured(config), resolve=True)  # type: ignore[assignment]
-        self._flush_config()
+        self._log_settings(asdict(config))
 
-    def _flush_config(self) -> None:
-        if self._config_logged:
+    def _log_settings(self, settings: Mapping[str, Any]) -> None:
+        if "backend" in self.journal.params:  # MLflow does not change what is logged
             return
-        self._config_logged = True
-        flat = dict(_flatten(self._config))
+        flat = dict(_flatten(settings))
         for group in ("backend", "dtype", "calib", "model", "data", "preprocess"):
             flat[group] = flat.get(f"{group}.name", "")
-        flat["threads"] = str(machine.threads(self._config.get("threads")))
+        flat["threads"] = str(machine.threads(settings.get("threads")))
         self.log_params(flat)
 
     def log_params(self, params: Mapping[str, str]) -> None:
         """Log what the run has determined, besides the config."""
         self.journal.params |= params
-        self._send(lambda: upload.log_batch(self.store, self.run_id, params=params))
+        self._send(upload.log_batch, params=params)
 
     def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
         """Log which images calibrated and which tested, with digests."""
@@ -82,37 +78,35 @@ class Run:
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
         tags["class_names"] = json.dumps(data.class_names)
         self.journal.tags |= tags
-        self._send(lambda: upload.log_datasets(self.store, self.run_id, self.journal.datasets))
-        self._send(lambda: upload.log_batch(self.store, self.run_id, tags=tags))
+        self._send(upload.log_datasets, self.journal.datasets)
+        self._send(upload.log_batch, tags=tags)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""
-        points = self.journal.note(metrics, step)
-        self._send(lambda: upload.log_batch(self.store, self.run_id, points=points))
+        self._send(upload.log_batch, self.journal.note(metrics, step))
 
     def log_model(self, path: Path, data: Dataset) -> None:
         """Log an ONNX file of the run's folder as an MLflow model too."""
         if path.suffix == ".onnx":
             shape, classes = list(data.test.input_shape), len(data.class_names)
             self.journal.model = {"file": path.name, "image_shape": shape, "classes": classes}
-            self._send(lambda: upload.log_model(self.store, self.run_id, self.journal, path.parent))
+            self._send(upload.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:
         """Log metrics and what the settings came to; the status when the run ends."""
         points = self.journal.note(result.to_metrics())
         self.journal.params |= result.resolved
-        tags = {"status": result.status, "reason": result.reason}
-        self.journal.tags |= {key: value for key, value in tags.items() if value}
-        self._send(
-            lambda: upload.log_batch(self.store, self.run_id, points=points, params=result.resolved)
-        )
+        self.journal.tags["status"] = result.status
+        if result.reason:
+            self.journal.tags["reason"] = result.reason
+        self._send(upload.log_batch, points, result.resolved)
 
-    def _send(self, call: Callable[[], object]) -> None:
-        """Make a call to the store, unless it is away; find out that it is."""
+    def _send(self, call: Callable[..., object], *what: Any, **named: Any) -> None:
+        """Call with the store, this run and `what`, unless it is away; find out that it is."""
         if self._away:
             return
         try:
-            call()
+            call(self.store, self.run_id, *what, **named)
         except Exception as error:  # MLflow's, SQLAlchemy's, requests', the disk's
             if not is_away(error):
                 raise
@@ -123,17 +117,19 @@ class Run:
     def open(self) -> None:
         """Note the run in its folder, and make it in the store."""
         self.journal.save(self.folder)
-        self._send(lambda: setattr(self.journal, "run_id", upload.create(self.store, self.journal)))
+        self._send(
+            lambda *_: setattr(self.journal, "run_id", upload.create(self.store, self.journal))
+        )
 
     def upload_folder(self) -> None:
         """Log the run's files as artifacts; Hydra's own hidden folder stays behind."""
-        self._send(lambda: upload.log_files(self.store, self.run_id, upload.files_of(self.folder)))
+        self._send(upload.log_files, upload.files_of(self.folder))
 
     def fail(self, error: BaseException) -> None:
         """Log what went wrong: the config as far as it was known, one line, the traceback."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         self.journal.tags |= {"status": "failed", "reason": reason[:4000]}
-        self._flush_config()
+        self._log_settings(self._composed)
         text = redact("".join(traceback.format_exception(error)))
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 
@@ -144,15 +140,12 @@ class Run:
             status: FINISHED, FAILED or KILLED.
         """
         self.journal.end(status)
-        try:
-            self.journal.save(self.folder)
-        except OSError as error:  # the disk is full, or the folder gone: the store may take it
-            log.error("the run's own record could not be written: %s", error)
+        _try_to_save(self.journal, self.folder)
         if self._away and self.store.answers:
             self._away = False
-            self._send(lambda: upload.push(self.store, self.journal, self.folder))
+            self._send(lambda store, _: upload.push(store, self.journal, self.folder))
         else:
-            self._send(lambda: upload.finish(self.store, self.run_id, self.journal))
+            self._send(upload.finish, self.journal)
 
 
 def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, str]:
@@ -172,7 +165,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
         elif f"{prefix}{key}" == "tracking.uri" and value:
-            yield f"{prefix}{key}", without_password(value)
+            yield f"{prefix}{key}", redact(value)
         else:
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
@@ -196,8 +189,7 @@ def start_run(
     Raises:
         TrackingError: another run works in the folder.
     """
-    held = journal.lock(folder)
-    try:
+    with journal.lock(folder):
         kept = _start_journal(store, name, parent_id, {"folder": str(folder), **(tags or {})})
         run = Run(store, kept, folder, config)
         run.open()
@@ -219,8 +211,6 @@ def start_run(
             raise
         finally:
             run.close(ended)
-    finally:
-        held.release()
 
 
 def _start_journal(
@@ -272,11 +262,15 @@ def end_record(status: str, folder: Path) -> Journal:
     """Close a sweep's record as `ok`, `failed` or `killed`, in its folder; return it."""
     kept = Journal.load(folder)
     kept.end(_CLOSED_AS[status], {"status": status})
+    _try_to_save(kept, folder)
+    return kept
+
+
+def _try_to_save(kept: Journal, folder: Path) -> None:
     try:
         kept.save(folder)
-    except OSError as error:  # the disk is full: the store may take it
-        log.error("the sweep's own record could not be written: %s", error)
-    return kept
+    except OSError as error:  # the disk is full, or the folder gone: the store may take it
+        log.error("the run's own record could not be written: %s", error)
 
 
 def end_parent(store: Store, parent_id: str, status: str, folder: Path) -> None:

@@ -26,12 +26,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
-from resnet8ptq.core.text import safe_name
+from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.tracking import view
 
 for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
+# Of a new experiment: MLflow's UI shows the columns that matter.
+_TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 
@@ -63,7 +65,7 @@ class Store:
         """What to type, or where to look, to browse the runs."""
         page = view.path(self.experiment_id)
         if self.uri.startswith("http"):
-            return f"{without_password(self.uri)}{page}"
+            return f"{redact(self.uri)}{page}"
         return f"make ui, then http://127.0.0.1:5000{page}"
 
 
@@ -116,11 +118,10 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
         if root is not None and not (root / "mlflow.db").exists():
             _make_database(root / "mlflow.db")
         experiment_id = _find_experiment(uri, name, root and root / "artifacts")
-        _offer_view(uri, experiment_id)
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
-        shown = without_password(uri)
+        shown = redact(uri)
         reason = " ".join(str(error).split())[:300].replace(uri, shown)
         if root is not None and any(words in reason for words in _DAMAGED):
             raise TrackingError(
@@ -134,7 +135,7 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
 def _check_answers(uri: str) -> None:
     if not uri.startswith(("http://", "https://")):
         return
-    shown = without_password(uri)
+    shown = redact(uri)
     try:
         requests.get(f"{uri.rstrip('/')}/health", timeout=10)
     except requests.RequestException as error:
@@ -144,12 +145,6 @@ def _check_answers(uri: str) -> None:
         ) from error
 
 
-def without_password(uri: str) -> str:
-    """Return a URI without user name and password."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
 def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     """Return the experiment's id, creating it where it is not there yet."""
     client = mlflow.MlflowClient(tracking_uri=uri)
@@ -157,30 +152,17 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     if experiment is None:
         location = None if artifacts is None else (artifacts / safe_name(name)).as_uri()
         try:
-            return str(client.create_experiment(name, artifact_location=location))
+            return str(client.create_experiment(name, location, _TAGS))
         except MlflowException:  # another process was faster
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
-            f"tracking.experiment_name: {name!r} was deleted in {without_password(uri)}; restore "
+            f"tracking.experiment_name: {name!r} was deleted in {redact(uri)}; restore "
             "it there, or choose another name"
         )
     return str(experiment.experiment_id)
-
-
-def _offer_view(uri: str, experiment_id: str) -> None:
-    """Give MLflow's UI the columns that matter, unless somebody has changed that view."""
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    wanted = {view.TAG: view.tag_value(), "mlflow.experimentKind": "custom_model_development"}
-    for key, value in wanted.items():
-        try:
-            if key not in client.get_experiment(experiment_id).tags:
-                client.set_experiment_tag(experiment_id, key, value)
-        except MlflowException:  # another process was faster, or something is really wrong
-            if key not in client.get_experiment(experiment_id).tags:
-                raise
 
 
 def is_away(error: Exception) -> bool:

@@ -76,7 +76,7 @@ def sync(store: Store, root: Path, known: Sequence[Record], wait_s: float = 0) -
             kept.save(folder)
             synced.killed.append(folder)
         if kept.parent_id in ids:
-            kept.set_parent(ids[kept.parent_id])
+            kept.parent_id = kept.tags[journal.PARENT_TAG] = ids[kept.parent_id]
         ids[kept.run_id] = upload.push(store, kept, folder)
         if kept.parent_id is not None:
             synced.parents.add(kept.parent_id)

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from resnet8ptq.core import machine
+from resnet8ptq.tracking import history
 from resnet8ptq.tracking.journal import FILE, SWEEP_FILE, Journal, Point
 from resnet8ptq.tracking.store import Store
 
@@ -21,14 +22,6 @@ def create(store: Store, journal: Journal) -> str:
     tags = {**journal.tags, "record": journal.key, "status": "running"}
     run = store.client.create_run(store.experiment_id, journal.start_ms, tags, journal.name)
     return str(run.info.run_id)
-
-
-def find(store: Store, journal: Journal) -> str | None:
-    """Return the id of the run that has this record; deleted ones too."""
-    runs = store.client.search_runs(
-        [store.experiment_id], f"tags.record = '{journal.key}'", ViewType.ALL, max_results=1
-    )
-    return str(runs[0].info.run_id) if runs else None
 
 
 def log_batch(
@@ -56,8 +49,7 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, str]
         inputs.append(DatasetInput(Dataset(**kept), [context]))
     for last in (False, False, True):
         try:
-            store.client.log_inputs(run_id, inputs)
-            break
+            return store.client.log_inputs(run_id, inputs)
         # MLflow looks for a data set and then adds it: of jobs that are the first to log it at
         # the same time, one succeeds, and the others find it when they try again.
         except Exception:  # SQLAlchemy's, or the server's
@@ -117,7 +109,8 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 
 def push(store: Store, journal: Journal, folder: Path) -> str:
     """Log an ended run to the store, which may have parts of it; return the run's id."""
-    run_id = find(store, journal) or create(store, journal)
+    there = history.find_runs(store, f"tags.record = '{journal.key}'", most=1, deleted=True)
+    run_id = there[0].run_id if there else create(store, journal)
     log_model(store, run_id, journal, folder)  # first: MLflow copies the run's metrics to it
     log_datasets(store, run_id, journal.datasets)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}

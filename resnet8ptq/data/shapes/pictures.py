@@ -10,13 +10,14 @@ exactly are used (+ - * / sqrt floor abs): no sin, no exp, no normal deviates, n
 axes, as the last bit of those depends on the processor and on the library version.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]  # always float32
+Field = Callable[[Floats, Floats, Floats], Floats]
 Split = Literal["train", "test"]
 
 SIDE = 32  # pixels
@@ -43,8 +44,7 @@ def _circle(u: Floats, v: Floats, p: Floats) -> Floats:
 
 
 def _ring(u: Floats, v: Floats, p: Floats) -> Floats:
-    to_middle: Floats = np.abs(np.sqrt(u * u + v * v) - 0.75)
-    return to_middle - (0.13 + 0.15 * p)
+    return np.abs(np.sqrt(u * u + v * v) - 0.75) - (0.13 + 0.15 * p)
 
 
 def _crescent(u: Floats, v: Floats, p: Floats) -> Floats:
@@ -56,42 +56,34 @@ def _square(u: Floats, v: Floats, p: Floats) -> Floats:
     return np.maximum(np.abs(u), np.abs(v)) - 0.85
 
 
+def _sides(normals: Sequence[tuple[float, float]], u: Floats, v: Floats) -> Floats:
+    """Return the distance to the line of each side, the farthest last [sides,n,32,32]."""
+    return np.sort([a * u + b * v for a, b in normals], axis=0)
+
+
 def _triangle(u: Floats, v: Floats, p: Floats) -> Floats:
-    sides = [a * u + b * v for a, b in _TRIANGLE]
-    return np.maximum(np.maximum(sides[0], sides[1]), sides[2]) - 0.6
+    return _sides(_TRIANGLE, u, v)[-1] - 0.6
 
 
 def _pentagon(u: Floats, v: Floats, p: Floats) -> Floats:
-    largest = np.full_like(u, -np.inf)
-    for a, b in _PENTAGON:
-        largest = np.maximum(largest, a * u + b * v)
-    return largest - 0.85
+    return _sides(_PENTAGON, u, v)[-1] - 0.85
 
 
 def _star(u: Floats, v: Floats, p: Floats) -> Floats:
     # A pentagram is what lies inside at least four of the five lines it is drawn with.
-    largest = np.full_like(u, -np.inf)
-    second = largest
-    for a, b in _PENTAGON:
-        side = a * u + b * v
-        second = np.maximum(second, np.minimum(largest, side))
-        largest = np.maximum(largest, side)
-    return second - (0.34 + 0.08 * p)
+    return _sides(_PENTAGON, u, v)[-2] - (0.34 + 0.08 * p)
 
 
 def _cross(u: Floats, v: Floats, p: Floats) -> Floats:
-    far: Floats = np.maximum(np.abs(u), np.abs(v))
-    near: Floats = np.minimum(np.abs(u), np.abs(v))
-    distance: Floats = np.maximum(far - 1.0, near - (0.22 + 0.16 * p))
-    return distance
+    far, near = np.maximum(np.abs(u), np.abs(v)), np.minimum(np.abs(u), np.abs(v))
+    return np.maximum(far - 1.0, near - (0.22 + 0.16 * p))
 
 
 def _wave(x: Floats, p: Floats) -> Floats:
     """Signed distance to bands along x; their period is 0.5 to 0.8 radii."""
     period = 0.5 + 0.3 * p
     turns = x / period + p  # the phase may as well depend on p
-    distance: Floats = (np.abs(turns - np.floor(turns) - 0.5) - 0.25) * period
-    return distance
+    return (np.abs(turns - np.floor(turns) - 0.5) - 0.25) * period
 
 
 def _stripes(u: Floats, v: Floats, p: Floats) -> Floats:
@@ -100,39 +92,32 @@ def _stripes(u: Floats, v: Floats, p: Floats) -> Floats:
 
 def _checks(u: Floats, v: Floats, p: Floats) -> Floats:
     a, b = _wave(u, p), _wave(v, p)
-    exclusive_or: Floats = np.maximum(np.minimum(a, b), -np.maximum(a, b))
+    exclusive_or = np.maximum(np.minimum(a, b), -np.maximum(a, b))
     return np.maximum(exclusive_or, _square(u, v, p))
 
 
-_FIELDS: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
-    "circle": _circle,
-    "ring": _ring,
-    "crescent": _crescent,
-    "square": _square,
-    "triangle": _triangle,
-    "pentagon": _pentagon,
-    "star": _star,
-    "cross": _cross,
-    "stripes": _stripes,
-    "checks": _checks,
+_FIELDS: dict[str, Field] = {
+    field.__name__.removeprefix("_"): field
+    for field in (
+        *(_circle, _ring, _crescent, _square, _triangle),
+        *(_pentagon, _star, _cross, _stripes, _checks),
+    )
 }
 CLASS_NAMES: tuple[str, ...] = tuple(_FIELDS)
 
 
 def draw(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Draw one split of the data set: 10,000 training or 5,000 test pictures.
-
-    Returns
-    -------
-    images : uint8 [N,32,32,3], RGB
-    labels : int64 [N], index into CLASS_NAMES; balanced, in shuffled order
-    """
-    seed, per_class = _SPLITS[split]
-    return draw_seeded(seed, per_class)
+    """Draw one split of the data set: 10,000 training or 5,000 test pictures; see `draw_seeded`."""
+    return draw_seeded(*_SPLITS[split])
 
 
 def draw_seeded(seed: int, per_class: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Draw `per_class` pictures of each class from a seed; returns the same as `draw`."""
+    """Draw `per_class` pictures of each class from a seed.
+
+    Returns:
+        Images, uint8 [N,32,32,3] RGB, and labels, int64 [N], which index CLASS_NAMES: balanced, in
+        shuffled order.
+    """
     rng = np.random.RandomState(seed)
     labels = rng.permutation(np.repeat(np.arange(len(CLASS_NAMES), dtype=np.int64), per_class))
     images = np.empty((len(labels), SIDE, SIDE, 3), np.uint8)
@@ -165,8 +150,7 @@ def _offset(rng: np.random.RandomState, low: float, high: float, n: int) -> Floa
     direction = _uniform(rng, -1, 1, 3, n, 1, 1)
     share = _uniform(rng, 0, 1, n, 1, 1)
     size = low + (high - low) * share * share  # squared: faint ones are the more frequent
-    largest: Floats = np.max(np.abs(direction), axis=0)
-    return direction / largest * size
+    return direction / np.max(np.abs(direction), axis=0) * size
 
 
 def _paint(canvas: Floats, colour: Floats, distance: Floats) -> None:
@@ -175,11 +159,7 @@ def _paint(canvas: Floats, colour: Floats, distance: Floats) -> None:
     canvas += cover * (colour - canvas)
 
 
-def _draw_class(
-    rng: np.random.RandomState,
-    field: Callable[[Floats, Floats, Floats], Floats],
-    n: int,
-) -> NDArray[np.uint8]:
+def _draw_class(rng: np.random.RandomState, field: Field, n: int) -> NDArray[np.uint8]:
     """Draw n pictures of one shape, uint8 [n,32,32,3]."""
     base = _uniform(rng, 70, 185, 3, n, 1, 1)
     x, y = _axes(rng, n, 0)

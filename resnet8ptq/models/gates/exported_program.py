@@ -75,26 +75,23 @@ def read_network(path: Path) -> dict[str, bytes]:
         records = {f"archive/{name.partition('/')[2]}": found[name] for name in found}
         if _SAMPLE in records:
             records[_SAMPLE] = b""
-        if _GRAPH in records:
-            records[_GRAPH] = _without_origins(records[_GRAPH], path)
-        return _checked(records, path)
+        return _checked(records, path, own=True)
     except QuantizationError as error:
         raise ModelError(str(error).replace(*_SAVED_HERE)) from None
 
 
-def _without_origins(content: bytes, path: Path) -> bytes:
-    try:
-        graph = json.loads(content)
-        for _, value in _items(graph):
-            if isinstance(value, dict):
-                value |= {key: type(value[key])() for key in _ORIGINS if key in value}
-        return json.dumps(graph).encode()
-    except (ValueError, RecursionError) as error:  # no JSON, or nested without end
-        raise torch_archive.refusal(path, one_line(error)) from None
+def _without_origins(content: bytes) -> bytes:
+    graph = json.loads(content)
+    for _, value in _items(graph):
+        if isinstance(value, dict):
+            value |= {key: type(value[key])() for key in _ORIGINS if key in value}
+    return json.dumps(graph).encode()
 
 
-def _checked(records: dict[str, bytes], path: Path) -> dict[str, bytes]:
+def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[str, bytes]:
     try:
+        if own and _GRAPH in records:
+            records[_GRAPH] = _without_origins(records[_GRAPH])
         strange = next(_check(records), None)
     except (ValueError, RecursionError) as error:  # no JSON, or nested without end
         strange = one_line(error)

@@ -50,21 +50,19 @@ def read_config(path: Path) -> Any:
 
 
 def _reasons_against(path: Path) -> Iterator[str]:
-    if h5py.is_hdf5(path):
-        with h5py.File(path) as file:
+    weights: Path | io.BytesIO | None = path
+    if not h5py.is_hdf5(path):
+        with zipfile.ZipFile(path) as archive:
+            sizes = {info.filename: info.file_size for info in archive.infolist()}
+            if len(sizes) < len(archive.infolist()):
+                yield "two of its members have one name"
+            if sizes.get(CONFIG, 0) > MAX_CONFIG_BYTES or sum(sizes.values()) > MAX_BYTES:
+                yield f"unpacks to {sum(sizes.values())} bytes; takes at most {MAX_BYTES}"
+            weights = io.BytesIO(archive.read(WEIGHTS)) if WEIGHTS in sizes else None
+    yield from _strange_config(read_config(path))
+    if weights is not None:
+        with h5py.File(weights) as file:
             yield from _strange_weights(file)
-        yield from _strange_config(read_config(path))
-        return
-    with zipfile.ZipFile(path) as archive:
-        sizes = {info.filename: info.file_size for info in archive.infolist()}
-        if len(sizes) < len(archive.infolist()):
-            yield "two of its members have one name"
-        if sizes.get(CONFIG, 0) > MAX_CONFIG_BYTES or sum(sizes.values()) > MAX_BYTES:
-            yield f"unpacks to {sum(sizes.values())} bytes; takes at most {MAX_BYTES}"
-        yield from _strange_config(read_config(path))
-        if WEIGHTS in sizes:
-            with h5py.File(io.BytesIO(archive.read(WEIGHTS))) as file:
-                yield from _strange_weights(file)
 
 
 def _strange_config(config: Any) -> Iterator[str]:

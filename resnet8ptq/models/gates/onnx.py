@@ -24,8 +24,8 @@ _QUANTIZED = re.compile(
     r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
     r"|QEmbed\w+|MatMulNBits|MatMulBnb4"
 )
-_FUSED = re.compile(r"Fused\w+|Nhwc\w+")  # of com.microsoft: ONNX Runtime's extended level
-_NCHWC = "com.microsoft.nchwc"  # and its layout level
+# ONNX Runtime's extended level, and its layout level.
+_FUSED = re.compile(r"com\.microsoft (Fused|Nhwc)\w+|com\.microsoft\.nchwc .*", re.DOTALL)
 _NARROW = {
     getattr(TensorProto, name)
     for name in ("INT8", "UINT8", "INT4", "UINT4", "FLOAT8E4M3FN", "FLOAT8E5M2")
@@ -84,8 +84,8 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         if tensor.data_type in _NARROW and len(tensor.dims) >= 2:
             kind = type_name(tensor.data_type)
             yield f"already quantized ({kind} weights {tensor.name!r}); takes the FP32 model"
-    fused = [f"{node.domain} {node.op_type}" for node in nodes if _is_fused(node)]
-    if fused:
+    operators = [f"{node.domain} {node.op_type}" for node in nodes]
+    if fused := [name for name in operators if _FUSED.fullmatch(name)]:
         yield (
             f"already optimized ({_counted(fused)}), so that quantization would not find the "
             "layers; takes the model as exported, without ONNX Runtime's extended or layout "
@@ -102,12 +102,6 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         if tensor.data_type != TensorProto.FLOAT:
             kind = type_name(tensor.data_type)
             yield f"weights {tensor.name!r} of {layer} are {kind}; takes the FP32 model"
-
-
-def _is_fused(node: onnx.NodeProto) -> bool:
-    return node.domain == _NCHWC or (
-        node.domain == "com.microsoft" and bool(_FUSED.fullmatch(node.op_type))
-    )
 
 
 def _counted(names: list[str]) -> str:

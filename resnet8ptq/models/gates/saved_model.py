@@ -7,6 +7,7 @@ operators that do. All of it is checked before any of it is imported.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +117,18 @@ def _imported_ops() -> set[str]:
     known = {
         name for versions in tf_op.get_opsets().values() for table in versions for name in table
     }
-    found = {name: op_def_registry.get(name) for name in known}
-    pure = {name for name, each in found.items() if each is not None and not each.is_stateful}
-    return pure | _CALLS | _VARIABLES | {"If", "While"}
+    found = filter(None, map(op_def_registry.get, known))
+    return (
+        {each.name for each in found if not each.is_stateful}
+        | _CALLS
+        | _VARIABLES
+        | {"If", "While"}
+    )
 
 
 def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
-    functions = _reachable(graph)
-    yield from (node.op for node in graph.node if node.op not in allowed)
-    for function in functions.values():
-        yield from (node.op for node in function.node_def if node.op not in allowed)
+    bodies = (function.node_def for function in _reachable(graph).values())
+    return (node.op for node in chain(graph.node, *bodies) if node.op not in allowed)
 
 
 def _reachable(graph: Any) -> dict[str, Any]:

@@ -44,14 +44,10 @@ def _reasons_against(model: Any) -> Iterator[str]:
         kind = kinds.get(tensor.Type(), "unknown").lower()
         constant = model.Buffers(tensor.Buffer()).DataLength() > 0
         name = (tensor.Name() or b"").decode()
-        if kind in ("int8", "uint8", "int4", "int16") and (constant or _scales(tensor)):
+        found = tensor.Quantization()
+        scaled = found is not None and found.ScaleLength() > 0
+        if kind in ("int8", "uint8", "int4", "int16") and (constant or scaled):
             what = "weights" if constant else "values"
             yield f"already quantized ({kind} {what} {name!r}); takes the FP32 model"
         if kind == "float16":
             yield f"{name!r} is float16; takes the FP32 model"
-
-
-def _scales(tensor: Any) -> int:
-    """Return how many scales a tensor has: those of a quantized one."""
-    found = tensor.Quantization()
-    return 0 if found is None else int(found.ScaleLength())

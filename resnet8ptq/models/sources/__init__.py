@@ -7,12 +7,12 @@ reader takes nothing along.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import onnx
 
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.registry import import_from
 from resnet8ptq.models.batch import Predict
 
 Shape = tuple[int, ...] | None  # of a sample, as the data has it; None where there is no data
@@ -108,5 +108,5 @@ def read(source: Path, shape: Shape, module: Module | None = None) -> Network:
     found = find_format(source)
     if found is None:
         raise ModelError(f"{source}: is not a model; {TAKES}")
-    network: Network = import_from(f"{__name__}.{found.name}:read")(source, shape)
+    network: Network = resolve_name(f"{__name__}.{found.name}:read")(source, shape)
     return network

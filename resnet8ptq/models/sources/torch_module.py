@@ -6,12 +6,12 @@ safetensors, or a state dict of tensors alone.
 
 import warnings
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.registry import import_from
 from resnet8ptq.core.text import one_line
 from resnet8ptq.models.contract import arranged, likely_layouts
 from resnet8ptq.models.sources import Module, Network, Shape
@@ -59,7 +59,7 @@ def _export(network: torch.nn.Module, sizes: tuple[int, ...]) -> Any:
 def _build(module: Module) -> torch.nn.Module:
     place, _, name = module.name.rpartition(".")
     try:
-        built = import_from(f"{place}:{name}")(**module.arguments)
+        built = resolve_name(f"{place}:{name}")(**module.arguments)
     except Exception as error:  # the user's own, and ImportError
         raise ModelError(
             f"model.module: got {module.name!r}, which cannot be built ({one_line(error)}); "
