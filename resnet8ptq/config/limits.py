@@ -27,6 +27,7 @@ from resnet8ptq.config.schema import (
     PreprocessConfig,
     RunConfig,
     SplitConfig,
+    TableConfig,
     TorchConfig,
 )
 from resnet8ptq.core.errors import ConfigError
@@ -99,8 +100,10 @@ def _check_data(data: DataConfig) -> None:
     _require("data.split_seed", data.split_seed, 0 <= data.split_seed < 2**32, "0 <= seed < 2**32")
     fraction = data.test_fraction
     _require("data.test_fraction", fraction, 0 < fraction < 1, "a fraction, 0 < f < 1")
-    if isinstance(data, FolderConfig):
+    if isinstance(data, FolderConfig | TableConfig):
         _one_of("data.on_bad", data.on_bad, ON_BAD)
+    if isinstance(data, TableConfig):
+        _check_columns(data)
     if isinstance(data, ArraysConfig):
         _require("data.offset", data.offset, math.isfinite(data.offset), "a finite number")
         scale = data.scale
@@ -108,6 +111,15 @@ def _check_data(data: DataConfig) -> None:
         names = data.classes
         named = names is None or len(set(names)) == len(names) >= 2
         _require("data.classes", names, named, "null or two or more different names")
+
+
+def _check_columns(data: TableConfig) -> None:
+    inputs, shape = data.inputs, data.shape
+    listed = inputs if isinstance(inputs, list) else [inputs]
+    named = len(listed) > 0 and all(isinstance(name, str) for name in listed)
+    _require("data.inputs", inputs, inputs is None or named, "null, a column or a list of columns")
+    sized = shape is None or (len(shape) > 0 and all(0 < size <= MOST for size in shape))
+    _require("data.shape", shape, sized, "null or sizes of at least 1")
 
 
 def _check_preprocess(preprocess: PreprocessConfig) -> None:

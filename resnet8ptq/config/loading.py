@@ -5,7 +5,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config import limits
-from resnet8ptq.config.schema import ArraysConfig, FolderConfig, RunConfig, TorchConfig
+from resnet8ptq.config.schema import (
+    ArraysConfig,
+    FolderConfig,
+    RunConfig,
+    TableConfig,
+    TorchConfig,
+)
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
@@ -21,7 +27,13 @@ def register_schemas() -> None:
     """
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
-    for name, node in (("torch", TorchConfig), ("arrays", ArraysConfig), ("folder", FolderConfig)):
+    own = {
+        "torch": TorchConfig,
+        "arrays": ArraysConfig,
+        "folder": FolderConfig,
+        "table": TableConfig,
+    }
+    for name, node in own.items():
         store.store(group="hydra/schema", name=name, node=node)
 
 

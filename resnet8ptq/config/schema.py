@@ -124,6 +124,18 @@ class FolderConfig(SplitConfig):
 
 
 @dataclass
+class TableConfig(ArraysConfig):
+    """Rows of a file or a saved data set; see `data.table` and `data.huggingface`."""
+
+    name: str = "table"
+    inputs: Any = None  # a column's name, or a list of them
+    shape: list[int] | None = None
+    split: str | None = None
+    folder: str | None = None
+    on_bad: str = "error"
+
+
+@dataclass
 class PreprocessConfig:
     """What makes network inputs of samples, the same for every framework."""
 

@@ -2,10 +2,10 @@
 
 PtqError                  one clear line for the user; the program exits with 1
 ├── ConfigError           a setting is wrong: names the key, what it got, what it takes (exit 2)
-├── DataError             a data file is missing, damaged or does not fit
+├── DataError             a data file is missing, damaged or does not fit (exit 2)
 │   └── DataNotFoundError neither on disk nor to be downloaded
 ├── JobError              a job of a sweep could not be started, or its process died
-├── ModelError            the FP32 model is missing, damaged, or does not fit the data
+├── ModelError            the FP32 model is missing, damaged, or does not fit the data (exit 2)
 │   └── ParityError       a converted model disagrees with the original
 ├── QuantizationError     the framework failed, or quantized nothing
 ├── TrackingError         the MLflow store cannot be reached or written

@@ -25,7 +25,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.arrays import AT_ONCE
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.splitting import keep_split, split_one
+from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 INPUTS = ("x", "inputs", "images", "features", "data")
 LABELS = ("y", "labels", "targets")
@@ -63,16 +63,15 @@ def load(config: ArraysConfig, cache_root: Path) -> Dataset:
                 f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but "
                 f"{images} is {images.values.dtype}; takes them for stored integers only"
             )
-    labels = [side[1] for side in sides]
-    names, named = _name_classes(found, config, root, max(int(each.max()) for each in labels))
+    names, named = _name_classes(found, config, root, max(int(each.max()) for _, each in sides))
     title = root.name.partition(".")[0] or root.name
+    splits = [Split(each.values, given, str(root)) for each, given in sides]
     if pairs is None:
-        [(images, _)] = sides
-        return split_one(title, names, images.values, labels[0], root, config, named)
-    if sides[0][0].values.shape[1:] != sides[1][0].values.shape[1:]:
-        shapes = " and ".join(str(images.values.shape) for images, _ in sides)
-        raise DataError(f"{root}: training and test samples are {shapes}; takes one shape for both")
-    train, test = (Split(images.values, each, str(root)) for images, each in sides)
+        return split_one(title, names, splits[0], root, config, named)
+    train, test = (
+        Named(split, [f"{each}: sample {place}" for place in range(len(split))])
+        for split, (each, _) in zip(splits, sides, strict=True)
+    )
     return keep_split(title, names, train, test, root, named)
 
 

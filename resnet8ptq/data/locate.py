@@ -17,10 +17,11 @@ from resnet8ptq.config.schema import (
     DataConfig,
     FolderConfig,
     PreprocessConfig,
+    TableConfig,
 )
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
-from resnet8ptq.core.registry import look_up
+from resnet8ptq.core.registry import import_from, look_up
 from resnet8ptq.data import array_files, cifar10
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
@@ -71,14 +72,20 @@ def settle(config: DataConfig) -> DataConfig:
 _OWN: dict[str, tuple[type[DataConfig], str]] = {  # the schema, and what `data.root` takes
     "arrays": (ArraysConfig, array_files.TAKES),
     "folder": (FolderConfig, "takes a folder with one folder of pictures for each class"),
+    "table": (TableConfig, "takes a .csv or .parquet file"),
+    "huggingface": (TableConfig, "takes a folder that save_to_disk of datasets has written"),
 }
+_FILES, _FOLDERS = ("arrays", "table"), ("arrays", "folder", "huggingface")
+_SHAPED = ("folder", "table", "huggingface")  # which size pictures themselves, as they decode
 
 
 def _settle_own(config: DataConfig, schema: type[DataConfig], takes: str) -> DataConfig:
     if not isinstance(config, schema):
         raise ConfigError(f"data.name: got {config.name!r} by itself; takes data={config.name}")
     root = None if config.root is None else Path(config.root).expanduser().absolute()
-    there = root is not None and (root.is_dir() or (config.name == "arrays" and root.is_file()))
+    there = root is not None and (
+        (config.name in _FOLDERS and root.is_dir()) or (config.name in _FILES and root.is_file())
+    )
     if not there:
         raise ConfigError(f"data.root: got {config.root or 'null'}, {takes}")
     return replace(config, root=str(root))
@@ -157,12 +164,21 @@ def _load_folder(config: DataConfig, preprocess: PreprocessConfig, cache_root: P
     return folder.load(config, preprocess, cache_root)
 
 
+def _load_table(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    assert isinstance(config, TableConfig)  # see `settle`
+    load = import_from(f"resnet8ptq.data.{config.name}:load")  # imports pyarrow
+    found: Dataset = load(config, preprocess, cache_root)
+    return found
+
+
 Source = Callable[[DataConfig, PreprocessConfig, Path], Dataset]
 SOURCES: dict[str, Source] = {
     "cifar10": _load_cifar10,
     "shapes": _load_shapes,
     "arrays": _load_arrays,
     "folder": _load_folder,
+    "table": _load_table,
+    "huggingface": _load_table,
 }
 
 
@@ -188,29 +204,13 @@ def _read(settings: str, cache_root: Path) -> Dataset:
     schema = _OWN[data["name"]][0] if data["name"] in _OWN else DataConfig
     config, preprocess = schema(**data), PreprocessConfig(**preprocessing)
     found = SOURCES[config.name](config, preprocess, cache_root)
-    if config.name != "folder":  # which has done so as it decoded
-        found = _shape(found, preprocess, cache_root)
+    sized = preprocess.size is not None or preprocess.channels == "grey"
+    if sized and config.name not in _SHAPED:
+        from resnet8ptq.data import resizing  # imports Pillow
+
+        found = resizing.shape(found, preprocess, cache_root)
     steps = _arithmetic(config, preprocess, found.image_shape)
     train, test = (replace(split, preprocessing=steps) for split in (found.train, found.test))
-    return replace(found, train=train, test=test)
-
-
-def _shape(found: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Resize stored pictures, and make them grey, as set."""
-    if preprocess.size is None and preprocess.channels != "grey":
-        return found
-    key = "preprocess.size" if preprocess.size is not None else "preprocess.channels"
-    if not found.test.has_pictures or found.image_shape[2] not in (1, 3):
-        got = preprocess.size if preprocess.size is not None else preprocess.channels
-        raise ConfigError(
-            f"{key}: got {got}, takes pictures [N, height, width, 1 or 3] of uint8; the samples "
-            f"are {found.test.images.dtype} {found.image_shape}"
-        )
-    from resnet8ptq.data import resizing
-
-    train, test = (
-        resizing.resize(split, preprocess, cache_root) for split in (found.train, found.test)
-    )
     return replace(found, train=train, test=test)
 
 

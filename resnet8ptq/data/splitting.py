@@ -1,17 +1,20 @@
 """Splitting samples that come without a split of their own."""
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import SplitConfig
-from resnet8ptq.core.errors import DataError
-from resnet8ptq.data.arrays import Images
-from resnet8ptq.data.dataset import Dataset, Split, hash_samples
+from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.data.dataset import Dataset, Split
 
 log = logging.getLogger(__name__)
+
+LISTED = 3  # equal samples that are named
 
 Indices = NDArray[np.int64]
 
@@ -38,11 +41,18 @@ def stratify(
     return np.flatnonzero(~is_test[groups]), np.flatnonzero(is_test[groups])
 
 
+@dataclass(frozen=True)
+class Named:
+    """Samples, and what a message calls each of them."""
+
+    split: Split
+    names: Sequence[str]
+
+
 def split_one(
     name: str,
     class_names: tuple[str, ...],
-    images: Images,
-    labels: NDArray[np.int64],
+    whole: Split,
     root: Path,
     config: SplitConfig,
     named: bool = True,
@@ -52,7 +62,7 @@ def split_one(
     Raises:
         DataError: a class has fewer than two different samples.
     """
-    hashes = hash_samples(images)
+    labels, hashes = whole.labels, whole.pixel_hashes
     different = labels[np.unique(hashes, return_index=True)[1]]
     for label, count in enumerate(np.bincount(different, minlength=len(class_names))):
         if count < 2 and (named or count == 1):
@@ -61,7 +71,6 @@ def split_one(
                 "takes 2 of each class, one to train and one to test"
             )
     drawn = stratify(labels, hashes, config.test_fraction, config.split_seed)
-    whole = Split(images, labels, str(root))
     train, test = (whole.take(indices) for indices in drawn)
     log.info(
         "%s: has no split of its own: %d samples to train, %d to test, the same fraction of each "
@@ -78,17 +87,50 @@ def _tell_equal(samples: int, different: int) -> str:
 def keep_split(
     name: str,
     class_names: tuple[str, ...],
-    train: Split,
-    test: Split,
+    train: Named,
+    test: Named,
     root: Path,
     named: bool = True,
 ) -> Dataset:
-    """Return samples that come split; warn where a test sample is a training sample too."""
-    shared = int(np.isin(test.pixel_hashes, train.pixel_hashes).sum())
-    if shared:
-        log.warning(
-            "%s: %d of %d test samples are training samples too (equal in every value): what is "
-            "measured on them says nothing about others",
-            *(root, shared, len(test)),
+    """Return samples that come split; warn where a test sample is a training sample too.
+
+    Raises:
+        DataError: the two sides differ in shape, or a class that has a name has nothing to train.
+        ConfigError: the same of pictures, which `preprocess.size` would make equal.
+    """
+    sides = (train.split, test.split)
+    shapes = [side.images.shape[1:] for side in sides]
+    if shapes[0] != shapes[1]:
+        if all(side.has_pictures for side in sides):
+            raise ConfigError(
+                f"preprocess.size: got null, but {root} has training pictures {shapes[0]} and test "
+                f"pictures {shapes[1]}; takes [height, width], or one number for both"
+            )
+        raise DataError(
+            f"{root}: training and test samples are {shapes[0]} and {shapes[1]}; takes one shape "
+            "for both"
         )
-    return Dataset(name, class_names, train, test, named)
+    counts = np.bincount(train.split.labels, minlength=len(class_names))
+    if named and not counts.all():
+        raise DataError(
+            f"{root}: class {class_names[int(counts.argmin())]!r} has no training samples; takes "
+            "one at least of each class"
+        )
+    _tell_shared(train, test, root)
+    return Dataset(name, class_names, *sides, named)
+
+
+def _tell_shared(train: Named, test: Named, root: Path) -> None:
+    here, there = test.split.pixel_hashes, train.split.pixel_hashes
+    shared = np.flatnonzero(np.isin(here, there))
+    if not len(shared):
+        return
+    order = np.argsort(there)
+    twins = order[np.searchsorted(there, here[shared[:LISTED]], sorter=order)]
+    pairs = zip(shared.tolist(), twins.tolist(), strict=False)
+    listed = "; ".join(f"{test.names[one]} is {train.names[other]}" for one, other in pairs)
+    log.warning(
+        "%s: %d of %d test samples are training samples too (equal in every value): what is "
+        "measured on them says nothing about others: %s%s",
+        *(root, len(shared), len(here), listed, "; ..." if len(shared) > LISTED else ""),
+    )
