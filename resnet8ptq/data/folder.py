@@ -97,9 +97,8 @@ def _decode(
     bad = json.loads((entry / "bad.json").read_text())
     _report([(every[int(place)], reason) for place, reason in bad.items()], config, len(every))
     good = np.array([str(place) not in bad for place in range(len(every))])
-    images = Split(np.load(entry / "images.npy", mmap_mode="r"), labels, str(folder))
-    taken = images.take(np.flatnonzero(good)) if bad else images
-    return taken.images, taken.labels
+    images = Split(np.load(entry / "images.npy", mmap_mode="r"), None, str(folder))
+    return (images.take(np.flatnonzero(good)) if bad else images).images, labels[good]
 
 
 def _pictures(folder: Path) -> list[Path]:
