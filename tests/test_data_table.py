@@ -114,6 +114,23 @@ def test_text_labels_are_classes(tmp_path, kinds):
     assert data.named
 
 
+def test_float_labels_are_values(tmp_path):
+    data = read(write(tmp_path / "a.parquet", **numbers()), labels="b", inputs=["a"])
+    assert data.class_names == ()
+    assert sorted(data.test.labels) == sorted(data.test.images[:][:, 0] / 2)
+
+
+def test_no_labels(tmp_path):
+    data = read(write(tmp_path / "a.csv", a=[1, 2, 3, 4]), labels="none")
+    assert (data.test.labels, data.class_names, len(data.test)) == (None, (), 2)
+
+
+def test_groups_stay_together(tmp_path):
+    data = read(write(tmp_path / "a.csv", **numbers(), clips=["x", "x", "y", "y"] * 2))
+    for split in (data.train, data.test):
+        assert len(set(split.groups)) == 1 and len(split) == 4
+
+
 def test_categories_are_text(tmp_path):
     content = pa.table(numbers())
     categories = pa.array(["x", "y"] * 4).dictionary_encode()
@@ -170,10 +187,6 @@ def test_unreadable_pictures_are_left_out_with_their_labels(tmp_path, caplog):
 # What is refused
 
 CELLS = {
-    "a label that is a float": (
-        {"label": [0.0, 1.5] * 4},
-        "column 'label': holds double (0.0 in row 1); takes labels as integers from 0",
-    ),
     "no label": ({"label": [0, 1] * 3 + [None, 1]}, "column 'label', row 7: holds nothing"),
     "an empty label": ({"label": ["no", ""] * 4}, "column 'label', row 2: holds nothing"),
     "a negative label": ({"label": [-1, 1] * 4}, "labels from -1 to 1; takes 0 to 999"),
@@ -287,8 +300,10 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
     path.write_text("a,y\n" + "".join(f"{cell},{cell}\n" for cell in quoted), "utf-8", "replace")
     try:
         found = Table("t", table.read(path))
-        labels, names, _ = columns.classes(found, "y", None)
-        assert len(labels) == len(found.columns) and labels.max() < len(names)
+        labels, names, _ = columns.labels(found, "y", None)
+        assert len(labels) == len(found.columns) and (
+            labels.dtype.kind == "f" or labels.max() < len(names)
+        )
         assert np.isfinite(columns.numbers(found, ["a"], None)).all()
     except PtqError as error:
         assert str(error) and "\n" not in str(error)

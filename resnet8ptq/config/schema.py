@@ -110,6 +110,7 @@ class ArraysConfig(SplitConfig):
     name: str = "arrays"
     inputs: str | None = None
     labels: str | None = None
+    groups: str | None = None
     classes: list[str] | None = None
     offset: float = 0.0
     scale: float = 1.0

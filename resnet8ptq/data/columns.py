@@ -218,16 +218,16 @@ def _first_not_a_number(column: Column) -> tuple[int, str]:
     return 1, str(column.type)
 
 
-def classes(
+def labels(
     table: Table, name: str, given: Sequence[str] | None
-) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
+) -> tuple[NDArray[Any], tuple[str, ...], bool]:
     """Return the labels [N] of a column, the names of the classes, and whether they have any.
 
     Integers are labels from 0; of text, each different one is a class, in the order of `given`, or
-    else of the alphabet.
+    else of the alphabet. Floats are values to predict, and no classes.
 
     Raises:
-        DataError: a label is missing, or is neither; names the row.
+        DataError: a label is missing, or none of these; names the row.
     """
     column, place = table.column("data.labels", name), f"{table.place}: column {name!r}"
     if pa.types.is_boolean(column.type):
@@ -235,24 +235,35 @@ def classes(
     _refuse_nothing(column, place)
     if is_text(column):
         return _by_name(column, place, given)
+    if pa.types.is_floating(column.type):
+        return numbers(table, [name], None)[:, 0], (), True
     if not pa.types.is_integer(column.type):
         raise DataError(
-            f"{place}: holds {column.type} ({printable(str(column[0]))[:40]} in row 1); takes "
-            "labels as integers from 0, or as text"
+            f"{place}: holds {column.type}; takes labels as integers from 0 or as text, or values "
+            "as floats"
         )
-    labels = column.to_numpy().astype(np.int64)
-    low, high = int(labels.min()), int(labels.max())
+    found = column.to_numpy().astype(np.int64)
+    low, high = int(found.min()), int(found.max())
     if not 0 <= low <= high < MAX_CLASSES:
         raise DataError(
-            f"{place}: labels from {low} to {high}; takes 0 to {MAX_CLASSES - 1} at most"
+            f"{place}: labels from {low} to {high}; takes 0 to {MAX_CLASSES - 1} at most, or "
+            "floats for values to predict"
         )
     if given is None:
-        return labels, tuple(map(str, range(max(high + 1, 2)))), False
+        return found, tuple(map(str, range(max(high + 1, 2)))), False
     if high >= len(given):
         raise DataError(
             f"{place}: labels up to {high}, but {len(given)} class names; takes one for each"
         )
-    return labels, tuple(given), True
+    return found, tuple(given), True
+
+
+def groups(table: Table, name: str) -> NDArray[np.int64]:
+    """Return the groups [N] of a column: the same number for cells that are equal."""
+    cells = table.column("data.groups", name)
+    _refuse_nothing(cells, f"{table.place}: column {name!r}")
+    found: NDArray[np.int64] = cells.combine_chunks().dictionary_encode().indices.to_numpy()
+    return found.astype(np.int64)
 
 
 def _by_name(

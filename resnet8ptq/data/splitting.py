@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +21,20 @@ Indices = NDArray[np.int64]
 
 
 def stratify(
-    labels: NDArray[np.int64], hashes: NDArray[np.bytes_], test_fraction: float, seed: int
+    labels: NDArray[np.int64], units: NDArray[Any], test_fraction: float, seed: int
 ) -> tuple[Indices, Indices]:
     """Return which samples train, and which test: of each class the same fraction, drawn by `seed`.
 
-    Samples of equal content stay on one side: else a network would be scored on what calibrated it.
-    The draw depends on the content alone, and not on the order of the samples.
+    Samples of equal content stay on one side: else a network would be scored on what calibrated it;
+    and so do those of one group. The draw depends on the content alone, or on the groups, and not
+    on the order of the samples.
 
     Args:
         labels: [N]; each class has two samples at least that are not equal.
-        hashes: [N], equal where the samples are.
+        units: [N], equal for samples that stay together: their hashes, or their groups.
     """
     random = np.random.default_rng(seed)
-    _, first, groups = np.unique(hashes, return_index=True, return_inverse=True)
+    _, first, groups = np.unique(units, return_index=True, return_inverse=True)
     is_test = np.zeros(len(first), np.bool_)
     for label in np.unique(labels):
         members = np.flatnonzero(labels[first] == label)
@@ -60,27 +62,35 @@ def split_one(
     """Split samples [N, ...] that come without a split.
 
     Raises:
-        DataError: a class has fewer than two different samples.
+        DataError: a class has fewer than two different samples, or groups of them.
     """
-    labels, hashes = whole.labels, whole.pixel_hashes
-    different = labels[np.unique(hashes, return_index=True)[1]]
-    for label, count in enumerate(np.bincount(different, minlength=len(class_names))):
+    units = whole.pixel_hashes if whole.groups is None else whole.groups
+    kind = "samples" if whole.groups is None else "groups"
+    strata = np.zeros(len(whole), np.int64)  # without classes all are of one
+    for label, members in enumerate(whole.strata(len(class_names))):
+        strata[members] = label
+    different = strata[np.unique(units, return_index=True)[1]]
+    for label, count in enumerate(np.bincount(different, minlength=len(class_names) or 1)):
         if count < 2 and (named or count == 1):
+            which = f"class {class_names[label]!r}" if class_names else "it"
             raise DataError(
-                f"{root}: class {class_names[label]!r} has {count} different samples; "
+                f"{root}: {which} has {count} different {kind}; "
                 "takes 2 of each class, one to train and one to test"
             )
-    drawn = stratify(labels, hashes, config.test_fraction, config.split_seed)
+    drawn = stratify(strata, units, config.test_fraction, config.split_seed)
     train, test = (whole.take(indices) for indices in drawn)
     log.info(
         "%s: has no split of its own: %d samples to train, %d to test, the same fraction of each "
         "class, by data.split_seed=%d%s",
-        *(root, len(train), len(test), config.split_seed, _tell_equal(len(labels), len(different))),
+        *(root, len(train), len(test), config.split_seed),
+        _tell_equal(len(whole), len(different), kind),
     )
     return Dataset(name, class_names, train, test, named)
 
 
-def _tell_equal(samples: int, different: int) -> str:
+def _tell_equal(samples: int, different: int, kind: str) -> str:
+    if kind == "groups":
+        return f"; {different} groups, each on one side"
     return f"; {different} of {samples} are different" if different < samples else ""
 
 
@@ -95,7 +105,7 @@ def keep_split(
     """Return samples that come split; warn where a test sample is a training sample too.
 
     Raises:
-        DataError: the two sides differ in shape, or a class that has a name has nothing to train.
+        DataError: the two sides differ in shape.
         ConfigError: the same of pictures, which `preprocess.size` would make equal.
     """
     sides = (train.split, test.split)
@@ -110,12 +120,10 @@ def keep_split(
             f"{root}: training and test samples are {shapes[0]} and {shapes[1]}; takes one shape "
             "for both"
         )
-    counts = np.bincount(train.split.labels, minlength=len(class_names))
-    if named and not counts.all():
-        raise DataError(
-            f"{root}: class {class_names[int(counts.argmin())]!r} has no training samples; takes "
-            "one at least of each class"
-        )
+    if named and class_names:
+        strata = zip(class_names, train.split.strata(len(class_names)), strict=False)
+        if missing := [name for name, members in strata if not members.any()]:
+            log.warning("%s: class %r has no training samples: none calibrates", root, missing[0])
     _tell_shared(train, test, root)
     return Dataset(name, class_names, *sides, named)
 

@@ -17,6 +17,7 @@ from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import array_files, columns, resizing
+from resnet8ptq.data.array_files import NO_LABELS
 from resnet8ptq.data.columns import LABELS, PICTURES, Table, list_names
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import decode
@@ -64,14 +65,21 @@ def build(
     if not len(table.columns):
         raise DataError(f"{root}: has no rows; takes one for each sample")
     side_column = config.split or table.pick(SPLITS)
+    group_column = config.groups or table.pick(array_files.GROUPS)
     label_column = config.labels or table.pick(LABELS)
+    labels: NDArray[Any] | None = None
+    names: tuple[str, ...] = ()
+    named = True
     if label_column is None:
         raise ConfigError(
             f"data.labels: got null, and {root} has the columns {list_names(table.names)}; takes "
-            f"the name of one, or one named {' | '.join(LABELS)}"
+            f"the name of one, or one named {' | '.join(LABELS)}, or {NO_LABELS}"
         )
-    labels, names, named = columns.classes(table, label_column, config.classes)
-    others = [name for name in table.names if name not in (label_column, side_column)]
+    if label_column != NO_LABELS:
+        labels, names, named = columns.labels(table, label_column, config.classes)
+    groups = None if group_column is None else columns.groups(table, group_column)
+    taken = (label_column, side_column, group_column)
+    others = [name for name in table.names if name not in taken]
     inputs = _find_inputs(table, config, others)
     first = table.column("data.inputs", inputs[0])
     decoded = len(inputs) == 1 and (columns.is_text(first) or columns.is_packed(first))
@@ -83,9 +91,10 @@ def build(
         shown = [found[row].name for row in rows]
     else:
         images = _keep_numbers(table, inputs, config.shape, sha256, cache_root)
-        rows = np.arange(len(labels))
+        rows = np.arange(len(table.columns))
         shown = [f"{root}: row {row + 1}" for row in rows]
-    split = Split(images, labels[rows], str(root))
+    labels, groups = (None if each is None else each[rows] for each in (labels, groups))
+    split = Split(images, labels, str(root), groups=groups)
     title = root.name.partition(".")[0] or root.name
     if side_column is None:
         data = split_one(title, names, split, root, config, named)
