@@ -186,10 +186,14 @@ def _check_quantization(config: RunConfig) -> None:
 def _check_analysis(config: RunConfig, analysis: AnalysisConfig) -> None:
     if analysis.name is None:
         if analysis != AnalysisConfig():
-            raise ConfigError("analysis: its keys have no effect without +analysis=sensitivity")
+            raise ConfigError(
+                "analysis: its keys have no effect without +analysis=sensitivity | inspect"
+            )
         return
     _one_of("analysis.name", analysis.name, ANALYSES)
     _one_of("analysis.mode", analysis.mode, MODES)
+    if analysis.name == "inspect":
+        return
     with_it = f"with analysis={analysis.name}"
     dtypes = " | ".join(name for name in DTYPES if name != "fp32")
     _require("dtype.name", "'fp32'", config.dtype.name != "fp32", f"{dtypes} {with_it}")

@@ -19,7 +19,7 @@ METHODS = ("static", "dynamic", "qat")
 FORMATS = ("qdq", "qoperator")
 FLOWS = ("fx", "pt2e")
 SPLITS = ("test", "held_out")
-ANALYSES = ("sensitivity",)
+ANALYSES = ("sensitivity", "inspect")
 MODES = ("one_at_a_time", "all_but_one")
 RESIZES = ("squash", "fit", "crop", "letterbox")
 FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
@@ -199,7 +199,10 @@ class SweepConfig:
 
 @dataclass
 class AnalysisConfig:
-    """What is run instead of one quantization: `sensitivity` quantizes layer by layer."""
+    """What is run instead of one quantization.
+
+    `sensitivity` quantizes layer by layer; `inspect` says what the network is and takes.
+    """
 
     name: str | None = None
     mode: str = "one_at_a_time"

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command
-from resnet8ptq.core.errors import PtqError, TrackingError
+from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
 from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
@@ -165,6 +165,8 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
     from resnet8ptq.tracking.store import open_store
     from resnet8ptq.tracking.sweep_file import Sweep
 
+    if config.analysis.name == "inspect":
+        raise ConfigError("analysis.name: got 'inspect', takes one run: leave out -m")
     settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
