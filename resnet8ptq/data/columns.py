@@ -112,7 +112,7 @@ def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
     for row, text in enumerate(table.column("data.inputs", name).to_pylist(), 1):
         place = f"{table.place}: column {name!r}, row {row}"
         if not text:
-            raise DataError(f"{place}: holds nothing")
+            raise DataError(f"{place}: holds nothing; takes the path of a picture")
         path = Path("/") if "\0" in text else top / text
         try:
             inside = path.resolve().is_relative_to(top)
@@ -206,7 +206,9 @@ def _refuse_nothing(column: Column, place: str, in_each: int = 1) -> None:
     """Raise `DataError` for an empty cell; each row of the table has `in_each` of these."""
     if column.null_count:
         first = int(np.flatnonzero(pc.is_null(column))[0])
-        raise DataError(f"{place}, row {first // in_each + 1}: holds nothing")
+        raise DataError(
+            f"{place}, row {first // in_each + 1}: holds nothing, or NaN; takes a value in each row"
+        )
 
 
 def _first_not_a_number(column: Column) -> tuple[int, str]:
@@ -271,7 +273,9 @@ def _by_name(
 ) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
     texts = [printable(text) for text in column.to_pylist()]
     if "" in texts:
-        raise DataError(f"{place}, row {texts.index('') + 1}: holds nothing")
+        raise DataError(
+            f"{place}, row {texts.index('') + 1}: holds nothing; takes a value in each row"
+        )
     found = sorted(set(texts))
     names = tuple(found if given is None else given)
     if strange := sorted(set(found) - set(names)):
