@@ -18,6 +18,7 @@ from resnet8ptq.config.schema import (
     ON_BAD,
     RESIZES,
     SPLITS,
+    TFLITE_FLOWS,
     AnalysisConfig,
     ArraysConfig,
     BackendConfig,
@@ -28,6 +29,7 @@ from resnet8ptq.config.schema import (
     RunConfig,
     SplitConfig,
     TableConfig,
+    TfliteConfig,
     TorchConfig,
 )
 from resnet8ptq.core.errors import ConfigError
@@ -61,7 +63,7 @@ def check(config: RunConfig) -> None:
     _one_of("dtype.name", config.dtype.name, DTYPES)
     _check_data(config.data)
     _check_preprocess(config.preprocess)
-    _check_backend(config.backend)
+    _check_backend(config.backend, config.benchmark.name is not None)
     _check_calib(config.calib)
     _check_quantization(config)
     _check_method(config)
@@ -85,10 +87,14 @@ def check(config: RunConfig) -> None:
     _check_timed(config)
 
 
-def _check_backend(backend: BackendConfig) -> None:
+def _check_backend(backend: BackendConfig, benchmark: bool) -> None:
     if isinstance(backend, TorchConfig):
         _one_of("backend.flow", backend.flow, FLOWS)
         _one_of("backend.engine", backend.engine, ENGINES)
+    elif isinstance(backend, TfliteConfig):
+        _one_of("backend.flow", backend.flow, TFLITE_FLOWS)
+        given = backend.flow == "convert" or backend.file is not None or benchmark
+        _require("backend.file", "null", given, "a quantized .tflite file with backend.flow=file")
     elif backend.name == "torch":
         raise ConfigError("backend.name: got 'torch' by itself; takes backend=torch")
 

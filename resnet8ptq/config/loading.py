@@ -10,6 +10,7 @@ from resnet8ptq.config.schema import (
     FolderConfig,
     RunConfig,
     TableConfig,
+    TfliteConfig,
     TorchConfig,
 )
 from resnet8ptq.core.errors import ConfigError
@@ -29,6 +30,7 @@ def register_schemas() -> None:
     store.store(name="schema", node=RunConfig)
     own = {
         "torch": TorchConfig,
+        "tflite": TfliteConfig,
         "arrays": ArraysConfig,
         "folder": FolderConfig,
         "table": TableConfig,

@@ -18,6 +18,7 @@ DTYPES = {
 METHODS = ("static", "dynamic", "qat")
 FORMATS = ("qdq", "qoperator")
 FLOWS = ("fx", "pt2e")
+TFLITE_FLOWS = ("convert", "file")
 SPLITS = ("test", "held_out")
 ANALYSES = ("sensitivity", "inspect")
 MODES = ("one_at_a_time", "all_but_one")
@@ -51,6 +52,15 @@ class TorchConfig(BackendConfig):
     engine: str = "auto"
     freeze: bool = True
     debug_records: bool = False
+
+
+@dataclass
+class TfliteConfig(BackendConfig):
+    """TensorFlow Lite: its converter, or a quantized file as it is."""
+
+    name: str = "tflite"
+    flow: str = "convert"
+    file: str | None = None
 
 
 @dataclass
@@ -198,6 +208,15 @@ class SweepConfig:
 
 
 @dataclass
+class BenchmarkConfig:
+    """A task of a suite: where its files lie, and what it asks; see `experiment.suite`."""
+
+    name: str | None = None
+    folder: str | None = None
+    target: float | None = None
+
+
+@dataclass
 class AnalysisConfig:
     """What is run instead of one quantization.
 
@@ -274,6 +293,7 @@ class RunConfig(QuantizationConfig):
     report: ReportConfig = field(default_factory=ReportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     objectives: list[str] | None = None
     # What a named sweep sets differently for each backend, read there by interpolation.

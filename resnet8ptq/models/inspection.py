@@ -42,7 +42,7 @@ _TFLITE = _SHARED | {
 }
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
 BACKENDS = ("onnx", "torch", "tflite")
-TFLITE_FORMATS = ("keras",)
+TFLITE_FORMATS = ("keras", "saved_model")  # that its converter takes
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,13 @@ class RunningSweep:
 
     def _report(self, records: "list[Record]") -> None:
         """Print the comparison; write it to the folder and the parent run."""
-        from resnet8ptq.report import page, table
+        from resnet8ptq.report import page, suite, table
         from resnet8ptq.tracking import upload
 
         if records:
             table.print_table(records)
+            if suite.is_suite(records):
+                suite.print_table(records)
             page.write(
                 self.sweep.store, self.sweep.parent_id, records, self.sweep.folder, self.limits
             )
