@@ -1,4 +1,4 @@
-"""The tasks of a suite (`benchmark=`) in one table: each network beside what the suite asks of it."""
+"""The tasks of a suite (`benchmark=`) in one table, each beside what the suite asks."""
 
 from collections.abc import Sequence
 

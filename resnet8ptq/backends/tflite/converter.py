@@ -4,6 +4,7 @@ Runs in a process of its own (see `quantizer`), as `conversion` does and for the
 nothing that runs in the main process imports TensorFlow.
 """
 
+import logging
 import os
 import sys
 import warnings
@@ -73,6 +74,7 @@ def _from_saved_model(source: Path) -> Any:
     """Return the converter of the part of the folder that `sources.saved_model` reads too."""
     import tensorflow as tf
 
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # says that all of this is old
     program = saved_model_gate.read(source)
     frozen = saved_model.freeze(program, source)
     whole = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(frozen, name=""), [])

@@ -102,8 +102,9 @@ class TfliteQuantizer:
     def _file(self) -> Path | None:
         """A quantized file that is scored as it is."""
         backend = self.config.backend
-        given = isinstance(backend, TfliteConfig) and backend.flow == "file"
-        return Path(str(backend.file)).expanduser() if given else None
+        if not isinstance(backend, TfliteConfig) or backend.flow != "file":
+            return None
+        return Path(str(backend.file)).expanduser()
 
     def _copy(self, file: Path, path: Path, shape: tuple[int, ...]) -> Artifact:
         try:
