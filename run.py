@@ -22,12 +22,12 @@ def run(cfg: DictConfig) -> float | list[float] | None:
     """Run one job; return what sweepers want to know of it."""
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
-    if settings.mode == RunMode.MULTIRUN:
-        done = job.run_in_sweep(cfg, folder, settings)
-    else:
+    if settings.mode == RunMode.RUN:
         with command.exit_on_error():
             done = job.run_alone(cfg, folder)
-    return to_return_value(done, cfg.objectives)
+    else:
+        done = job.run_in_sweep(cfg, folder, settings)
+    return None if done is None else to_return_value(done, cfg.objectives)
 
 
 if __name__ == "__main__":

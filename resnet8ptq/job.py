@@ -23,13 +23,18 @@ if TYPE_CHECKING:  # --help and --cfg answer without them
 log = logging.getLogger(__name__)
 
 
-def run_alone(cfg: DictConfig, folder: Path) -> "Record":
-    """Run, and show the result beside its baseline."""
+def run_alone(cfg: DictConfig, folder: Path) -> "Record | None":
+    """Run, and show the result beside its baseline; None for an inspection, which records none."""
+    config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
+    check_names(config)
+    if config.analysis.name == "inspect":
+        from resnet8ptq.experiment.inspecting import run_inspection
+
+        run_inspection(config)
+        return None
     from resnet8ptq.report import table
     from resnet8ptq.tracking.store import open_store
 
-    config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
-    check_names(config)
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
     store = open_store(config.tracking)

@@ -4,6 +4,7 @@ import gzip
 import io
 import struct
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from hypothesis.extra import numpy as hnp
 from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.data import array_files, locate
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.splitting import split_one
 
 COUNT = 12
 LABELS = np.arange(COUNT) % 3
@@ -162,7 +166,13 @@ def wrong_files(folder):
         np.savez(folder / name, **arrays)
         return folder / name
 
-    yield npz("labels.npz", x=INPUTS, y=LABELS.astype(float)), "float64 [12]; takes labels as integ"
+    yield npz("labels.npz", x=INPUTS, y=LABELS.astype(str)), "[12]; takes labels as integers"
+    yield (
+        npz("targets.npz", x=INPUTS, y=np.full(12, np.nan)),
+        "targets.npz: y: NaN or infinity in sample 0",
+    )
+    yield npz("groups.npz", x=INPUTS, groups=LABELS / 2), "takes an integer or a name for each"
+    yield npz("clips.npz", x=INPUTS, clips=LABELS[:3]), "x has 12 samples, "
     yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "x has 12 samples"
     yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; takes 0 to 999"
     yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; takes 0 to 999"
@@ -178,7 +188,7 @@ def wrong_files(folder):
     yield npz("object.npz", x=np.array([{}, []], object), y=LABELS[:2]), "pickled Python objects"
     yield npz("unnamed.npz", a=INPUTS, b=LABELS), "data.inputs: got null"
     yield npz("both.npz", x=INPUTS, images=INPUTS, y=LABELS), "holds x and images"
-    yield npz("no_labels.npz", x=INPUTS), "data.labels: got null"
+    yield npz("no_labels.npz", x=INPUTS, kind=LABELS), "data.labels: got null"
     nan = INPUTS.astype(np.float32)
     nan[7, 0, 0] = np.nan
     yield npz("nan.npz", x=nan, y=LABELS), "nan.npz: x: NaN or infinity in sample 7"
@@ -197,7 +207,7 @@ def wrong_files(folder):
     (folder / "text.txt").write_text("no array")
     yield folder / "text.txt", "is no array; takes an .npz, .npy or idx file"
     (folder / "cut.idx").write_bytes(pack_idx(INPUTS)[:-1])
-    yield folder / "cut.idx", "data.labels: got null"
+    yield folder / "cut.idx", "cut.idx: cannot be read"
     yield folder / "gone.npz", "data.root: got "
 
 
@@ -207,6 +217,60 @@ def test_what_is_wrong_is_one_line_that_names_it(tmp_path):
             read(path)
         assert message in str(caught.value), path
         assert "\n" not in str(caught.value)
+
+
+def test_samples_without_labels(tmp_path):
+    """They are asked for only where something might be labels."""
+    np.savez(tmp_path / "bare.npz", x=INPUTS)
+    np.savez(tmp_path / "more.npz", x=INPUTS, kind=LABELS)
+    for data in (read(tmp_path / "bare.npz"), read(tmp_path / "more.npz", labels="none")):
+        assert (data.test.labels, data.train.labels, data.class_names) == (None, None, ())
+        assert len(data.test) == len(data.train) == COUNT // 2
+    drawn = draw_calibration(data, None, 0)
+    assert len(drawn.split) == COUNT // 2
+    assert len(draw_held_out(data, 3)) == 3
+
+
+@pytest.mark.parametrize("shape", [(COUNT,), (COUNT, 1), (COUNT, 4)])
+def test_values_to_predict(tmp_path, shape):
+    targets = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=targets)
+    data = read(tmp_path / "a.npz")
+    same_samples(data, labels=targets)
+    assert data.class_names == ()
+
+
+def test_training_samples_may_lack_what_the_test_samples_have(tmp_path):
+    """As where only what is normal trains."""
+    clips = np.array(list("aabbccddeeff"))
+    half = COUNT // 2
+    np.savez(
+        tmp_path / "a.npz",
+        **{"x_train": INPUTS[:half], "x_test": INPUTS[half:]},
+        **{"y_test": LABELS[half:] > 0, "clips_test": clips[half:]},
+    )
+    data = read(tmp_path / "a.npz")
+    assert data.train.labels is None
+    assert data.train.groups is None
+    np.testing.assert_array_equal(data.test.labels, LABELS[half:] > 0)
+    np.testing.assert_array_equal(data.test.groups, [0, 0, 1, 1, 2, 2])
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.2, 0.5, 0.8]))
+@settings(max_examples=20, deadline=None)
+def test_a_group_is_not_split(seed, fraction):
+    random = np.random.default_rng(seed)
+    clips = random.integers(0, 30, 200)
+    samples = random.normal(size=(200, 3))
+    labels = clips % 2
+    config = ArraysConfig(test_fraction=fraction, split_seed=seed)
+    names = ("a", "b")
+    whole = Split(samples, labels, "clips", groups=clips)
+    data = split_one("clips", names, whole, Path("clips"), config)
+    assert len(data.train) + len(data.test) == 200
+    assert not set(data.train.groups) & set(data.test.groups)
+    assert set(data.train.labels) == set(data.test.labels) == {0, 1}
+    np.testing.assert_array_equal(data.test.labels, data.test.groups % 2)
 
 
 def test_a_truncated_idx_file(tmp_path):

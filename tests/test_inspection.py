@@ -1,13 +1,14 @@
 """What a network's file is said to be, without running it."""
 
+import numpy as np
 import onnx
 import pytest
+from calling import call
 from onnx import TensorProto, helper
 from test_onnx_source import build
 
-from resnet8ptq.core.errors import ModelError
 from resnet8ptq.models import inspection
-from resnet8ptq.models.inspection import inspect, print_inspection
+from resnet8ptq.models.inspection import inspect, needs, print_inspection
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def found(tmp_path):
     ]
     path = tmp_path / "[bold]network.onnx"
     onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10], middle=nodes), path)
-    return inspect(path)
+    return inspect(path, tmp_path)
 
 
 def test_an_onnx_file_is_read_without_a_conversion(found, monkeypatch):
@@ -34,17 +35,19 @@ def test_an_onnx_file_is_read_without_a_conversion(found, monkeypatch):
 
 
 def test_it_is_told_what_stays_in_float(found):
-    for backend in inspection.BACKENDS:
+    assert found.treatment("Conv", "tflite") == "-"  # whose converter takes another format
+    for backend in ("onnx", "torch"):
         assert found.treatment("Conv", backend) == "8 bits"
         assert found.treatment("Erf", backend) == "float"
         assert found.treatment("BatchNormalization", backend) == "folded"
 
 
 def test_what_it_takes_to_run_it_is_told(found):
-    needs = "\n".join(found.needs)
-    assert "32 x 32 pictures in RGB or BGR (NHWC)" in needs
-    assert "labels of 10 classes, if these are classes: probabilities" in needs
-    assert "batches of 1" in needs
+    taken = "\n".join(needs(found))
+    assert "as pictures of 32 x 32 in RGB or BGR are (NHWC)" in taken
+    assert "labels of 10 classes, if these are classes: probabilities" in taken
+    assert "batches of 1" in taken
+    assert "another backend than tflite" in taken
 
 
 def test_a_network_that_returns_what_it_takes_needs_no_classes(tmp_path):
@@ -55,7 +58,9 @@ def test_a_network_that_returns_what_it_takes_needs_no_classes(tmp_path):
         helper.make_tensor_value_info("copy", TensorProto.FLOAT, ["B", 32, 32, 3])
     )
     onnx.save(proto, tmp_path / "network.onnx")
-    assert any("of anomalies" in need for need in inspect(tmp_path / "network.onnx").needs)
+    assert any(
+        "of anomalies" in need for need in needs(inspect(tmp_path / "network.onnx", tmp_path))
+    )
 
 
 def test_the_tables_are_printed_as_text(found, capsys):
@@ -63,12 +68,61 @@ def test_the_tables_are_printed_as_text(found, capsys):
     shown = capsys.readouterr().out
     for part in ("[bold]network.onnx", "pixels:0", "[32, 32, 3]", "Erf", "float", "8 bits"):
         assert part in shown
-    assert "  - samples that are [32, 32, 3] float32: 32 x 32 pictures" in shown
+    assert "  - samples that are [32, 32, 3] float32, as pictures of" in shown
 
 
-def test_no_network_is_refused_by_its_key(tmp_path):
-    with pytest.raises(ModelError, match=r"^model\.path: got .*gone, no such file; takes a "):
-        inspect(tmp_path / "gone")
-    (tmp_path / "text").write_text("x = 1")
-    with pytest.raises(ModelError, match=r"^model\.path: .*text is not a model; takes a "):
-        inspect(tmp_path / "text")
+# On the command line
+
+
+def test_it_is_told_what_the_settings_lack(tmp_path):
+    network = tmp_path / "own.onnx"
+    onnx.save(build(13, takes=["N", 3, 28, 28], gives=["N", 5]), network)
+    done = call(tmp_path, "+analysis=inspect", f"model.path={network}", "backend=tflite")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    said = [line for line in lines if line.startswith("  - data=cifar10: ")]
+    assert "it takes (3, 28, 28), the samples are (32, 32, 3)" in said[0]
+    assert "preprocess.size=[28,28] makes pictures fit" in said[0]
+    assert said[1] == "  - data=cifar10: 10 classes do not fit: it returns 5 values"
+    assert "  - backend=tflite: unsupported for this format" in lines
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.onnx"]  # no run was recorded
+
+
+def test_settings_that_fit(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(4 * 28 * 28 * 3).reshape(4, 28, 28, 3), y=[0, 0, 1, 1])
+    onnx.save(build(13, takes=["N", 3, 28, 28], gives=["N", 2]), tmp_path / "own.onnx")
+    files = (f"model.path={tmp_path / 'own.onnx'}", f"data.root={tmp_path / 'a.npz'}")
+    done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
+    assert "data=arrays: samples [28, 28, 3] fit, their axes in the order [2, 0, 1]" in done.out
+    (tmp_path / "a.npz").unlink()
+    done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
+    assert done.code == 0
+    assert "data=arrays: data.root: got " in done.out
+
+
+def test_a_sweep_of_inspections_is_refused(tmp_path):
+    done = call(tmp_path, "-m", "+analysis=inspect", "seed=1,2")
+    assert (done.code, done.errors) == (
+        2,
+        ["error: analysis.name: got 'inspect', takes one run: leave out -m"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        (".onnx", None),
+        (".onnx", b""),
+        (".h5", b"x = 1"),
+        (".tflite", b"\0\0\0\0TFL3"),
+        (".pt2", b"PK\x03\x04"),
+    ],
+)
+def test_no_network_is_refused_in_one_line(tmp_path, suffix, content):
+    path = tmp_path / f"network{suffix}"
+    if content is not None:
+        path.write_bytes(content)
+    done = call(tmp_path, "+analysis=inspect", f"model.path={path}", "data=shapes")
+    assert done.code == 2
+    [error] = done.err.strip().splitlines()
+    assert error.startswith("error: ") and str(path) in error

@@ -33,8 +33,8 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework, and with PyTorch's second flow that flow."""
-        return f"{self.backend} {self.flow}" if self.flow == "pt2e" else self.backend
+        """The framework, and with a second flow (PyTorch's PT2E, a TFLite file) that flow."""
+        return f"{self.backend} {self.flow}" if self.flow in ("pt2e", "file") else self.backend
 
     @property
     def calibration(self) -> str:
@@ -50,9 +50,9 @@ class Combination:
 
     @property
     def cells(self) -> list[str]:
-        """The four in words; of fp32 the last two are empty."""
-        if self.dtype == "fp32":
-            return [self.framework, "fp32", "", ""]
+        """The four in words; of fp32, and of a file, the last two are empty."""
+        if self.dtype == "fp32" or self.flow == "file":  # which was made elsewhere
+            return [self.framework, self.dtype, "", ""]
         return [self.framework, self.dtype, self.calibration, self.granularity]
 
     @property

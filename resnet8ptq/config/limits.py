@@ -44,6 +44,11 @@ def _is_size(got: Any) -> bool:
     return len(sides) == 2 and all(type(n) is int and 0 < n <= MOST_PIXELS for n in sides)
 
 
+def _is_columns(got: Any) -> bool:
+    listed = got if isinstance(got, list) else [got]
+    return len(listed) > 0 and all(isinstance(name, str) for name in listed)
+
+
 COUNT = (at_least(1), at_most(2**31 - 1))
 SEED = Limit("0 <= seed < 2**32", lambda got: 0 <= got < 2**32)
 FRACTION = Limit("a fraction, 0 to 1", lambda got: 0 <= got <= 1)
@@ -61,6 +66,8 @@ ALL_POSITIVE = Limit("numbers > 0", lambda got: min(got) > 0)
 SIZE = Limit(f"null, a number of pixels up to {MOST_PIXELS}, or [height, width]", _is_size)
 NAME = Limit("a name", lambda got: bool(got.strip()))
 NAMES = Limit("null or a list of names", lambda got: len(got) > 0)
+SIZES = Limit("null or sizes of at least 1", lambda got: got and min(got) >= 1)
+COLUMNS = Limit("null, a column or a list of columns", _is_columns)
 CLASSES = Limit("null or two or more different names", lambda got: len(set(got)) == len(got) >= 2)
 
 

@@ -15,6 +15,8 @@ from resnet8ptq.config.schema import (
     ArraysConfig,
     FolderConfig,
     RunConfig,
+    TableConfig,
+    TfliteConfig,
     TorchConfig,
 )
 from resnet8ptq.core.errors import ConfigError
@@ -35,7 +37,14 @@ def register_schemas() -> None:
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
-    for name, node in (("torch", TorchConfig), ("arrays", ArraysConfig), ("folder", FolderConfig)):
+    own = {
+        "torch": TorchConfig,
+        "tflite": TfliteConfig,
+        "arrays": ArraysConfig,
+        "folder": FolderConfig,
+        "table": TableConfig,
+    }
+    for name, node in own.items():
         store.store(group="hydra/schema", name=name, node=node)
 
 
@@ -61,6 +70,10 @@ def _check_together(config: RunConfig) -> None:
     """Refuse settings that do not fit each other, or that another leaves without effect."""
     if config.backend.name == "torch" and not isinstance(config.backend, TorchConfig):
         raise ConfigError("backend.name: got 'torch' by itself; takes backend=torch")
+    if isinstance(config.backend, TfliteConfig) and config.backend.flow == "file":
+        given = config.backend.file is not None or config.benchmark.name is not None
+        takes = "a quantized .tflite file with backend.flow=file"
+        require("backend.file", config.backend.file, given, takes)
     bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
     require("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
@@ -74,13 +87,13 @@ def _check_together(config: RunConfig) -> None:
     timed = [name for name in config.objectives or [] if name.startswith(("latency", "speedup"))]
     if timed and not config.latency.enabled:
         raise ConfigError(f"latency.enabled: got false, takes true with objectives={timed[0]}")
-    if config.analysis.name is not None:
+    if config.analysis.name == "sensitivity":
         with_it = f"with analysis={config.analysis.name}"
         dtypes = " | ".join(name for name in DTYPES if name != "fp32")
         require("dtype.name", "fp32", config.dtype.name != "fp32", f"{dtypes} {with_it}")
         require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
         require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
-    elif config.analysis != AnalysisConfig():
+    elif config.analysis.name is None and config.analysis != AnalysisConfig():
         raise ConfigError("analysis: its keys have no effect without +analysis=sensitivity")
 
 

@@ -47,6 +47,15 @@ class TorchConfig(BackendConfig):
 
 
 @dataclass
+class TfliteConfig(BackendConfig):
+    """TensorFlow Lite: its converter, or a quantized file as it is."""
+
+    name: str = "tflite"
+    flow: str = limited("convert", one_of("convert", "file"))
+    file: str | None = None
+
+
+@dataclass
 class DtypeConfig:
     """8-bit format; what it means in each framework stands in the backend's module."""
 
@@ -103,6 +112,7 @@ class ArraysConfig(SplitConfig):
     name: str = "arrays"
     inputs: str | None = None
     labels: str | None = None
+    groups: str | None = None
     classes: list[str] | None = limited(None, limits.CLASSES)
     offset: float = limited(0.0, limits.FINITE)
     scale: float = limited(1.0, limits.FACTOR)
@@ -113,6 +123,18 @@ class FolderConfig(SplitConfig):
     """Pictures in class folders; see `data.folder`."""
 
     name: str = "folder"
+    on_bad: str = limited("error", one_of("error", "skip"))
+
+
+@dataclass
+class TableConfig(ArraysConfig):
+    """Rows of a file or a saved data set; see `data.table` and `data.huggingface`."""
+
+    name: str = "table"
+    inputs: Any = limited(None, limits.COLUMNS)
+    shape: list[int] | None = limited(None, limits.SIZES)
+    split: str | None = None
+    folder: str | None = None
     on_bad: str = limited("error", one_of("error", "skip"))
 
 
@@ -180,10 +202,22 @@ class SweepConfig:
 
 
 @dataclass
-class AnalysisConfig:
-    """What is run instead of one quantization: `sensitivity` quantizes layer by layer."""
+class BenchmarkConfig:
+    """A task of a suite: where its files lie, and what it asks; see `experiment.suite`."""
 
-    name: str | None = limited(None, one_of("sensitivity"))
+    name: str | None = None
+    folder: str | None = None
+    target: float | None = None
+
+
+@dataclass
+class AnalysisConfig:
+    """What is run instead of one quantization.
+
+    `sensitivity` quantizes layer by layer; `inspect` says what the network is and takes.
+    """
+
+    name: str | None = limited(None, one_of("sensitivity", "inspect"))
     mode: str = limited("one_at_a_time", one_of("one_at_a_time", "all_but_one"))
 
 
@@ -253,6 +287,7 @@ class RunConfig(QuantizationConfig):
     report: ReportConfig = field(default_factory=ReportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     objectives: list[str] | None = None
     # What a named sweep sets differently for each backend, read there by interpolation.

@@ -4,7 +4,7 @@
 |---|---|
 | 0 | every run ended; an unsupported combination is a result |
 | 1 | a run failed: its traceback is in the run |
-| 2 | a setting is wrong |
+| 2 | an input is wrong: a setting, a network's file or data |
 | 130, 143 | interrupted, terminated |
 """
 
@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from resnet8ptq.core.errors import ConfigError, PtqError
+from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
 from resnet8ptq.core.text import printable, redact
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def main(
         code = 130
     except Exception as error:
         status, code = "failed", report(error)
-        if isinstance(error, ConfigError) and find_sweep():
+        if isinstance(error, _INPUTS) and find_sweep():
             code = 1  # one cell's failure: the others have run
     finally:
         try:
@@ -87,6 +87,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
 _COMPOSING = (HydraException, OmegaConfBaseException)
+_INPUTS = (ConfigError, DataError, ModelError)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
 _EXTRAS = {  # option that a plugin brings along: extra
     "launcher/joblib": "joblib",
@@ -113,7 +114,7 @@ def report(error: Exception) -> int:
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"error: {one_line(error)}", file=sys.stderr)
-    return 2 if isinstance(error, (*_COMPOSING, ConfigError)) else 1
+    return 2 if isinstance(error, (*_COMPOSING, *_INPUTS)) else 1
 
 
 def one_line(error: BaseException) -> str:

@@ -1,4 +1,16 @@
-"""Every error that this package raises on purpose, each one clear line for the user."""
+"""Every error that this package raises on purpose.
+
+PtqError                  one clear line for the user; the program exits with 1
+├── ConfigError           a setting is wrong: names the key, what it got, what it takes (exit 2)
+├── DataError             a data file is missing, damaged or does not fit (exit 2)
+│   └── DataNotFoundError neither on disk nor to be downloaded
+├── JobError              a job of a sweep could not be started, or its process died
+├── ModelError            the FP32 model is missing, damaged, or does not fit the data (exit 2)
+│   └── ParityError       a converted model disagrees with the original
+├── QuantizationError     the framework failed, or quantized nothing
+├── TrackingError         the MLflow store cannot be reached or written
+└── UnsupportedError      the framework cannot do this combination: a result, not a failure
+"""
 
 from resnet8ptq.core.text import printable
 

@@ -25,12 +25,15 @@ from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.arrays import AT_ONCE
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.splitting import keep_split, split_one
+from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 INPUTS = ("x", "inputs", "images", "features", "data")
 LABELS = ("y", "labels", "targets")
+GROUPS = ("groups", "clips")
 CLASSES = ("classes", "class_names")
 SIDES = ("train", "test")
+KEYS = ("data.inputs", "data.labels", "data.groups")
+NO_LABELS = "none"
 MAX_CLASSES = 1000
 TAKES = "takes an .npz, .npy or idx file, or a folder of .npy and idx files"
 
@@ -51,28 +54,25 @@ def load(config: ArraysConfig, cache_root: Path) -> Dataset:
     """
     root = Path(str(config.root))
     found = _open(root, cache_root)
-    pairs = _find_split(found, root) if config.inputs is None and config.labels is None else None
-    chosen = pairs or [(_find_inputs(found, config, root), _find_labels(found, config, root))]
-    sides = []
-    for inputs, given in chosen:
-        read = partial(_named, root=root, found=found, cache_root=cache_root)
-        sides.append(_read(read("data.inputs", inputs), read("data.labels", given)))
-    for images, _ in sides:
-        if images.values.dtype.kind == "f" and (config.offset, config.scale) != (0, 1):
+    read = partial(_named, root=root, found=found, cache_root=cache_root)
+    chosen = _find_split(found, config, root) or [_find_one(found, config, root)]
+    sides = [_read(str(root), *map(read, KEYS, names)) for names in chosen]
+    for split in sides:
+        if split.images.dtype.kind == "f" and (config.offset, config.scale) != (0, 1):
             raise ConfigError(
-                f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but "
-                f"{images} is {images.values.dtype}; takes them for stored integers only"
+                f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but the "
+                f"samples in {root} are {split.images.dtype}; takes them for stored integers only"
             )
-    labels = [side[1] for side in sides]
-    names, named = _name_classes(found, config, root, max(int(each.max()) for each in labels))
+    labels = [split.labels for split in sides if split.labels is not None]
+    highest = [int(each.max()) for each in labels if each.dtype.kind == "i"]
+    names, named = _name_classes(found, config, root, max(highest)) if highest else ((), True)
     title = root.name.partition(".")[0] or root.name
-    if pairs is None:
-        [(images, _)] = sides
-        return split_one(title, names, images.values, labels[0], root, config, named)
-    if sides[0][0].values.shape[1:] != sides[1][0].values.shape[1:]:
-        shapes = " and ".join(str(images.values.shape) for images, _ in sides)
-        raise DataError(f"{root}: training and test samples are {shapes}; takes one shape for both")
-    train, test = (Split(images.values, each, str(root)) for images, each in sides)
+    if len(sides) == 1:
+        return split_one(title, names, sides[0], root, config, named)
+    train, test = (
+        Named(split, [f"{inputs}: sample {place}" for place in range(len(split))])
+        for split, (inputs, *_) in zip(sides, chosen, strict=True)
+    )
     return keep_split(title, names, train, test, root, named)
 
 
@@ -208,38 +208,44 @@ def _reading(path: Path, member: str = "") -> Iterator[None]:
         raise DataError(f"{place}: cannot be read ({one_line(error)})") from None
 
 
-def _find_split(found: Mapping[str, Open], root: Path) -> list[tuple[str, str]] | None:
-    """Return the names of inputs and labels of both sides; None where there is no such split."""
+def _find_split(
+    found: Mapping[str, Open], config: ArraysConfig, root: Path
+) -> list[list[str | None]] | None:
+    """Return the names of what `KEYS` are on both sides; None where there is no such split.
+
+    What is normal trains a detector of anomalies: training samples may lack the labels.
+    """
+    if config.inputs is not None or config.labels not in (None, NO_LABELS):
+        return None
     sides = []
     for side in SIDES:
-        inputs, labels = (
+        names = [
             _pick(found, [n for base in usual for n in (f"{base}_{side}", f"{side}_{base}")], root)
-            for usual in (INPUTS, LABELS)
-        )
-        if inputs is None or labels is None:
+            for usual in (INPUTS, LABELS, GROUPS)
+        ]
+        if names[0] is None:
             return None
-        sides.append((inputs, labels))
+        sides.append(names if config.labels is None else [names[0], None, names[2]])
     return sides
 
 
-def _find_inputs(found: Mapping[str, Open], config: ArraysConfig, root: Path) -> str:
-    name = config.inputs or _pick(found, INPUTS, root)
-    if name is None:
+def _find_one(found: Mapping[str, Open], config: ArraysConfig, root: Path) -> list[str | None]:
+    """Return the names of what `KEYS` are; None for labels and groups that there are not."""
+    inputs = config.inputs or _pick(found, INPUTS, root)
+    if inputs is None:
         raise ConfigError(
             f"data.inputs: got null, and {root} holds {_list(found)}; takes the name of one, or "
             f"one named {' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test"
         )
-    return name
-
-
-def _find_labels(found: Mapping[str, Open], config: ArraysConfig, root: Path) -> str:
-    name = config.labels or _pick(found, LABELS, root)
-    if name is None:
+    groups = config.groups or _pick(found, GROUPS, root)
+    labels = config.labels or _pick(found, LABELS, root)
+    others = {name for name in found if name.lower() not in CLASSES} - {inputs, groups}
+    if labels is None and others:
         raise ConfigError(
             f"data.labels: got null, and {root} holds {_list(found)}; takes the name of one, or "
-            f"one named {' | '.join(LABELS)}, or an .npy or idx file"
+            f"one named {' | '.join(LABELS)}, or an .npy or idx file, or {NO_LABELS}"
         )
-    return name
+    return [inputs, None if labels == NO_LABELS else labels, groups]
 
 
 def _list(found: Mapping[str, Open]) -> str:
@@ -257,8 +263,12 @@ def _pick(found: Mapping[str, Open], names: Any, root: Path) -> str | None:
     return known[0] if known else None
 
 
-def _named(key: str, name: str, root: Path, found: Mapping[str, Open], cache_root: Path) -> _Named:
+def _named(
+    key: str, name: str | None, root: Path, found: Mapping[str, Open], cache_root: Path
+) -> _Named | None:
     """Return the array of that name, or that of the file of that name; `key` named it."""
+    if name is None:
+        return None
     if name in found:
         return _Named(f"{root}: {name}" if len(found) > 1 else str(root), found[name]())
     path = Path(name).expanduser()
@@ -267,28 +277,59 @@ def _named(key: str, name: str, root: Path, found: Mapping[str, Open], cache_roo
     return _Named(str(path), _opener(path, cache_root)())
 
 
-def _read(inputs: _Named, labels: _Named) -> tuple[_Named, NDArray[np.int64]]:
-    """Check inputs [N, ...] and labels [N]; return the labels as int64."""
-    images, given = inputs.values, labels.values
+def _read(
+    source: str, inputs: _Named | None, labels: _Named | None, groups: _Named | None
+) -> Split:
+    """Check inputs [N, ...], labels [N, ...] and groups [N]."""
+    assert inputs is not None  # they have been found
+    images = inputs.values
     if images.dtype.kind not in "biuf" or images.ndim < 2 or 0 in images.shape:
         raise DataError(f"{inputs}: is {_shape(images)}; takes numbers [N, ...]")
-    if images.dtype.kind == "f":
-        for start in range(0, len(images), AT_ONCE):
-            finite = np.isfinite(images[start : start + AT_ONCE])
-            if not finite.all():
-                first = start + int(np.argwhere(~finite)[0, 0])
-                raise DataError(f"{inputs}: NaN or infinity in sample {first}; takes finite values")
-    if given.dtype.kind not in "iu" or given.shape not in ((len(given),), (len(given), 1)):
-        raise DataError(f"{labels}: is {_shape(given)}; takes labels as integers from 0, [N]")
-    if len(given) != len(images):
-        raise DataError(f"{inputs} has {len(images)} samples, {labels} {len(given)}")
+    _check_finite(inputs)
+    for other in (labels, groups):
+        if other is not None and other.values.shape[:1] != images.shape[:1]:
+            raise DataError(
+                f"{inputs} has {len(images)} samples, {other} is {_shape(other.values)}"
+            )
+    found = None if labels is None else _read_labels(labels)
+    return Split(images, found, source, groups=None if groups is None else _read_groups(groups))
+
+
+def _check_finite(array: _Named) -> None:
+    if array.values.dtype.kind != "f":
+        return
+    for start in range(0, len(array.values), AT_ONCE):
+        finite = np.isfinite(array.values[start : start + AT_ONCE])
+        if not finite.all():
+            first = start + int(np.argwhere(~finite)[0, 0])
+            raise DataError(f"{array}: NaN or infinity in sample {first}; takes finite values")
+
+
+def _read_labels(labels: _Named) -> Array:
+    """Return classes [N] as int64, or values [N, ...] as they are."""
+    given = labels.values
+    if given.dtype.kind == "f":
+        _check_finite(labels)
+        return given
+    if given.dtype.kind not in "iub" or given.shape not in ((len(given),), (len(given), 1)):
+        raise DataError(
+            f"{labels}: is {_shape(given)}; takes labels as integers from 0, [N], or values as "
+            "floats, [N, ...]"
+        )
     wide = given.reshape(-1).astype(np.int64)
     if not 0 <= wide.min() <= wide.max() < MAX_CLASSES:
         raise DataError(
             f"{labels}: labels from {wide.min()} to {wide.max()}; "
-            f"takes 0 to {MAX_CLASSES - 1} at most"
+            f"takes 0 to {MAX_CLASSES - 1} at most, or floats for values to predict"
         )
-    return inputs, wide
+    return wide
+
+
+def _read_groups(groups: _Named) -> NDArray[np.int64]:
+    given = groups.values
+    if given.dtype.kind not in "iuUS" or given.ndim != 1:
+        raise DataError(f"{groups}: is {_shape(given)}; takes an integer or a name for each sample")
+    return np.unique(given, return_inverse=True)[1].astype(np.int64)
 
 
 def _shape(array: Array) -> str:

@@ -1,4 +1,4 @@
-"""Samples with labels, and the named sets of them."""
+"""Samples with labels where there are any, and the named sets of them."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -11,34 +11,38 @@ from numpy.typing import NDArray
 from resnet8ptq.data.arrays import AT_ONCE, Batches, Images, LazyImages
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
-Labels = NDArray[np.int64]
+Labels = NDArray[Any]
 Layout = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples [N, ...] as they are stored, labels [N] int64, and where they came from.
+    """Samples [N, ...] as they are stored, their labels, and where they came from.
 
     Pictures are [N, H, W, C] uint8. The samples may lie in files: what needs many of them goes
     through them in batches.
 
     Attributes:
+        labels: classes [N] int64, or values [N, ...] of floats; None without any.
         preprocessing: what makes network inputs of them.
         layout: how the network takes the axes of a sample, see `preprocessing.arrange`.
+        groups: [N] int64, the same number for samples that belong together, such as the windows of
+            one clip; None where each stands by itself.
     """
 
     images: Images
-    labels: Labels
+    labels: Labels | None
     source: str
     preprocessing: Preprocessing = RAW
     layout: Layout | None = None
+    groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.images)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over shape, samples, labels and preprocessing, in hexadecimal.
+        """SHA-256 over shape, samples, labels, groups and preprocessing, in hexadecimal.
 
         The layout is left out: it follows from the network.
         """
@@ -50,7 +54,9 @@ class Split:
         digest = hashlib.sha256(described.encode())
         for start in range(0, len(self), AT_ONCE):
             digest.update(np.ascontiguousarray(images[start : start + AT_ONCE]).data)
-        digest.update(np.ascontiguousarray(self.labels).data)
+        for array in (self.labels, self.groups):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     @cached_property
@@ -75,7 +81,16 @@ class Split:
             taken = LazyImages(found.whole, found.indices[indices])
         else:
             taken = LazyImages(found, np.arange(len(found))[indices])
-        return replace(self, images=taken, labels=self.labels[indices])
+        labels, groups = (
+            None if array is None else array[indices] for array in (self.labels, self.groups)
+        )
+        return replace(self, images=taken, labels=labels, groups=groups)
+
+    def strata(self, classes: int) -> list[NDArray[np.bool_]]:
+        """Tell for each class which samples [N] are of it; all of them for one, without classes."""
+        if self.labels is None or self.labels.dtype.kind == "f":
+            return [np.ones(len(self), np.bool_)]
+        return [self.labels == label for label in range(classes)]
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[np.float32]:
         """Return stored samples [n, ...] as network inputs [n, ...], contiguous."""
@@ -101,6 +116,7 @@ class Dataset:
     """A named training and test split, and the only place that knows classes and sample shape.
 
     Attributes:
+        class_names: none where the labels are no classes.
         named: the classes were given names; else they are numbered up to the largest label, and the
             network may know more of them.
     """

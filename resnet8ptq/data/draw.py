@@ -10,6 +10,7 @@ from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 
 _USUAL = 100  # samples of each class
+_WITHOUT_CLASSES = 1000  # in all
 _HELD_OUT_SEED = 0  # no setting: the same images for every run
 
 
@@ -18,8 +19,10 @@ def draw_calibration(
 ) -> CalibrationSet:
     """Draw `samples_per_class` training images of each class, without replacement, seeded.
 
+    Without classes, `samples_per_class` in all.
+
     Args:
-        samples_per_class: None: 100, or all of a class that has fewer.
+        samples_per_class: None: 100, or all of a class that has fewer; without classes 1,000.
         held_out: whose images are not drawn.
 
     Raises:
@@ -29,13 +32,16 @@ def draw_calibration(
     free = _is_in_none(data.train, held_out) if held_out else np.ones(len(data.train), np.bool_)
     random = np.random.default_rng(seed)
     drawn = []
-    for label, name in enumerate(data.class_names):
-        members = np.flatnonzero(free & (data.train.labels == label))
-        wanted = min(_USUAL, len(members)) if samples_per_class is None else samples_per_class
+    strata = data.train.strata(len(data.class_names))
+    for label, stratum in enumerate(strata):
+        members = np.flatnonzero(free & stratum)
+        usual = _USUAL if len(strata) > 1 else _WITHOUT_CLASSES
+        wanted = min(usual, len(members)) if samples_per_class is None else samples_per_class
         if len(members) < wanted:
+            which = f"of class {data.class_names[label]!r} " if len(strata) > 1 else ""
             raise ConfigError(
                 f"calib.samples_per_class: got {samples_per_class}, takes at most {len(members)}: "
-                f"the training images of class {name!r} in {data.name}"
+                f"the training images {which}in {data.name}"
                 f"{' that are not held out' if held_out else ''}"
             )
         drawn.append(random.choice(members, wanted, replace=False))
@@ -68,8 +74,8 @@ def draw_held_out(data: Dataset, images: int, taken: Sequence[Split] = ()) -> Sp
         )
     random = np.random.default_rng(_HELD_OUT_SEED)
     classes = [
-        random.permutation(np.flatnonzero(free & (data.train.labels == label)))
-        for label in range(len(data.class_names))
+        random.permutation(np.flatnonzero(free & stratum))
+        for stratum in data.train.strata(len(data.class_names))
     ]
     # The first of each class, then the second of each: sorting is stable.
     turns = np.concatenate([np.arange(len(members)) for members in classes])

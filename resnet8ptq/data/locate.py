@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import ArraysConfig, DataConfig, FolderConfig, PreprocessConfig
+from resnet8ptq.config.schema import (
+    ArraysConfig,
+    DataConfig,
+    FolderConfig,
+    PreprocessConfig,
+    TableConfig,
+)
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
@@ -50,7 +56,10 @@ def settle(config: DataConfig) -> DataConfig:
         schema, takes = _OWN[config.name]
         if not isinstance(config, schema):
             raise ConfigError(f"data.name: got {config.name!r} by itself; takes data={config.name}")
-        if root is None or not (root.is_dir() or (config.name == "arrays" and root.is_file())):
+        if root is None or not (
+            (config.name in _FOLDERS and root.is_dir())
+            or (config.name in _FILES and root.is_file())
+        ):
             raise ConfigError(f"data.root: got {config.root or 'null'}, {takes}")
         return replace(config, root=str(root))
     if root is not None and not root.is_dir():
@@ -72,7 +81,11 @@ def settle(config: DataConfig) -> DataConfig:
 _OWN: dict[str, tuple[type[DataConfig], str]] = {  # the schema, and what `data.root` takes
     "arrays": (ArraysConfig, array_files.TAKES),
     "folder": (FolderConfig, "takes a folder with one folder of pictures for each class"),
+    "table": (TableConfig, "takes a .csv or .parquet file"),
+    "huggingface": (TableConfig, "takes a folder that save_to_disk of datasets has written"),
 }
+_FILES, _FOLDERS = ("arrays", "table"), ("arrays", "folder", "huggingface")
+_SHAPED = ("folder", "table", "huggingface")  # which size pictures themselves, as they decode
 
 
 @functools.cache  # one search, and at most one try to download, per process
@@ -133,12 +146,20 @@ def _keep(
 
 
 Source = Callable[[Any, PreprocessConfig, Path], Dataset]  # the first of the source's own schema
+
+
+def _import(module: str) -> Source:
+    """Return what loads a source whose libraries only it needs, such as Pillow and pyarrow."""
+    return lambda *given: resolve_name(f"resnet8ptq.data.{module}:load")(*given)
+
+
 SOURCES: dict[str, Source] = {
     "cifar10": _load_cifar10,
     "shapes": _load_shapes,
     "arrays": lambda config, _, cache_root: array_files.load(config, cache_root),
-    # It imports Pillow, which only this source needs.
-    "folder": lambda *given: resolve_name("resnet8ptq.data.folder:load")(*given),
+    "folder": _import("folder"),
+    "table": _import("table"),
+    "huggingface": _import("huggingface"),
 }
 
 
@@ -164,28 +185,13 @@ def _read(settings: str, cache_root: Path) -> Dataset:
     schema = _OWN[data["name"]][0] if data["name"] in _OWN else DataConfig
     config, preprocess = schema(**data), PreprocessConfig(**preprocessing)
     found = SOURCES[config.name](config, preprocess, cache_root)
-    if config.name != "folder":  # which has done so as it decoded
-        found = _shape(found, preprocess, cache_root)
+    sized = preprocess.size is not None or preprocess.channels == "grey"
+    if sized and config.name not in _SHAPED:
+        from resnet8ptq.data import resizing  # imports Pillow
+
+        found = resizing.shape(found, preprocess, cache_root)
     steps = _arithmetic(config, preprocess, found.image_shape)
     train, test = (replace(split, preprocessing=steps) for split in (found.train, found.test))
-    return replace(found, train=train, test=test)
-
-
-def _shape(found: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Resize stored pictures, and make them grey, as set."""
-    if preprocess.size is None and preprocess.channels != "grey":
-        return found
-    if not found.test.has_pictures or found.image_shape[2] not in (1, 3):
-        key = "channels" if preprocess.size is None else "size"
-        raise ConfigError(
-            f"preprocess.{key}: got {getattr(preprocess, key)}, takes pictures [N, height, width, "
-            f"1 or 3] of uint8; the samples are {found.test.images.dtype} {found.image_shape}"
-        )
-    from resnet8ptq.data import resizing
-
-    train, test = (
-        resizing.resize(split, preprocess, cache_root) for split in (found.train, found.test)
-    )
     return replace(found, train=train, test=test)
 
 

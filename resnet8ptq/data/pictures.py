@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ def bombs_refused() -> Iterator[None]:
         yield
 
 
-def decode(path: Path, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
+def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
     """Return a picture [H, W, 3], or [H, W, 1] where it is to be grey, resized as set.
 
     It is turned as its EXIF data say. Palettes and CMYK become RGB, 16 bits become 8, and an alpha
@@ -34,7 +35,7 @@ def decode(path: Path, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
     Raises:
         Exception: Pillow's own, of a dozen kinds: no picture, truncated, or too large.
     """
-    with Image.open(path, formats=FORMATS) as picture:
+    with Image.open(file, formats=FORMATS) as picture:
         picture.load()
         return to_array(fit(_to_8_bits(ImageOps.exif_transpose(picture)), preprocess))
 

@@ -12,9 +12,27 @@ from PIL import Image
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core import cache, machine
 from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.arrays import AT_ONCE
-from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.dataset import Dataset, Split
+
+
+def shape(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    """Return a data set of stored pictures resized, and grey, as set.
+
+    Raises:
+        ConfigError: its samples are no pictures.
+    """
+    if not data.test.has_pictures or data.image_shape[2] not in (1, 3):
+        sized = preprocess.size is not None
+        key, got = ("size", preprocess.size) if sized else ("channels", preprocess.channels)
+        raise ConfigError(
+            f"preprocess.{key}: got {got}, takes pictures [N, height, width, 1 or 3] of uint8; the "
+            f"samples are {data.test.images.dtype} {data.image_shape}"
+        )
+    train, test = (resize(split, preprocess, cache_root) for split in (data.train, data.test))
+    return replace(data, train=train, test=test)
 
 
 def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Split:

@@ -18,7 +18,7 @@ from resnet8ptq.evaluation.evaluate import with_logits
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment import outputs, preparation, suspects
+from resnet8ptq.experiment import outputs, preparation, suite, suspects
 from resnet8ptq.experiment.fit import fit
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
@@ -49,6 +49,7 @@ def run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
 
 
 def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
+    config = suite.settle(config)
     runtime = cache.runtime(config.cache_dir, config.threads)
     # An unsupported combination is known before any work.
     resolved = make_quantizer(config, runtime).resolve()

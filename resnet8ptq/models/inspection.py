@@ -1,13 +1,13 @@
 """What a network's file is: inputs, outputs, operators, and what it takes to run it here.
 
 An ONNX file is only read; of the other formats the graph is exported first, in a process of its
-own. Nothing is run, quantized or cached.
+own, and kept in the cache. Nothing is run or quantized.
 """
 
 import math
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -16,13 +16,17 @@ from pathlib import Path
 
 import onnx
 
+from resnet8ptq.config.schema import ModelConfig
+from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, read_contract
 from resnet8ptq.models.conversion import limit_process
 from resnet8ptq.models.gates import onnx as gate
+from resnet8ptq.models.locate import digest
 from resnet8ptq.models.normalization import opset
+from resnet8ptq.models.sources import Module, Shape
 
 # What torch's FX quantization and TFLite's converter have integer kernels for, as ONNX calls it.
 _SHARED = {
@@ -38,6 +42,7 @@ _TFLITE = _SHARED | {
 }
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
 BACKENDS = ("onnx", "torch", "tflite")
+TFLITE_FORMATS = ("keras", "saved_model")  # that its converter takes
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,9 @@ class Inspection:
         layers: of these, convolutions and matrix products with constant weights.
         parameters: numbers in the graph, weights and all other constants.
         quantized: the operators that each backend quantizes by default, as far as their names
-            tell; the others stay in float, but for those in `FOLDED`.
-        needs: what running it here takes, a sentence each.
+            tell; the others stay in float, but for those in `FOLDED`. A backend that does not take
+            the format is left out.
+        final: the operator that makes the first output.
     """
 
     path: Path
@@ -64,44 +70,50 @@ class Inspection:
     layers: int
     parameters: int
     quantized: dict[str, frozenset[str]]
-    needs: tuple[str, ...]
+    final: str
 
     def treatment(self, operator: str, backend: str) -> str:
-        """Return what a backend makes of an operator: `8 bits`, `float` or `folded`."""
+        """Return what a backend makes of an operator: `8 bits`, `float`, `folded` or `-`."""
+        if backend not in self.quantized:
+            return "-"
         if operator in FOLDED:
             return "folded"
         return "8 bits" if operator in self.quantized[backend] else "float"
 
 
-def inspect(path: Path) -> Inspection:
+def inspect(
+    path: Path, cache_root: Path, shape: Shape = None, module: Module | None = None
+) -> Inspection:
     """Read a network's file or folder.
 
+    Args:
+        shape: of a sample; where the file does not say what the network takes, this does.
+        module: the class of a torch network whose weights `path` is.
+
     Raises:
-        ModelError: missing, no model, unsafe, or nothing to quantize.
+        ModelError: no model, unsafe, or nothing to quantize.
     """
-    if not path.exists():
-        raise ModelError(f"model.path: got {path}, no such file; {sources.TAKES}")
-    found = sources.find_format(path)
-    if found is None:
+    found = None if module else sources.find_format(path)
+    if found is None and module is None:
         raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
-    proto = gate.read(path) if found.name == "onnx" else _export(path)
+    name = found.name if found else "module"
+    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, shape, module)
     graph = onnx.shape_inference.infer_shapes(proto).graph
     constants = list(gate.find_all(graph, onnx.TensorProto))
-    contract = read_contract(graph)
+    quantized = {"onnx": _of_onnxruntime(), "torch": frozenset(_TORCH)}
+    if name in TFLITE_FORMATS:
+        quantized["tflite"] = frozenset(_TFLITE)
+    makers = {output: node.op_type for node in graph.node for output in node.output}
     return Inspection(
         path=path,
-        format=found.takes.split(" ", 1)[1],
-        contract=contract,
+        format=found.takes.split(" ", 1)[1] if found else f"torch module {module and module.name}",
+        contract=read_contract(graph),
         opset=opset(proto),
         operators=dict(Counter(_operators(graph)).most_common()),
         layers=sum(1 for _ in gate.find_weights(graph)),
         parameters=sum(math.prod(tensor.dims) for tensor in constants),
-        quantized={
-            "onnx": _of_onnxruntime(),
-            "torch": frozenset(_TORCH),
-            "tflite": frozenset(_TFLITE),
-        },
-        needs=tuple(_needs(contract, graph)),
+        quantized=quantized,
+        final=makers.get(graph.output[0].name, ""),
     )
 
 
@@ -110,22 +122,40 @@ def _operators(graph: onnx.GraphProto) -> Iterator[str]:
     return (node.op_type for node in graph.node if not static.issuperset(node.output))
 
 
-def _export(path: Path) -> onnx.ModelProto:
-    context = multiprocessing.get_context("spawn")
-    try:
+def _export(
+    path: Path, name: str, cache_root: Path, shape: Shape, module: Module | None
+) -> onnx.ModelProto:
+    config = (
+        ModelConfig(module=module.name, module_args=module.arguments) if module else ModelConfig()
+    )
+    key: cache.Key = {
+        "model": digest(config, path),
+        "format": name,
+        "shape": str(shape) if module else "",
+        "code": cache.code("models"),
+        **machine.versions(),
+    }
+
+    def make(folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, limit_process) as pool:
-            return onnx.ModelProto.FromString(pool.submit(_read, path).result())
+            exported = pool.submit(_read, path, shape, module).result()
+        (folder / "network.onnx").write_bytes(exported)
+
+    try:
+        entry = cache.entry(cache_root, "inspections", key, make)
     except BrokenProcessPool as error:
         raise ModelError(
             f"{path}: reading it crashed the converter, or took more than this machine has"
         ) from error
+    return onnx.load(entry / "network.onnx")
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, shape: Shape, module: Module | None) -> bytes:
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
-    return bytes(sources.read(path, None).proto.SerializeToString())
+    return bytes(sources.read(path, shape if module else None, module).proto.SerializeToString())
 
 
 def _of_onnxruntime() -> frozenset[str]:
@@ -134,23 +164,25 @@ def _of_onnxruntime() -> frozenset[str]:
     return frozenset({*QDQRegistry, *QLinearOpsRegistry})
 
 
-def _needs(contract: Contract, graph: onnx.GraphProto) -> list[str]:
-    needs = [f"samples that are {_describe(each)}" for each in contract.inputs]
+def needs(inspection: Inspection) -> list[str]:
+    """Return what running a network here takes, a sentence each."""
+    contract = inspection.contract
+    found = [f"samples that are {_describe(each)}" for each in contract.inputs]
     if len(contract.inputs) > 1:
-        needs.append("one input instead of several")
-    needs.append("the preprocessing that it was trained with: preprocess=raw where it takes 0..255")
+        found.append("one input instead of several")
     if [each.shape for each in contract.inputs] == [each.shape for each in contract.outputs]:
-        needs.append("no labels, or of anomalies: it returns the shape that it takes")
+        found.append("no labels, or of anomalies: it returns the shape that it takes")
     elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:
-        [given] = contract.outputs
-        last = {name: node.op_type for node in graph.node for name in node.output}
-        kind = "probabilities" if last.get(given.name) == "Softmax" else "logits or values"
-        needs.append(f"labels of {given.shape[0] or '?'} classes, if these are classes: {kind}")
+        kind = "probabilities" if inspection.final == "Softmax" else "logits or values"
+        size = contract.outputs[0].shape[0] or "?"
+        found.append(f"labels of {size} classes, if these are classes: {kind}")
     else:
-        needs.append("no labels: what it returns is compared with FP32, value by value")
+        found.append("no labels: what it returns is compared with FP32, value by value")
     if contract.batch is not None:
-        needs.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
-    return needs
+        found.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
+    if missing := [backend for backend in BACKENDS if backend not in inspection.quantized]:
+        found.append(f"another backend than {missing[0]}, which does not take this format")
+    return found
 
 
 def _describe(tensor: Tensor) -> str:
@@ -163,12 +195,18 @@ def _describe(tensor: Tensor) -> str:
         if channels in colours:
             height, width = (size or "any size" for size in plane[:2])
             layout = "NCHW" if plane is not tensor.shape else "NHWC"
-            return f"{text}: {height} x {width} pictures in {colours[channels]} ({layout}), or such"
+            return (
+                f"{text}, as pictures of {height} x {width} in {colours[channels]} are ({layout})"
+            )
     return text
 
 
-def print_inspection(inspection: Inspection) -> None:
-    """Print what was found, as tables on stdout."""
+def print_inspection(inspection: Inspection, settings: Sequence[str] = ()) -> None:
+    """Print what was found, as tables on stdout.
+
+    Args:
+        settings: what is to be said of those of the run.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -193,6 +231,8 @@ def print_inspection(inspection: Inspection) -> None:
         treated = (inspection.treatment(name, backend) for backend in BACKENDS)
         operators.add_row(Text(name), str(count), *treated)
     console.print(operators)
-    console.print("To run it here:")
-    for need in inspection.needs:
-        say(Text(f"  - {need}"))
+    for title, lines in (("It takes:", needs(inspection)), ("With these settings:", settings)):
+        if lines:
+            console.print(title)
+        for line in lines:
+            say(Text(f"  - {line}"))

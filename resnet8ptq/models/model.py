@@ -93,7 +93,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         # crashes the reader does not end the sweep.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, conversion.limit_process) as pool:
-            pool.submit(conversion.convert, source, folder, samples, _module(config)).result()
+            pool.submit(conversion.convert, source, folder, samples, module_of(config)).result()
 
     try:
         folder = cache.entry(cache_root, "models", key, make)
@@ -150,7 +150,8 @@ def _parity_split(split: Split) -> Split:
     return split.take(np.arange(count))
 
 
-def _module(config: ModelConfig) -> Module | None:
+def module_of(config: ModelConfig) -> Module | None:
+    """Return the class of the user's own that the settings name; None where they name a file."""
     return None if config.module is None else Module(config.module, config.module_args or {})
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command
-from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
 from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
@@ -103,12 +103,14 @@ class RunningSweep:
 
     def _report(self, records: "list[Record]") -> None:
         """Print the comparison; write it to the folder and the parent run."""
-        from resnet8ptq.report import page, table
+        from resnet8ptq.report import page, suite, table
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         if records:
             table.print_table(records)
+            if suite.is_suite(records):
+                suite.print_table(records)
             page.write(store, parent_id, records, folder, self.limits)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.tags["folder"]).parents for r in records)
@@ -150,6 +152,8 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
     from resnet8ptq.tracking.store import open_store
     from resnet8ptq.tracking.sweep_file import Sweep
 
+    if config.analysis.name == "inspect":
+        raise ConfigError("analysis.name: got 'inspect', takes one run: leave out -m")
     settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)

@@ -9,6 +9,7 @@ from pathlib import Path
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.data import locate
+from resnet8ptq.experiment import suite
 from resnet8ptq.models import locate as networks
 
 CODE = (  # of this package, on which what a run finds depends
@@ -30,6 +31,7 @@ def find(config: RunConfig) -> str:
     Raises:
         PtqError: the images or the network are not available.
     """
+    config = suite.settle(config)
     settled = locate.settle(config.data)
     images = locate.read(settled, config.preprocess, cache.folder(config.cache_dir))
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}

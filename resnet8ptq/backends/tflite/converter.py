@@ -1,9 +1,10 @@
-"""TensorFlow's converter, from a Keras file to TFLite.
+"""TensorFlow's converter, from a Keras file or a SavedModel to TFLite.
 
 Runs in a process of its own (see `quantizer`), as `conversion` does and for the same reasons:
 nothing that runs in the main process imports TensorFlow.
 """
 
+import logging
 import os
 import sys
 import warnings
@@ -18,6 +19,8 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.models.gates import saved_model as saved_model_gate
+from resnet8ptq.models.sources import saved_model
 from resnet8ptq.models.sources.keras import load_keras
 
 
@@ -25,23 +28,24 @@ def convert(source: Path, samples: Split | None, quantized: bool, per_channel: b
     """Return the network as the content of a .tflite file.
 
     Args:
-        source: a Keras .h5 or .keras file.
+        source: a Keras .h5 or .keras file, or a SavedModel folder.
         samples: calibrate full-integer quantization; None for float, or for dynamic-range
             quantization.
         quantized: False for float.
         per_channel: one scale of the weights per output channel instead of one per tensor.
 
     Raises:
-        ModelError: Keras refuses the file.
+        ModelError: Keras refuses the file, or the folder holds more than inference needs.
         QuantizationError: the converter failed.
     """
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations
     _mute_native_code()
-    model = load_keras(source)
+    open_converter = _from_saved_model if source.is_dir() else _from_keras
+    opened = open_converter(source)
     try:
-        return bytes(_converter(model, samples, quantized, per_channel).convert())
+        return bytes(_set_up(opened, samples, quantized, per_channel).convert())
     except Exception as error:  # TensorFlow's are many, and not all can be pickled
         raise QuantizationError(
             f"{source}: TensorFlow cannot convert it ({one_line(error)})"
@@ -57,12 +61,30 @@ def _mute_native_code() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _converter(model: Any, samples: Split | None, quantized: bool, per_channel: bool) -> Any:
+def _from_keras(source: Path) -> Any:
     import keras
     import tensorflow as tf
 
+    model = load_keras(source)
     keras.config.disable_interactive_logging()  # it reports each export on stdout
-    converter = tf.lite.TFLiteConverter.from_keras_model(model)
+    return tf.lite.TFLiteConverter.from_keras_model(model)
+
+
+def _from_saved_model(source: Path) -> Any:
+    """Return the converter of the part of the folder that `sources.saved_model` reads too."""
+    import tensorflow as tf
+
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # says that all of this is old
+    program = saved_model_gate.read(source)
+    frozen = saved_model.freeze(program, source)
+    whole = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(frozen, name=""), [])
+    taken, *given = map(whole.graph.as_graph_element, (program.input, *program.outputs.values()))
+    return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(taken, given)])
+
+
+def _set_up(converter: Any, samples: Split | None, quantized: bool, per_channel: bool) -> Any:
+    import tensorflow as tf
+
     if not quantized:
         return converter
     converter.optimizations = [tf.lite.Optimize.DEFAULT]

@@ -1,4 +1,7 @@
-"""TensorFlow Lite: TensorFlow's own converter on the Keras file, run by LiteRT's interpreter.
+"""TensorFlow Lite: TensorFlow's own converter, run by LiteRT's interpreter.
+
+It takes TensorFlow's own formats: a Keras file, or a SavedModel. A float .tflite file is the FP32
+baseline as it is. With `backend.flow=file`, the quantized model is a .tflite file that exists.
 
 The deployment path of MLPerf Tiny. The converter folds, calibrates and places scales by itself, so
 that it takes few of the settings; `resolve` says which not, and why.
@@ -24,17 +27,19 @@ from resnet8ptq.backends.contract import Artifact, Resolved
 from resnet8ptq.backends.tflite import converter
 from resnet8ptq.backends.tflite.predictor import TflitePredictor, open_interpreter
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.config.schema import QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
+from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.models.sources import find_format
 
 log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.tflite"
-KERAS_SUFFIXES = (".h5", ".hdf5", ".keras")
+FORMATS = ("keras", "saved_model")  # what the converter takes
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
 
@@ -50,7 +55,10 @@ class TfliteQuantizer:
         _refuse(_unsupported_network(self.config))
         if self.config.dtype.name == "fp32":
             return Resolved()
-        _refuse(_unsupported(self.config))
+        if self._file is None:
+            _refuse(_unsupported(self.config))
+        elif self.config.dtype.name != "int8":
+            raise UnsupportedError(f"dtype={self.config.dtype.name}: backend.file holds int8")
         return Resolved(
             weight_dtype="int8",
             activation_dtype="int8",  # with method=dynamic, as the model runs
@@ -65,21 +73,22 @@ class TfliteQuantizer:
         folder: Path,
         ranges: Mapping[str, Range] | None = None,
     ) -> Artifact:
-        """Convert the Keras file, in a process of its own.
+        """Convert the network, in a process of its own; or copy the file that is quantized already.
 
         Raises:
-            UnsupportedError: as `resolve`; `ranges` are given; the file is not Keras's, or is
-                not to be folded; the converter ignores `per_channel`.
+            UnsupportedError: as `resolve`; `ranges` are given; the converter does not take the
+                format; the network is not to be folded; the converter ignores `per_channel`.
+            ConfigError: `backend.file` is no quantized .tflite file, or takes other samples.
         """
         self.resolve()
+        path = folder / MODEL_FILE
+        if self._file is not None and self.config.dtype.name != "fp32":
+            return self._copy(self._file, path, calibration.input_shape)
         if not model.fold:
             raise UnsupportedError("model.fold=false: TFLite's converter always folds")
         if ranges is not None:
             raise UnsupportedError("TFLite's converter takes no ranges: it calibrates by itself")
-        if model.source.suffix not in KERAS_SUFFIXES:
-            raise UnsupportedError(f"{model.source.name}: TFLite's converter takes a Keras file")
-        path = folder / MODEL_FILE
-        content = self._convert(model.source, calibration)
+        content = self._content(model.source, calibration)
         artifact = Artifact(path) if self.config.dtype.name == "fp32" else self._read(content, path)
         with files.atomic(path) as temporary:
             temporary.write_bytes(content)
@@ -88,6 +97,42 @@ class TfliteQuantizer:
     def load(self, path: Path, threads: int) -> TflitePredictor:
         """Load a .tflite file."""
         return TflitePredictor(open_interpreter(path.read_bytes(), threads), path, threads)
+
+    @property
+    def _file(self) -> Path | None:
+        """A quantized file that is scored as it is."""
+        backend = self.config.backend
+        if not isinstance(backend, TfliteConfig) or backend.flow != "file":
+            return None
+        return Path(str(backend.file)).expanduser()
+
+    def _copy(self, file: Path, path: Path, shape: tuple[int, ...]) -> Artifact:
+        try:
+            content = file.read_bytes()
+            [taken] = open_interpreter(content, 1).get_input_details()
+            artifact = self._read(content, path, check=False)
+        except (OSError, RuntimeError, ValueError, IndexError, QuantizationError) as error:
+            raise ConfigError(
+                f"backend.file: got {file} ({one_line(error)}), takes a quantized .tflite file"
+            ) from None
+        if tuple(taken["shape"][1:]) != shape:
+            raise ConfigError(
+                f"backend.file: {file} takes {list(taken['shape'][1:])}, the samples are "
+                f"{list(shape)}"
+            )
+        path.write_bytes(content)
+        return artifact
+
+    def _content(self, source: Path, calibration: Split) -> bytes:
+        found = find_format(source)
+        name = found.name if found else "module"
+        if name == "tflite" and self.config.dtype.name == "fp32":
+            return source.read_bytes()
+        if name not in FORMATS:
+            raise UnsupportedError(
+                f"{source.name}: TFLite's converter takes a Keras file or a SavedModel"
+            )
+        return self._convert(source, calibration)
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
@@ -104,8 +149,12 @@ class TfliteQuantizer:
         except BrokenProcessPool as error:
             raise QuantizationError(f"{source}: converting it crashed TensorFlow") from error
 
-    def _read(self, content: bytes, path: Path) -> Artifact:
-        """Return what the file says of itself: which layers are quantized, and how."""
+    def _read(self, content: bytes, path: Path, check: bool = True) -> Artifact:
+        """Return what the file says of itself: which layers are quantized, and how.
+
+        Args:
+            check: whether it is as `per_channel` says.
+        """
         model = flatbuffer.convert_bytearray_to_object(content)
         dynamic = self.config.method == "dynamic"
         activations = TensorType.FLOAT32 if dynamic else TensorType.INT8
@@ -117,7 +166,7 @@ class TfliteQuantizer:
         ]
         if not quantized:
             raise QuantizationError("TFLite's converter quantized nothing")
-        for weights in quantized:
+        for weights in quantized if check else ():
             _check_granularity(weights, self.config.per_channel)
         in_float = len(layers) - len(quantized)
         if in_float:  # dynamic-range quantization leaves weights of less than 1,024 values alone

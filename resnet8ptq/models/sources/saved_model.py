@@ -32,7 +32,7 @@ def read(source: Path, shape: Shape) -> Network:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # says that all of this is old
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     program = gate.read(source)
-    frozen = _freeze(program, source / "variables" / "variables")
+    frozen = freeze(program, source)
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(frozen, name="")
@@ -51,8 +51,8 @@ def read(source: Path, shape: Shape) -> Network:
     return Network(take(proto, source), predict, OPSET)
 
 
-def _freeze(program: gate.Program, variables: Path) -> Any:
-    """Return the graph with the stored variables as constants."""
+def freeze(program: gate.Program, source: Path) -> Any:
+    """Return the graph with the variables that are stored in the folder as constants."""
     import tensorflow as tf
 
     graph = program.graph
@@ -66,6 +66,6 @@ def _freeze(program: gate.Program, variables: Path) -> Any:
         tf.import_graph_def(graph, name="")
         if program.restore is not None:
             restore, filename = program.restore
-            session.run(restore, {filename: str(variables)})
+            session.run(restore, {filename: str(source / "variables" / "variables")})
         ends = [name.split(":")[0] for name in program.outputs.values()]
         return tf.compat.v1.graph_util.convert_variables_to_constants(session, graph, ends)

@@ -1,0 +1,166 @@
+"""MLPerf Tiny's networks with their data: where each file lies, or is downloaded from.
+
+Sources: https://github.com/mlcommons/tiny (networks, Apache-2.0; quality targets in its rules) and
+https://github.com/eembc/energyrunner (data).
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pooch
+
+from resnet8ptq.config.schema import RunConfig, TfliteConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.cache import downloads_folder
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.registry import look_up
+
+log = logging.getLogger(__name__)
+
+REPOSITORY = "https://github.com/mlcommons/tiny/raw/master/benchmark/training/"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file or folder of the suite.
+
+    Attributes:
+        path: below `benchmark.folder`; the first of several that a pattern finds.
+        sha256: of a file, where it is fixed.
+        url: below `REPOSITORY`, from where it is downloaded; None: it is not to be had as it is.
+        source: where to get what is not downloaded.
+    """
+
+    path: str
+    sha256: str | None = None
+    url: str | None = None
+    source: str = "https://github.com/mlcommons/tiny"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the suite; None: what the settings name anyway.
+
+    Attributes:
+        official: its own int8 file.
+    """
+
+    network: File | None
+    data: File | None
+    official: File
+
+
+_FEATURES = "features and labels as arrays, made of https://github.com/eembc/energyrunner"
+SUITE = {
+    "ic": Task(
+        network=None,  # the package's own default, and CIFAR-10
+        data=None,
+        official=File("ic/pretrainedResnet_quant.tflite"),
+    ),
+    "ic02": Task(
+        network=File(
+            "ic02/pretrainedResnet_large_float.tflite",
+            "fb17ae9c1b6d0e5bd97f0f35024f207556261d7310b249716c87cc0628214b0e",
+            "image_classification/trained_models/pretrainedResnet_large_float.tflite",
+        ),
+        data=None,
+        official=File(
+            "ic02/pretrainedResnet_large_int8.tflite",
+            "dc27dcd823f5665533352f7da516b0c9bc6f089914b8283782e55961b3423fcf",
+            "image_classification/trained_models/pretrainedResnet_large_int8.tflite",
+        ),
+    ),
+    "kws": Task(
+        network=File("kws/kws_ref_model"),
+        data=File("kws/*.npz", source=_FEATURES),
+        official=File(
+            "kws/kws_ref_model.tflite",
+            "aeea436800704fce17b17292e4412630ad856e9d777c044c64ef748a880bd0ae",
+            "keyword_spotting/trained_models/kws_ref_model.tflite",
+        ),
+    ),
+    "vww": Task(
+        network=File(
+            "vww/vww_96.h5",
+            "af9111d50e6e85b2f2123345e0316ef1c384865ebf6b06340ddac7e66017450f",
+            "visual_wake_words/trained_models/vww_96.h5",
+        ),
+        data=File("vww/*.npz", source="96x96 pictures and labels (1: a person) as arrays"),
+        official=File(
+            "vww/vww_96_int8.tflite",
+            "597a384c8c2c8a1276f04702f25013b7838f2f814f1ca7c174d295b73e3d6b7b",
+            "visual_wake_words/trained_models/vww_96_int8.tflite",
+        ),
+    ),
+    "ad": Task(
+        network=File(
+            "ad/ad01.h5", "651a62de1b7facd68d1269373992a2d09ffd28e6a816935d4834fcc558bde512"
+        ),
+        data=File("ad/*.npz", source=f"ToyADMOS's windows of 640, {_FEATURES}"),
+        official=File(
+            "ad/ad01_int8.tflite",
+            "87cf24194ef93d1d9b11a591d805526b98008e351655d29883c825c9c106ba24",
+            "anomaly_detection/trained_models/ad01_int8.tflite",
+        ),
+    ),
+    "sww": Task(
+        network=File(
+            "str_ww/str_ww_ref_model.h5",
+            "b0f267a8ba0bcb911c1098229c32fac21996e4191c9c60d1fda80adaa70a8add",
+            "streaming_wakeword/trained_models/str_ww_ref_model.h5",
+        ),
+        data=File("str_ww/*.npz", source=_FEATURES),
+        official=File(
+            "str_ww/strm_ww_int8.tflite",
+            url=None,
+        ),
+    ),
+}
+
+
+def settle(config: RunConfig) -> RunConfig:
+    """Return the settings with the files of `benchmark.name`; as they are without it.
+
+    Raises:
+        ConfigError: there is no such task.
+        UnsupportedError: a file is not at hand; says where to get it.
+    """
+    if config.benchmark.name is None:
+        return config
+    task = look_up("benchmark.name", config.benchmark.name, SUITE)
+    if task.data is not None and config.data.root is None:
+        config = replace(config, data=replace(config.data, root=_find(task.data, config)))
+    if task.network is not None and config.model.path is None:
+        config = replace(config, model=replace(config.model, path=_find(task.network, config)))
+    backend = config.backend
+    if isinstance(backend, TfliteConfig) and backend.flow == "file" and backend.file is None:
+        config = replace(config, backend=replace(backend, file=_find(task.official, config)))
+    return config
+
+
+def _find(file: File, config: RunConfig) -> str:
+    """Return where a file lies: in `benchmark.folder`, or downloaded."""
+    folder = config.benchmark.folder
+    root = None if folder is None else Path(folder).expanduser()
+    found = sorted(root.glob(file.path)) if root is not None else []
+    if found and file.sha256 not in (None, files.sha256(found[0]) if found[0].is_file() else None):
+        log.warning("%s: is not the suite's own file (another SHA-256)", found[0])
+    if found:
+        return str(found[0].absolute())
+    name = config.benchmark.name
+    missing = f"benchmark={name}: {file.path} is not in benchmark.folder={folder}"
+    if file.url is None or file.sha256 is None:
+        raise UnsupportedError(f"{missing}; get it from {file.source}")
+    try:
+        return pooch.retrieve(
+            REPOSITORY + file.url,
+            known_hash=f"sha256:{file.sha256}",
+            path=downloads_folder(),
+            fname=Path(file.path).name,
+            downloader=pooch.HTTPDownloader(progressbar=True, timeout=15),
+        )
+    except Exception as error:  # requests, urllib and pooch each have their own
+        raise UnsupportedError(
+            f"{missing}, and {REPOSITORY}{file.url} is not available ({type(error).__name__})"
+        ) from None

@@ -1,0 +1,61 @@
+"""The tasks of a suite (`benchmark=`) in one table, each beside what the suite asks."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from resnet8ptq.core.text import show
+from resnet8ptq.report.table import combination
+from resnet8ptq.tracking.history import Record
+
+COLUMNS = (
+    *("network", "framework", "dtype", "samples", "FP32", "accuracy", "95% interval"),
+    *("target", "met", "size kB", "status"),
+)
+
+
+def is_suite(records: Sequence[Record]) -> bool:
+    """Tell whether the runs are of tasks of a suite."""
+    return any(record.params.get("benchmark.name", "") not in ("", "None") for record in records)
+
+
+def rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return cells under COLUMNS, a row for each run; `met` is of the accuracy as measured."""
+    return [_row(record) for record in records]
+
+
+def _row(record: Record) -> list[str]:
+    metrics, found = record.metrics, combination(record)
+    target = float(record.params.get("benchmark.target", "nan"))
+    names = [record.params.get("model", "?"), found.framework, found.dtype]
+    status = record.tags.get("status", "?")
+    if "accuracy" not in metrics:
+        return [*names, *[""] * 4, f"{target:.0%}", "", "", status]
+    return [
+        *names,
+        f"{metrics['total']:,.0f}",
+        f"{metrics['baseline_accuracy']:.2%}",
+        f"{metrics['accuracy']:.2%}",
+        f"{100 * metrics['ci95_low']:.1f} to {100 * metrics['ci95_high']:.1f}",
+        f"{target:.0%}",
+        "yes" if metrics["accuracy"] >= target else "no",
+        f"{metrics['size_bytes'] / 1000:.1f}",
+        status,
+    ]
+
+
+def print_table(records: Sequence[Record]) -> None:
+    """Print the table to stdout."""
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 240  # as table.print_table has it
+    table = Table(title="The suite", title_justify="left", box=box.HEAVY_HEAD)
+    for column in COLUMNS:
+        table.add_column(column)
+    for cells in rows(records):
+        style = None if cells[-1] == "ok" else "yellow"
+        table.add_row(*(Text(show(cell)) for cell in cells), style=style)
+    console.print(table)

@@ -1,0 +1,91 @@
+"""Data sets that Hugging Face's `datasets` has saved."""
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from test_array_files import whole
+from test_folder import GREEN, RED, picture
+
+from resnet8ptq.config.schema import PreprocessConfig, TableConfig
+from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.data import locate
+
+datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    datasets.disable_progress_bars()
+
+
+def read(path, **settings):
+    config = locate.settle(TableConfig(name="huggingface", root=str(path), **settings))
+    return locate.read(config, PreprocessConfig(), path.parent / "cache")
+
+
+def pictures(first, count=4, names=("red", "green")):
+    shades = [tuple(value + first + n // 2 for value in (RED, GREEN)[n % 2]) for n in range(count)]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(names))}
+    )
+    content = {"image": [picture(shade) for shade in shades], "label": [0, 1] * (count // 2)}
+    return datasets.Dataset.from_dict(content, features=features)
+
+
+@pytest.mark.parametrize("side", ["test", "validation"])
+def test_splits_and_class_names_are_kept(tmp_path, side):
+    saved = {"train": pictures(0), side: pictures(2, 2), "unused": pictures(3, 2)}
+    del saved["unused"]
+    datasets.DatasetDict(saved).save_to_disk(tmp_path / "a")
+    data = read(tmp_path / "a")
+    assert (data.name, data.class_names, data.named) == ("a", ("red", "green"), True)
+    assert (len(data.train), len(data.test)) == (4, 2)
+    for split in (data.train, data.test):
+        assert np.array_equal(split.images[:][:, 0, 0].argmax(1), split.labels)
+
+
+def test_arrays_and_a_selection(tmp_path):
+    """Of a data set that was shuffled or selected from, what it shows is read."""
+    features = datasets.Features(
+        {"x": datasets.Array2D((2, 3), "float32"), "y": datasets.Value("int64")}
+    )
+    values = [np.full((2, 3), n).tolist() for n in range(8)]
+    found = datasets.Dataset.from_dict({"x": values, "y": [0, 1] * 4}, features=features)
+    found.select(range(1, 7)).save_to_disk(tmp_path / "a")
+    samples, labels = whole(read(tmp_path / "a"))
+    assert samples.shape == (6, 2, 3) and samples[:, 0, 0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert labels.tolist() == [1, 0, 1, 0, 1, 0]
+
+
+def test_damage_is_refused(tmp_path):
+    pictures(0).save_to_disk(tmp_path / "a")
+    [arrow] = (tmp_path / "a").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"a: cannot be read \(.*takes a folder that save_to_disk"):
+        read(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(DataError, match=r"b: cannot be read \(.*takes a folder that save_to_disk"):
+        read(tmp_path / "b")
+
+
+def test_paths_outside_are_refused(tmp_path):
+    """A saved picture is its bytes; where there are none, a path, which may lead anywhere."""
+    pictures(0, 2).save_to_disk(tmp_path / "a")
+    [arrow] = (tmp_path / "a").glob("*.arrow")
+    paths = pa.StructArray.from_arrays(
+        [pa.nulls(2, pa.binary()), pa.array(["/etc/hostname"] * 2)], ["bytes", "path"]
+    )
+    listed = pa.table({"image": paths, "label": [0, 1]})
+    with pa.OSFile(str(arrow), "wb") as file, pa.ipc.new_stream(file, listed.schema) as stream:
+        stream.write_table(listed)
+    with pytest.raises(DataError, match=r"row 1: got /etc/hostname, outside of .*/a; takes paths"):
+        read(tmp_path / "a")
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"data\.name: got 'huggingface', .*'\.\[huggingface\]'"):
+        read(tmp_path / "a")
