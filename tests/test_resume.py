@@ -175,11 +175,10 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
     older = start_sweep(store, tmp_path / "older", "mine")
     newer = start_sweep(store, tmp_path / "newer", "mine")
     assert older.parent_id != newer.parent_id
-    with (
-        journal.lock(newer.folder),
-        pytest.raises(TrackingError, match=r"sweep\.resume: .* still running in .*newer"),
-    ):
+    held = journal.lock(newer.folder)
+    with pytest.raises(TrackingError, match=r"sweep\.resume: .* still running in .*newer"):
         resume.find_sweep(store, "mine")
+    held.release()
     found = resume.find_sweep(store, "mine")
     assert found is not None
     assert found.run_id == newer.parent_id

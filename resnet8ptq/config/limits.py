@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -21,7 +20,10 @@ class Limit:
 
 def limited(default: Any, *limits: Limit) -> Any:
     """Return the field of a dataclass that takes what is within the limits."""
-    return field(default_factory=lambda: copy(default), metadata={"limits": limits})
+    metadata = {"limits": limits}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def one_of(*choices: str) -> Limit:

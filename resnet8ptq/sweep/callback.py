@@ -4,7 +4,6 @@ The parent is made before the first job, which finds it by a file of the sweep's
 """
 
 import logging
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
 from resnet8ptq.tracking import journal
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
+    from filelock import FileLock
+
     from resnet8ptq.tracking.history import Record
     from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -39,7 +40,7 @@ class RunningSweep:
 
     sweep: "Sweep"
     limits: ReportConfig
-    lock: AbstractContextManager[object]
+    lock: "FileLock"
 
     def close(self, status: str) -> str:
         """Print the comparison, write it to the folder and the parent run, close the parent.

@@ -10,7 +10,6 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,16 +104,18 @@ class Journal:
         return loaded
 
 
-def lock(folder: Path) -> AbstractContextManager[object]:
-    """Take the lock of a run's folder, for as long as the object lives or until its block ends.
+def lock(folder: Path) -> FileLock:
+    """Take the lock of a run's folder, for as long as the object lives or until `release`.
 
     Raises:
         TrackingError: another run works in the folder.
     """
+    held = FileLock(folder / LOCK)
     try:
-        return FileLock(folder / LOCK).acquire(timeout=0)
+        held.acquire(timeout=0)
     except Timeout:
         raise TrackingError(f"{folder}: another run works here") from None
+    return held
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:

@@ -189,7 +189,8 @@ def start_run(
     Raises:
         TrackingError: another run works in the folder.
     """
-    with journal.lock(folder):
+    held = journal.lock(folder)
+    try:
         kept = _start_journal(store, name, parent_id, {"folder": str(folder), **(tags or {})})
         run = Run(store, kept, folder, config)
         run.open()
@@ -211,6 +212,8 @@ def start_run(
             raise
         finally:
             run.close(ended)
+    finally:
+        held.release()
 
 
 def _start_journal(
