@@ -1,5 +1,6 @@
 """What calibration knows of a tensor: its range in each batch, and a histogram."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,7 @@ from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.errors import QuantizationError
 
 Range = tuple[float, float]
+Ranges = Mapping[str, Range]  # by ONNX tensor name
 
 
 @dataclass
@@ -46,31 +48,23 @@ class TensorStats:
         """Bin edges [len(counts) + 1]."""
         return np.linspace(-self.threshold, self.threshold, len(self.counts) + 1)
 
-    def observe_range(self, values: NDArray[np.float32]) -> None:
-        """First pass: widen the range.
+    def observe(self, values: NDArray[np.float32], stage: str, config: CalibConfig) -> None:
+        """Widen the range in the pass `ranges`; after it, in `histograms`, count into bins.
 
         Raises:
             QuantizationError: a value is NaN or infinite.
         """
+        if stage == "histograms":
+            if len(self.counts) == 0:
+                self.counts = np.zeros(config.num_bins, dtype=np.int64)
+            count_into(self.counts, values.reshape(-1), self.threshold)
+            self.zeros += values.size - int(np.count_nonzero(values))
+            return
         low, high = float(values.min()), float(values.max())
         if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
             raise QuantizationError("an activation of the calibration images is NaN or infinite")
         self.low, self.high = min(self.low, low), max(self.high, high)
         self.batches.append((low, high))
-
-    def observe_histogram(self, values: NDArray[np.float32], num_bins: int) -> None:
-        """Second pass: count values into bins; call it after the whole first pass."""
-        if len(self.counts) == 0:
-            self.counts = np.zeros(num_bins, dtype=np.int64)
-        count_into(self.counts, values.reshape(-1), self.threshold)
-        self.zeros += values.size - int(np.count_nonzero(values))
-
-    def observe(self, values: NDArray[np.float32], stage: str, config: CalibConfig) -> None:
-        """Take what the pass `stage` of `run_passes` is for."""
-        if stage == "ranges":
-            self.observe_range(values)
-        else:
-            self.observe_histogram(values, config.num_bins)
 
 
 def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold: float) -> None:

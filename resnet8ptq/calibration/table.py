@@ -54,19 +54,24 @@ def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> 
 
     Each file is whole or absent; the hashes come last and tell files of two writers apart.
     """
-    tensors = {
-        name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
-        for name, (low, high) in ranges.items()
-    }
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
         temporary = Path(name)
         with _quiet():
-            write_calibration_table(TensorsData(CalibrationMethod.MinMax, tensors), name)
+            write_calibration_table(as_tensors_data(ranges), name)
         hashes = {file: files.sha256(temporary / file) for file in FILES}
         for file in FILES:
             (temporary / file).replace(folder / file)
     record = json.dumps({**provenance, "sha256": hashes}, indent=2)
     files.write_text(folder / PROVENANCE_FILE, record)
+
+
+def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
+    """Return ranges as ONNX Runtime's calibrators do, in float32."""
+    tensors = {
+        name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
+        for name, (low, high) in ranges.items()
+    }
+    return TensorsData(CalibrationMethod.MinMax, tensors)
 
 
 def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:

@@ -19,6 +19,7 @@ from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.sources.keras import load_keras
+from resnet8ptq.models.sources.tensorflow import prepare
 
 
 def convert(source: Path, samples: Split | None, quantized: bool, per_channel: bool) -> bytes:
@@ -26,8 +27,7 @@ def convert(source: Path, samples: Split | None, quantized: bool, per_channel: b
 
     Args:
         source: a Keras .h5 or .keras file.
-        samples: calibrate full-integer quantization; None for float, or for dynamic-range
-            quantization.
+        samples: calibrate full-integer quantization; None for float and dynamic range.
         quantized: False for float.
         per_channel: one scale of the weights per output channel instead of one per tensor.
 
@@ -35,17 +35,15 @@ def convert(source: Path, samples: Split | None, quantized: bool, per_channel: b
         ModelError: Keras refuses the file.
         QuantizationError: the converter failed.
     """
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
+    prepare()
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations
     _mute_native_code()
     model = load_keras(source)
     try:
         return bytes(_converter(model, samples, quantized, per_channel).convert())
     except Exception as error:  # TensorFlow's are many, and not all can be pickled
-        raise QuantizationError(
-            f"{source}: TensorFlow cannot convert it ({one_line(error)})"
-        ) from None
+        reason = f"TensorFlow cannot convert it ({one_line(error)})"
+        raise QuantizationError(f"{source}: {reason}") from None
 
 
 def _mute_native_code() -> None:
