@@ -207,7 +207,7 @@ def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: boo
     problem = adaround.Problem(inputs, targets.relu() if relu else targets, bias, relu)
 
     def error(values: NDArray[np.float32]) -> float:
-        return float(problem.error(torch.from_numpy(values.reshape(32, -1).T[None].copy())))
+        return float(problem.error(torch.from_numpy(values)))
 
     levels = adaround.learn_levels(problem, weights, scheme, 300, np.random.default_rng(0), "")
     grid = scheme.grid(weights, 0)

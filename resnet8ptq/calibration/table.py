@@ -16,8 +16,7 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +55,12 @@ def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> 
     """
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
         temporary = Path(name)
-        with _quiet():
+        root = logging.getLogger()
+        root.addFilter(_is_other)  # ONNX Runtime logs the whole table there
+        try:
             write_calibration_table(as_tensors_data(ranges), name)
+        finally:
+            root.removeFilter(_is_other)
         hashes = {file: files.sha256(temporary / file) for file in FILES}
         for file in FILES:
             (temporary / file).replace(folder / file)
@@ -102,19 +105,8 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
     return _as_ranges(_decode(content, table), table)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the whole table out of the log: ONNX Runtime logs it to the root logger."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("calibration cache: ")
-
-    root = logging.getLogger()
-    root.addFilter(is_other)
-    try:
-        yield
-    finally:
-        root.removeFilter(is_other)
+def _is_other(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("calibration cache: ")
 
 
 def _check_same(made_from: Mapping[str, Any], provenance: Provenance) -> None:

@@ -98,7 +98,10 @@ def prepare(
     quantizers = {source: FakeQuantize(ranges[source], activations)} if source in ranges else {}
     entrance = quantizers.get(source, nn.Identity())
     fused = _find_fused(graph, skipped)
-    for node in _before_output(graph, float_output):
+    nodes = list(graph.node)[:-1]  # before the softmax; or before what the last layer returns
+    if float_output:
+        nodes = nodes[: max(nodes.index(layer) for layer in _layers(graph))]
+    for node in nodes:
         given, made = node.input[0], node.output[0]
         if node.op_type in _SHARING and given in quantizers and node.name not in skipped:
             quantizers[made] = quantizers[given]
@@ -155,11 +158,3 @@ def _find_fused(graph: onnx.GraphProto, skipped: list[str]) -> dict[str, str]:
         and node.name not in skipped
         and len(consumers(graph, node.input[0])) == 1
     }
-
-
-def _before_output(graph: onnx.GraphProto, float_output: bool) -> list[onnx.NodeProto]:
-    """Return the nodes up to the softmax; or to the last layer, where its output stays in float."""
-    nodes = list(graph.node)[:-1]
-    if not float_output:
-        return nodes
-    return nodes[: max(nodes.index(layer) for layer in _layers(graph))]

@@ -4,8 +4,7 @@ It decides on tensors (`observed`) before calibration, and on scales (`annotate`
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -17,19 +16,9 @@ from torch.fx import GraphModule, Node
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.precision.grid import Grid, WeightScheme
 
-
-@contextmanager
-def _quiet_import() -> Iterator[None]:
-    """Silence what torchao logs as it loads: GPU kernels that a CPU lacks, and its use of torch."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-with _quiet_import():
+_before = logging.root.manager.disable
+logging.disable(logging.WARNING)  # of GPU kernels that a CPU lacks, and of torchao's use of torch
+try:
     from torchao.quantization.pt2e.observer import FixedQParamsObserver
     from torchao.quantization.pt2e.quantizer import (
         QuantizationAnnotation,
@@ -37,6 +26,8 @@ with _quiet_import():
         Quantizer,
     )
     from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+finally:
+    logging.disable(_before)
 
 _aten = torch.ops.aten
 LAYERS = (
