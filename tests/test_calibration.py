@@ -35,11 +35,11 @@ def make_config(
 
 def observe(*batches: np.ndarray, bins: int = BINS) -> TensorStats:
     """Take statistics in two passes, as the backends do."""
-    stats = TensorStats()
+    stats, config = TensorStats(), CalibConfig("entropy", num_bins=bins)
     for batch in batches:
-        stats.observe_range(batch)
+        stats.observe(batch, "ranges", config)
     for batch in batches:
-        stats.observe_histogram(batch, bins)
+        stats.observe(batch, "histograms", config)
     return stats
 
 
@@ -514,8 +514,8 @@ def test_values_that_are_no_numbers_do_not_go_unseen(wrong):
     values = np.array([1.0, wrong, 2.0], dtype=np.float32)
     stats = TensorStats()
     try:
-        stats.observe_range(np.ones(3, dtype=np.float32))
-        stats.observe_range(values)
+        stats.observe(np.ones(3, dtype=np.float32), "ranges", CalibConfig())
+        stats.observe(values, "ranges", CalibConfig())
     except Exception:
         return  # refusing is as good
     assert not np.isfinite([stats.low, stats.high]).all()

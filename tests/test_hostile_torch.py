@@ -14,7 +14,6 @@ from conftest import Quantize
 from onnx import helper
 
 from resnet8ptq.backends.torch import program as exported
-from resnet8ptq.backends.torch import pt2e
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.models.gates import torch_archive
 
@@ -215,7 +214,5 @@ def test_networks_of_others_are_loaded(shapes_model, tmp_path: Path) -> None:
             node.attribute.remove(next(a for a in node.attribute if a.name == "num_outputs"))
     path = tmp_path / "many.onnx"
     onnx.save(proto, path)
-    pt2e.save(
-        pt2e.export(load_torch_module(path), torch.zeros(1, 32, 32, 3)), tmp_path / "many.pt2"
-    )
+    exported.save(load_torch_module(path), torch.zeros(1, 32, 32, 3), tmp_path / "many.pt2")
     assert exported.load(tmp_path / "many.pt2").predict(IMAGES).shape == (2, 10)

@@ -386,10 +386,10 @@ def test_folded_and_unfolded_agree(shapes, shapes_model, cache_root, images):
 
 
 def test_parity_was_found_for_each_framework_and_file(shapes_model):
-    assert set(shapes_model.parity) == {
+    assert set(shapes_model.conversion.parity) == {
         f"{framework}, {file}" for framework in ("onnx", "torch") for file in ("folded", "unfolded")
     }
-    assert all(0 <= value <= 1e-4 for value in shapes_model.parity.values())
+    assert all(0 <= value <= 1e-4 for value in shapes_model.conversion.parity.values())
 
 
 def test_the_source_is_told_with_its_hash(shapes_model):
@@ -541,7 +541,7 @@ def test_the_real_network(cache_root):
     real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
     loaded = model.load(make_config().model, real, cache_root)
     assert loaded.sha256 == SHA256
-    assert max(loaded.parity.values()) <= 1e-4
+    assert max(loaded.conversion.parity.values()) <= 1e-4
     [images] = real.test.take(np.arange(1000)).batches(1000)
     right = (run_onnx(loaded.onnx_path, images).argmax(1) == real.test.labels[:1000]).mean()
     assert 0.84 < right < 0.90

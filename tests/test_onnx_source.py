@@ -27,9 +27,10 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, folding, model
-from resnet8ptq.models.batch import filled_up, runner
+from resnet8ptq.models.batch import filled_up
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import write_paddings
@@ -303,10 +304,10 @@ def test_written_paddings_are_those_that_onnx_runtime_works_out(
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     samples = RANDOM.normal(size=(2, 1, *size)).astype(np.float32)
-    expected = runner(proto)(samples)
+    expected = open_runner(proto)(samples)
     write_paddings(proto)
     assert not any(each.name == "auto_pad" for each in proto.graph.node[0].attribute)
-    assert np.array_equal(runner(proto)(samples), expected)
+    assert np.array_equal(open_runner(proto)(samples), expected)
 
 
 @pytest.mark.parametrize("opset", [18, 20])
@@ -454,13 +455,13 @@ def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transpose
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     samples = RANDOM.normal(size=(3, 4)).astype(np.float32)
-    expected = runner(proto)(samples)
+    expected = open_runner(proto)(samples)
     foldable = len(steps) if operator == "Gemm" else [*steps, "Add"].index("Add")
     foldable = 0 if branches else foldable
     assert folding.fold_into_products(proto.graph) == bool(foldable)
     assert len(proto.graph.node) == 1 + len(steps) - foldable
     onnx.checker.check_model(proto, full_check=True)
-    for found, wanted in zip(runner(proto)(samples), expected, strict=True):
+    for found, wanted in zip(open_runner(proto)(samples), expected, strict=True):
         assert np.allclose(found, wanted, atol=1e-5)
 
 

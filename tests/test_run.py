@@ -25,8 +25,8 @@ from resnet8ptq.data.shapes import pictures
 pytestmark = pytest.mark.slow
 
 REASON = (
-    "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; backend.flow=pt2e "
-    "(backend=torch_pt2e) does uint8, simulated in float"
+    "dtype=uint8: FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
+    "backend.flow=pt2e (backend=torch_pt2e) does uint8, simulated in float"
 )
 
 METRICS = {

@@ -145,7 +145,7 @@ def test_pt2e_float_output_is_not_rounded(quantize: Quantize) -> None:
         (["backend=torch", "method=dynamic", "reduce_range=false"], "always takes 7 bits"),
         (["backend=torch_pt2e", "method=dynamic"], r"backend\.flow=pt2e is static"),
         (["backend=torch_pt2e", "calib=histogram"], r"backend\.flow=fx"),
-        (["backend=torch_pt2e", "backend.engine=fbgemm"], r"backend\.engine=fbgemm is for"),
+        (["backend=torch_pt2e", "backend.engine=fbgemm"], r"backend\.engine=fbgemm: for"),
         (["backend=torch_pt2e", "symmetric.weights=false", "per_channel=true"], "one zero point"),
     ],
 )
@@ -275,7 +275,7 @@ def test_engine_missing_from_the_build_is_unsupported(
 ) -> None:
     monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["none", "x86"])
     quantizer = quantizer_of(make_config("backend=torch", "backend.engine=qnnpack"))
-    with pytest.raises(UnsupportedError, match=r"engine=qnnpack is not in this build.*x86"):
+    with pytest.raises(UnsupportedError, match=r"engine=qnnpack: this build of torch has.*x86"):
         quantizer.resolve()
 
 

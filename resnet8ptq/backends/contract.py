@@ -1,16 +1,23 @@
-"""The two protocols between the pipeline and a framework."""
+"""What stands between the pipeline and a framework."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
+
+Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # a network, on a batch
+Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: the values taken, and why no other
 
 
 @dataclass(frozen=True)
@@ -64,19 +71,28 @@ class Artifact:
         return self.path.stat().st_size
 
 
-class Predictor(Protocol):
-    """A loaded artifact."""
+@dataclass(frozen=True)
+class Predictor:
+    """A loaded artifact.
 
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C] in 0..255."""
-        ...
+    Attributes:
+        predict: returns probabilities [n, classes] for raw pixels [n, H, W, C] in 0..255.
+        open_logits: loads a copy that is cut before the final softmax; None without a softmax.
+    """
+
+    predict: Run
+    open_logits: Callable[[], Run | None]
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return what the final softmax takes [n, classes], dequantized; None without a softmax.
 
         The logarithm of quantized probabilities would not do: those come in steps of about 1/256.
         """
-        ...
+        return None if self._to_logits is None else self._to_logits(batch)
+
+    @cached_property
+    def _to_logits(self) -> Run | None:
+        return self.open_logits()
 
 
 class Quantizer(Protocol):
@@ -91,11 +107,7 @@ class Quantizer(Protocol):
         ...
 
     def quantize(
-        self,
-        model: Fp32Model,
-        calibration: Split,
-        folder: Path,
-        ranges: Mapping[str, Range] | None = None,
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
         """Write the quantized model into `folder`; for dtype=fp32, the network as it is.
 
@@ -114,3 +126,16 @@ class Quantizer(Protocol):
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an artifact from disk, to run on so many threads."""
         ...
+
+
+def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
+    """Refuse settings that a framework does not have.
+
+    Raises:
+        UnsupportedError: for the first of them; names key, value and reason.
+    """
+    for key, (values, reason) in takes.items():
+        given = attrgetter(key)(config)
+        if given not in values:
+            shown = str(given).lower() if isinstance(given, bool) else given
+            raise UnsupportedError(f"{key.removesuffix('.name')}={shown}: {reason}")

@@ -12,24 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
-from resnet8ptq.calibration.methods import describe_method, find_method, find_range
-from resnet8ptq.calibration.passes import Batch, run_pass
+from resnet8ptq.calibration.methods import describe_method, find_method, find_range, run_pass
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import float_tensors
-from resnet8ptq.graph.session import open_session
+from resnet8ptq.graph.session import expose, open_runner
 
 Stats = dict[str, TensorStats]
 BUDGET = 2**28  # bytes of activations that are observed at once, if one sample has no more
-_FILES = {"ranges": "ranges.npz", "histograms": "histograms.npz"}
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,7 @@ class Activations:
         """
         proto = onnx.load(self.onnx_path)
         nodes = {node.name for node in proto.graph.node} - set(skipped)
-        names = [value.name for value in float_tensors(proto, nodes)]
-        return self.find_ranges([proto.graph.input[0].name, *names])
+        return self.find_ranges([proto.graph.input[0].name, *float_tensors(proto, nodes)])
 
     def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib
@@ -93,64 +89,45 @@ class Activations:
         """Return the statistics of every float tensor, from the cache where they are there."""
         calib = self.calib
         # moving_average takes the range of each batch.
-        folder = self._entry(
-            "activation_batches",
-            {"batch_size": calib.batch_size},
-            lambda folder: self._observe("ranges", {}, folder),
-        )
-        with np.load(folder / _FILES["ranges"]) as kept:
+        key, make = {"batch_size": calib.batch_size}, partial(self._observe, "ranges", {})
+        with np.load(self._entry("activation_batches", key, make) / "ranges.npz") as kept:
             stats = {
                 str(name): TensorStats.of_batches(batches)
                 for name, batches in zip(kept["names"], kept["batches"], strict=True)
             }
-        if not histograms:
-            return stats
-        folder = self._entry(
-            "activation_histograms",
-            {"num_bins": calib.num_bins},
-            lambda folder: self._observe("histograms", stats, folder),
-        )
-        with np.load(folder / _FILES["histograms"]) as kept:
-            for stat, counts, zeros in zip(
-                stats.values(), kept["counts"], kept["zeros"], strict=True
-            ):
-                stat.counts, stat.zeros = counts, int(zeros)
+        if histograms:
+            key, make = {"num_bins": calib.num_bins}, partial(self._observe, "histograms", stats)
+            folder = self._entry("activation_histograms", key, make)
+            with np.load(folder / "histograms.npz") as kept:
+                counted = zip(stats.values(), kept["counts"], kept["zeros"], strict=True)
+                for stat, counts, zeros in counted:
+                    stat.counts, stat.zeros = counts, int(zeros)
         return stats
 
     def _observe(self, stage: str, stats: Stats, folder: Path) -> None:
-        """Run all images, and write what the pass `stage` is for."""
+        """Run all images, and write what is known after the pass `stage`."""
         proto = onnx.load(self.onnx_path)
-        source, values = proto.graph.input[0].name, float_tensors(proto)
-        names = [value.name for value in values]
-        stats = stats or {name: TensorStats() for name in [source, *names]}
-        del proto.graph.output[:]
-        proto.graph.output.extend(values)
-        session = open_session(proto.SerializeToString(), self.runtime.threads)
-
-        def run(batch: Batch) -> list[Batch]:
-            return [batch, *session.run(names, {source: batch})]
-
+        names = float_tensors(proto)
+        run = open_runner(expose(proto, names), self.runtime.threads)
+        stats = stats or {name: TensorStats() for name in [proto.graph.input[0].name, *names]}
         (sample,) = self.calibration.take(np.arange(1)).batches(1)
-        at_once = max(1, BUDGET // sum(values.nbytes for values in run(sample)))
+        at_once = max(1, BUDGET // sum(values.nbytes for values in [sample, *run(sample)]))
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy works beside itself
             for batch in run_pass(stage, self.calibration, self.calib):
                 for start in range(0, len(batch), at_once):
+                    part = batch[start : start + at_once]
                     observe = partial(
-                        TensorStats.observe,
-                        stage=stage,
-                        config=self.calib,
-                        new_batch=start == 0,
+                        TensorStats.observe, stage=stage, config=self.calib, new_batch=start == 0
                     )
-                    values = run(batch[start : start + at_once])
-                    list(pool.map(observe, stats.values(), values))
+                    list(pool.map(observe, stats.values(), [part, *run(part)]))
         every = stats.values()
-        arrays: dict[str, Any] = {"names": np.array(list(stats))}
-        if stage == "ranges":
-            arrays["batches"] = np.array([stat.batches for stat in every])  # [T, batches, 2]
-        else:
-            arrays["counts"] = np.array([stat.counts for stat in every])  # [T, bins]
-            arrays["zeros"] = np.array([stat.zeros for stat in every])  # [T]
-        np.savez(folder / _FILES[stage], **arrays)
+        np.savez(
+            folder / f"{stage}.npz",
+            names=np.array(list(stats)),
+            batches=np.array([stat.batches for stat in every]),  # [T, batches, 2]
+            counts=np.array([stat.counts for stat in every]),  # [T, bins]
+            zeros=np.array([stat.zeros for stat in every]),  # [T]
+        )
 
     def _entry(self, kind: str, more: cache.Key, make: Callable[[Path], None]) -> Path:
         key: cache.Key = {

@@ -7,7 +7,7 @@ memory stays flat.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,11 @@ from scipy.special import rel_entr
 
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
+from resnet8ptq.core.console import track
 from resnet8ptq.core.registry import look_up
+from resnet8ptq.data.dataset import Split
+
+Batch = NDArray[np.float32]
 
 
 def minmax(stats: TensorStats, config: CalibConfig) -> Range:
@@ -180,6 +184,7 @@ METHODS = {
     "mse": Method(mse, ("num_bins",), histogram=True),
     "histogram": Method(None, ("batch_size",)),  # torch's own observer
 }
+SHARED = [name for name, method in METHODS.items() if method.choose]  # by all but one framework
 
 
 def find_method(name: str) -> Method:
@@ -203,3 +208,19 @@ def find_range(stats: TensorStats, config: CalibConfig) -> Range:
     choose = find_method(config.name).choose
     assert choose is not None  # the framework with a method of its own does not ask
     return choose(stats, config)
+
+
+def run_pass(stage: str, calibration: Split, config: CalibConfig) -> Iterator[Batch]:
+    """Yield the batches [n, H, W, C] of the pass `stage`, with a bar."""
+    yield from track(calibration.batches(config.batch_size), f"Calibrating: {stage}")
+
+
+def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, Batch]]:
+    """Yield (stage, batch) of the passes that `config.name` takes.
+
+    The stages are `ranges` and, where the method needs it, `histograms`. torch's own observer
+    (`histogram`) takes one pass.
+    """
+    for stage in ["ranges", "histograms"] if find_method(config.name).histogram else ["ranges"]:
+        for batch in run_pass(stage, calibration, config):
+            yield stage, batch

@@ -35,8 +35,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         self.images = images
         self.input_name = input_name
         self.batch_size = batch_size
-        self._start, self._end = 0, len(self)
-        self._next = 0
+        self.set_range(0, len(self))
 
     @classmethod
     def draw(
@@ -70,10 +69,10 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
 
         Batches are float32, as the network takes them: pixels 0..255.
         """
-        if self._next >= self._end:
+        index = next(self._rest, None)
+        if index is None:
             return None
-        start = self._next * self.batch_size
-        self._next += 1
+        start = index * self.batch_size
         return {self.input_name: self.images[start : start + self.batch_size].astype(np.float32)}
 
     def set_range(self, start_index: int, end_index: int) -> None:
@@ -86,9 +85,9 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
             raise IndexError(
                 f"set_range: got {start_index}, {end_index}; takes 0 <= start <= end <= {len(self)}"
             )
-        self._start, self._end = start_index, end_index
+        self._range = range(start_index, end_index)
         self.rewind()
 
     def rewind(self) -> None:
         """Begin again, at the start of the range."""
-        self._next = self._start
+        self._rest = iter(self._range)

@@ -1,5 +1,6 @@
 """What calibration knows of a tensor: its range in each batch, and a histogram."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,7 @@ from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.errors import QuantizationError
 
 Range = tuple[float, float]
+Ranges = Mapping[str, Range]  # by ONNX tensor name
 
 
 @dataclass
@@ -46,8 +48,14 @@ class TensorStats:
         """Bin edges [len(counts) + 1]."""
         return np.linspace(-self.threshold, self.threshold, len(self.counts) + 1)
 
-    def observe_range(self, values: NDArray[np.float32], new_batch: bool = True) -> None:
-        """First pass: widen the range.
+    def observe(
+        self,
+        values: NDArray[np.float32],
+        stage: str,
+        config: CalibConfig,
+        new_batch: bool = True,
+    ) -> None:
+        """Widen the range in the pass `ranges`; after it, in `histograms`, count into bins.
 
         Args:
             new_batch: the values begin a batch; else they belong to that of the last call.
@@ -55,6 +63,12 @@ class TensorStats:
         Raises:
             QuantizationError: a value is NaN or infinite.
         """
+        if stage == "histograms":
+            if len(self.counts) == 0:
+                self.counts = np.zeros(config.num_bins, dtype=np.int64)
+            count_into(self.counts, values.reshape(-1), self.threshold)
+            self.zeros += values.size - int(np.count_nonzero(values))
+            return
         low, high = float(values.min()), float(values.max())
         if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
             raise QuantizationError("an activation of the calibration images is NaN or infinite")
@@ -63,26 +77,6 @@ class TensorStats:
             last_low, last_high = self.batches.pop()
             low, high = min(low, last_low), max(high, last_high)
         self.batches.append((low, high))
-
-    def observe_histogram(self, values: NDArray[np.float32], num_bins: int) -> None:
-        """Second pass: count values into bins; call it after the whole first pass."""
-        if len(self.counts) == 0:
-            self.counts = np.zeros(num_bins, dtype=np.int64)
-        count_into(self.counts, values.reshape(-1), self.threshold)
-        self.zeros += values.size - int(np.count_nonzero(values))
-
-    def observe(
-        self,
-        values: NDArray[np.float32],
-        stage: str,
-        config: CalibConfig,
-        new_batch: bool = True,
-    ) -> None:
-        """Take what the pass `stage` of `run_passes` is for; `new_batch`: see `observe_range`."""
-        if stage == "ranges":
-            self.observe_range(values, new_batch)
-        else:
-            self.observe_histogram(values, config.num_bins)
 
 
 def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold: float) -> None:

@@ -16,8 +16,7 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +53,28 @@ def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> 
 
     Each file is whole or absent; the hashes come last and tell files of two writers apart.
     """
-    tensors = {
-        name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
-        for name, (low, high) in ranges.items()
-    }
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
         temporary = Path(name)
-        with _quiet():
-            write_calibration_table(TensorsData(CalibrationMethod.MinMax, tensors), name)
+        root = logging.getLogger()
+        root.addFilter(_is_other)  # ONNX Runtime logs the whole table there
+        try:
+            write_calibration_table(as_tensors_data(ranges), name)
+        finally:
+            root.removeFilter(_is_other)
         hashes = {file: files.sha256(temporary / file) for file in FILES}
         for file in FILES:
             (temporary / file).replace(folder / file)
     record = json.dumps({**provenance, "sha256": hashes}, indent=2)
     files.write_text(folder / PROVENANCE_FILE, record)
+
+
+def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
+    """Return ranges as ONNX Runtime's calibrators do, in float32."""
+    tensors = {
+        name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
+        for name, (low, high) in ranges.items()
+    }
+    return TensorsData(CalibrationMethod.MinMax, tensors)
 
 
 def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
@@ -97,19 +105,8 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
     return _as_ranges(_decode(content, table), table)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the whole table out of the log: ONNX Runtime logs it to the root logger."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("calibration cache: ")
-
-    root = logging.getLogger()
-    root.addFilter(is_other)
-    try:
-        yield
-    finally:
-        root.removeFilter(is_other)
+def _is_other(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("calibration cache: ")
 
 
 def _check_same(made_from: Mapping[str, Any], provenance: Provenance) -> None:

@@ -5,7 +5,6 @@ Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", IC
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +15,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.corrections.windows import count_positions, sample_windows
+from resnet8ptq.graph.layers import consumers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -40,8 +40,9 @@ class Problem:
     def error(
         self, weights: torch.Tensor, rows: torch.Tensor | slice = slice(None)
     ) -> torch.Tensor:
-        """Return the mean squared error of the outputs; weights [groups, inputs, channels]."""
-        outputs = torch.baddbmm(self.bias, self.inputs[:, rows], weights)
+        """Return the mean squared error of the outputs; weights [output channels, ...]."""
+        matrix = _matrix(weights, len(self.inputs))
+        outputs = torch.baddbmm(self.bias, self.inputs[:, rows], matrix)
         return (outputs.relu() if self.relu else outputs).sub(self.targets[:, rows]).square().mean()
 
 
@@ -56,17 +57,16 @@ def round_weights(
     """
     torch.set_num_threads(setting.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
-    scheme, selection = setting.weights, setting.selection
-    nodes, twins = layers.find(result.graph, selection), layers.find(simulated.graph, selection)
-    for index, (name, node) in enumerate(nodes.items()):
+    scheme, twins = setting.weights, layers.find(simulated.graph, setting.selection)
+    for index, (name, node) in enumerate(layers.find(result.graph, setting.selection).items()):
         random = np.random.default_rng([seed, index])
         weights = read_weights(proto.graph, node)
         problem = _pose(proto, simulated, node, setting, random, name)
         levels = learn_levels(problem, weights, scheme, iterations, random, f"AdaRound: {name}")
         placed = place(weights, levels, scheme)
         write_weights(result.graph, node, placed)
-        rounded = layers.round_to_nearest(placed, scheme)
-        write_weights(simulated.graph, twins[name], rounded)
+        write_weights(simulated.graph, twins[name], placed)
+        layers.round_weights(simulated.graph, twins[name], scheme)
     return result
 
 
@@ -80,35 +80,30 @@ def _pose(
 ) -> Problem:
     """Draw rows of inputs at the same positions in both networks."""
     weights = read_weights(fp32.graph, node)
-    label = f"AdaRound: {name}: inputs"
     each = -(-SAMPLES // len(setting.images))  # positions of an image
     exact_rows, rows = [], []
-    networks = [fp32, simulated]
-    for (exact,), (inputs,) in layers.run(networks, [node.input[0]], setting, label):
+    batches = layers.run([fp32, simulated], [node.input[0]], setting, f"AdaRound: {name}: inputs")
+    for (exact,), (inputs,) in batches:
         there = count_positions(exact, node, weights)
         drawn = random.random((len(exact), there)).argsort(axis=1)[:, :each]  # without replacement
         exact_rows.append(sample_windows(exact, node, weights, drawn))
         rows.append(sample_windows(inputs, node, weights, drawn))
     groups = exact_rows[0].shape[0]
     bias = torch.from_numpy(read_bias(fp32.graph, node).reshape(groups, 1, -1))
-    readers = [other for other in fp32.graph.node if node.output[0] in other.input]
-    relu = len(readers) == 1 and readers[0].op_type == "Relu"
-    targets = torch.baddbmm(
-        bias, torch.from_numpy(np.concatenate(exact_rows, 1)), _matrix(weights, groups)
-    )
-    inputs = torch.from_numpy(np.concatenate(rows, 1))
+    relu = [reader.op_type for reader in consumers(fp32.graph, node.output[0])] == ["Relu"]
+    exact, inputs = (torch.from_numpy(np.concatenate(each, 1)) for each in (exact_rows, rows))
+    targets = torch.baddbmm(bias, exact, _matrix(torch.from_numpy(weights), groups))
     return Problem(inputs, targets.relu() if relu else targets, bias, relu)
 
 
-def _matrix(weights: NDArray[Any], groups: int) -> torch.Tensor:
-    """Turn [output channels, ...] into float32 [groups, inputs, channels of a group]."""
-    by_group = weights.reshape(groups, weights.shape[0] // groups, -1)
-    return torch.from_numpy(np.ascontiguousarray(by_group.transpose(0, 2, 1), np.float32))
+def _matrix(weights: torch.Tensor, groups: int) -> torch.Tensor:
+    """Turn [output channels, ...] into [groups, inputs, channels of a group]."""
+    return weights.reshape(groups, len(weights) // groups, -1).transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Between a lower and an upper level of each weight; all [groups, inputs, channels].
+    """Between a lower and an upper level of each weight [output channels, ...].
 
     Attributes:
         floor: the lower level, counted from the zero_point.
@@ -138,24 +133,18 @@ def learn_levels(
 
     The nearest levels where nothing better is found.
     """
-    grid, groups = scheme.grid(weights, 0), problem.inputs.shape[0]
-    nearest, kept = grid.quantize(weights), find_kept(weights, scheme)
+    grid, kept = scheme.grid(weights, 0), find_kept(weights, scheme)
+    nearest = grid.quantize(weights)
     floor = np.floor(weights / grid.scale)
     inner = grid.lowest + 1 - grid.zero_point, grid.highest - 1 - grid.zero_point
     low = np.where(kept, nearest - grid.zero_point, np.clip(floor, *inner))
     high = np.where(kept, low, np.clip(floor + 1, *inner))
-    choices = Choices(
-        scale=_matrix(np.broadcast_to(grid.scale, weights.shape), groups),
-        floor=_matrix(low, groups),
-        step=_matrix(high - low, groups),
-        fraction=_matrix(weights / grid.scale - floor, groups),
-    )
+    arrays = (grid.scale, low, high - low, weights / grid.scale - floor)
+    choices = Choices(*(torch.from_numpy(array.astype(np.float32)) for array in arrays))
     up = _learn(problem, choices, iterations, random, label)
-    offsets = (choices.floor + choices.step * up).transpose(1, 2).reshape(weights.shape)
-    levels = offsets.numpy().astype(np.int64) + grid.zero_point
+    levels = (choices.floor + choices.step * up).numpy().astype(np.int64) + grid.zero_point
     learned, rounded = (
-        problem.error(_matrix(grid.dequantize(candidate), groups))
-        for candidate in (levels, nearest)
+        problem.error(torch.from_numpy(grid.dequantize(each))) for each in (levels, nearest)
     )
     return levels if learned < rounded else nearest
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
-from resnet8ptq.graph.weights import read_bias, read_weights, write_bias, write_weights
+from resnet8ptq.graph.weights import read_bias, write_bias
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,7 @@ def correct_biases(
     targets = _means(fp32, list(nodes.values()), setting, "Bias correction: FP32")
     for name, node in nodes.items():
         twin = simulated[name]
-        weights = read_weights(rounded.graph, twin)
-        write_weights(rounded.graph, twin, layers.round_to_nearest(weights, setting.weights))
+        layers.round_weights(rounded.graph, twin, setting.weights)
         if node.op_type == "MatMul":
             log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
             continue
@@ -48,10 +47,7 @@ def correct_biases(
 
 
 def _means(
-    proto: onnx.ModelProto,
-    nodes: list[onnx.NodeProto],
-    setting: Setting,
-    label: str,
+    proto: onnx.ModelProto, nodes: list[onnx.NodeProto], setting: Setting, label: str
 ) -> dict[str, NDArray[np.float64]]:
     """Return the mean of each output channel, over images and positions, by the output's name."""
     names = [node.output[0] for node in nodes]

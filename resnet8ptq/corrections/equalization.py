@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from resnet8ptq.corrections import layers
+from resnet8ptq.graph.layers import consumers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
 from resnet8ptq.precision.selection import Selection
 
@@ -55,27 +56,25 @@ def find_pairs(
     pairs = []
     for first in producers.values():
         name = first.output[0]
-        readers = _readers(graph, name)
+        readers = consumers(graph, name)
         if len(readers) == 1 and readers[0].op_type in _HOMOGENEOUS and name not in outputs:
             name = readers[0].output[0]
-            readers = _readers(graph, name)
+            readers = consumers(graph, name)
         second = seconds.get(name)
-        if second is not None and len(readers) == 1 and name not in outputs:
-            if "Conv" in (first.op_type, second.op_type) and first.op_type != second.op_type:
-                continue  # a Gemm behind a Conv multiplies along the width, not the channels
+        if second is None or len(readers) != 1 or name in outputs:
+            continue
+        # A Gemm behind a Conv multiplies along the width, not the channels.
+        if (first.op_type == "Conv") == (second.op_type == "Conv"):
             pairs.append((first, second))
     return pairs
-
-
-def _readers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
-    return [node for node in graph.node for item in node.input if item == name]
 
 
 def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
     """Equalize one pair; return what its channels were divided by."""
     before, behind = read_weights(graph, first), read_weights(graph, second)
     channels = before.shape[0]
-    grouped = _by_group(behind, second, channels)  # [groups, filters, channels of a group, ...]
+    # [groups, filters, channels of a group, ...]
+    grouped = behind.reshape(channels // behind.shape[1], -1, *behind.shape[1:])
     ranges = np.abs(before).reshape(channels, -1).max(axis=1)
     others = tuple(i for i in range(grouped.ndim) if i not in (0, 2))
     ranges_behind = np.abs(grouped).max(axis=others).reshape(channels)
@@ -91,8 +90,3 @@ def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.N
     spread = factors.reshape(grouped.shape[0], 1, -1, *(1,) * (grouped.ndim - 3))
     write_weights(graph, second, (grouped * spread).reshape(behind.shape))
     return factors
-
-
-def _by_group(weights: Array, node: onnx.NodeProto, channels: int) -> Array:
-    groups = channels // weights.shape[1]
-    return weights.reshape(groups, -1, *weights.shape[1:])

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import attribute, weight_layers
-from resnet8ptq.graph.session import open_session
+from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.weights import Array, read, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -62,30 +61,19 @@ def _is_plain(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
     return node.op_type == "Conv" or read(graph, node.input[1]).ndim == 2
 
 
-def round_to_nearest(weights: Array, scheme: WeightScheme) -> Array:
-    """Return the weights [output channels, ...] as every backend will round them."""
-    return scheme.grid(weights, 0).round(weights)
+def round_weights(graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightScheme) -> None:
+    """Round a layer's weights in place, as every backend will."""
+    weights = read_weights(graph, node)
+    write_weights(graph, node, scheme.grid(weights, 0).round(weights))
 
 
 def run(
-    networks: Sequence[onnx.ModelProto],
-    names: list[str],
-    setting: Setting,
-    label: str,
+    networks: Sequence[onnx.ModelProto], names: list[str], setting: Setting, label: str
 ) -> Iterator[list[list[Array]]]:
     """Yield batch by batch, for each of the networks, its tensors `names`."""
-    sessions = [_session(network, names, setting.threads) for network in networks]
+    runners = [open_runner(expose(network, names), setting.threads) for network in networks]
     for batch in track(setting.images.batches(setting.batch_size), label):
-        yield [session.run(names, {session.get_inputs()[0].name: batch}) for session in sessions]
-
-
-def _session(
-    network: onnx.ModelProto, names: list[str], threads: int
-) -> onnxruntime.InferenceSession:
-    exposed = copy.deepcopy(network)
-    del exposed.graph.output[:]
-    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return open_session(exposed.SerializeToString(), threads)
+        yield [run_one(batch) for run_one in runners]
 
 
 def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) -> dict[str, float]:
@@ -97,12 +85,11 @@ def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) 
     rounded = copy.deepcopy(corrected)
     nodes = find(rounded.graph, setting.selection)
     for node in nodes.values():
-        weights = read_weights(rounded.graph, node)
-        write_weights(rounded.graph, node, round_to_nearest(weights, setting.weights))
+        round_weights(rounded.graph, node, setting.weights)
     names = [node.output[0] for node in nodes.values()]
     error, power = np.zeros(len(names)), np.zeros(len(names))
-    label = "Measuring the layers' error"
-    for targets, outputs in run([fp32, rounded], names, setting, label):
+    batches = run([fp32, rounded], names, setting, "Measuring the layers' error")
+    for targets, outputs in batches:
         for i, (target, output) in enumerate(zip(targets, outputs, strict=True)):
             error[i] += np.square(output - target, dtype=np.float64).sum()
             power[i] += np.square(target, dtype=np.float64).sum()

@@ -33,11 +33,8 @@ def correct(
     rounded weights and float activations on the calibration images.
 
     Args:
-        model: the network; its file is only read.
-        chosen: the corrections.
-        setting: what they work with.
         seed: of AdaRound.
-        folder: existing; `corrected.onnx` is written there.
+        folder: existing; `corrected.onnx` is written there; the model's own file is only read.
 
     Raises:
         ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names no node.

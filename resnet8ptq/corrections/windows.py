@@ -21,8 +21,7 @@ def sample_windows(
     """Return the windows at `positions` of the output as rows [groups, images * drawn, inputs].
 
     Args:
-        inputs: the layer's input.
-        weights: the layer's weights [output channels, ...].
+        weights: [output channels, ...].
         positions: [images, drawn], flat indices into one image's output.
     """
     windows, shape = _windows(inputs, node, weights)
@@ -44,25 +43,9 @@ def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array
     strides = tuple(attribute(node, "strides", [1] * rank))
     dilations = tuple(attribute(node, "dilations", [1] * rank))
     extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
-    pads = _pads(node, inputs.shape[2:], extent, strides)
-    padded = np.pad(inputs, [(0, 0), (0, 0), *pads])
+    pads = attribute(node, "pads", [0] * 2 * rank)  # conversion writes out those of auto_pad
+    padded = np.pad(inputs, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
     view = np.lib.stride_tricks.sliding_window_view(padded, extent, axis=tuple(range(2, 2 + rank)))
-    every = slice(None)
-    steps = [slice(None, None, step) for step in (*strides, *dilations)]
-    view = view[(every, every, *steps)]
+    steps: Any = (..., *(slice(None, None, step) for step in (*strides, *dilations)))
+    view = view[steps]
     return view, view.shape[2 : 2 + rank]
-
-
-def _pads(
-    node: onnx.NodeProto, size: tuple[int, ...], extent: tuple[int, ...], strides: tuple[int, ...]
-) -> list[tuple[int, int]]:
-    auto = attribute(node, "auto_pad", b"NOTSET")
-    if auto in (b"SAME_UPPER", b"SAME_LOWER"):
-        totals = [
-            max((-(-n // step) - 1) * step + e - n, 0)
-            for n, e, step in zip(size, extent, strides, strict=True)
-        ]
-        ends = [(total // 2, total - total // 2) for total in totals]
-        return ends if auto == b"SAME_UPPER" else [(high, low) for low, high in ends]
-    pads: list[int] = list(attribute(node, "pads", [0] * 2 * len(size)))
-    return list(zip(pads[: len(size)], pads[len(size) :], strict=True))

@@ -25,9 +25,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
     def __init__(self, given: Range, scheme: ActivationScheme) -> None:
         super().__init__()
         low, high = min(given[0], 0.0), max(given[1], 0.0)
-        if (
-            high - low < 2**8 * torch.finfo(torch.float32).tiny
-        ):  # zeros, but for steps below float32
+        if high - low < 2**8 * torch.finfo(torch.float32).tiny:  # of zeros: no steps in float32
             low, high = 0.0, 1.0
         self.scheme = scheme
         self.register_buffer("initial", torch.tensor([low, high]))  # [2]

@@ -15,16 +15,16 @@ from torch.nn.utils import parametrize
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.finetuning.fake_quantization import FakeQuantize, FakeQuantizeWeight
-from resnet8ptq.graph.layers import channel_axis, weight_layers
+from resnet8ptq.graph.layers import channel_axis, consumers, weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 
 # The frameworks give the output of these the scale and zero_point of their input.
-_SHARING = (
+_SHARING = {
     *("AveragePool", "MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"),
     *("Identity", "Slice"),
-)
+}
 _FUSED = ("Relu", "Clip")
 
 
@@ -80,11 +80,8 @@ def prepare(
     """Load the network and put fake quantization into it.
 
     Args:
-        onnx_path: the FP32 network.
         skipped: names of nodes that stay in float.
         ranges: where training begins, of every tensor around nodes that are quantized.
-        weights: the grid of the weights.
-        activations: the levels of the activations.
         float_output: the last layer's output stays in float.
 
     Raises:
@@ -101,7 +98,10 @@ def prepare(
     quantizers = {source: FakeQuantize(ranges[source], activations)} if source in ranges else {}
     entrance = quantizers.get(source, nn.Identity())
     fused = _find_fused(graph, skipped)
-    for node in _before_output(graph, float_output):
+    nodes = list(graph.node)[:-1]  # before the softmax; or before what the last layer returns
+    if float_output:
+        nodes = nodes[: max(nodes.index(layer) for layer in _layers(graph))]
+    for node in nodes:
         given, made = node.input[0], node.output[0]
         if node.op_type in _SHARING and given in quantizers and node.name not in skipped:
             quantizers[made] = quantizers[given]
@@ -110,9 +110,7 @@ def prepare(
         else:
             continue
         setattr(body, node.name, _Quantized(getattr(body, node.name), quantizers[made]))
-    for made, activated in fused.items():
-        if activated in quantizers:
-            quantizers[made] = quantizers[activated]
+    quantizers |= {made: quantizers[to] for made, to in fused.items() if to in quantizers}
     return Student(nn.Sequential(entrance, body).eval(), quantizers)
 
 
@@ -132,11 +130,7 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
 
 
 def _layers(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the layers with weights.
-
-    Raises:
-        UnsupportedError: two of them share their weights.
-    """
+    """Return the layers with weights; raise `UnsupportedError` where two share theirs."""
     layers = list(weight_layers(graph).values())
     if len({node.input[1] for node in layers}) < len(layers):
         raise UnsupportedError("method=qat: takes a network whose layers share no weights")
@@ -144,11 +138,7 @@ def _layers(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _find_layer(body: Any, node: onnx.NodeProto) -> Any:
-    """Return the torch module with the weights: onnx2torch wraps some, to pad before them.
-
-    Raises:
-        UnsupportedError: there is no such module.
-    """
+    """Return the torch module with the weights: onnx2torch wraps some, to pad before them."""
     for module in getattr(body, node.name).modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             return module
@@ -161,20 +151,10 @@ def _find_fused(graph: onnx.GraphProto, skipped: list[str]) -> dict[str, str]:
 
     They go into a Relu or Clip that is fused with what makes them; returned with its output.
     """
-    takers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            takers.setdefault(name, []).append(node)
     return {
-        name: taker.output[0]
-        for name, (taker, *others) in takers.items()
-        if not others and taker.op_type in _FUSED and taker.name not in skipped
+        node.input[0]: node.output[0]
+        for node in graph.node
+        if node.op_type in _FUSED
+        and node.name not in skipped
+        and len(consumers(graph, node.input[0])) == 1
     }
-
-
-def _before_output(graph: onnx.GraphProto, float_output: bool) -> list[onnx.NodeProto]:
-    """Return the nodes up to the softmax; or to the last layer, where its output stays in float."""
-    nodes = list(graph.node)[:-1]
-    if not float_output:
-        return nodes
-    return nodes[: max(nodes.index(layer) for layer in _layers(graph))]

@@ -70,7 +70,6 @@ def fine_tune(
     quantize alike share it. An interrupted one continues after its last whole epoch.
 
     Args:
-        fp32: the network to begin with, and to learn from.
         dataset: its training images train, without those that are held out or in its test split.
         calibration: images for the ranges that training begins with.
         held_out: training images that choose the best epoch.
@@ -99,25 +98,19 @@ def fine_tune(
     }
     points: list[Point] = []
 
-    def note(point: "Point") -> None:
-        points.append(point)
-        report(point)
-
     def make(entry: Path) -> None:
         from resnet8ptq.finetuning import network, training
 
-        started = Activations(
-            fp32.onnx_path, calibration.split, settings.calib, runtime
-        ).find_around(skipped)
+        activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
         student = network.prepare(
             fp32.onnx_path,
             skipped,
-            started,
+            activations.find_around(skipped),
             settings.weights,
             settings.activations,
             settings.float_output,
         )
-        training.Trainer(
+        trainer = training.Trainer(
             settings.training,
             settings.seed,
             runtime.threads,
@@ -126,8 +119,9 @@ def fine_tune(
             leave_out(dataset.train, (held_out, dataset.test)),
             held_out,
             checkpoint,
-            note,
-        ).run()
+            report,
+        )
+        points.extend(trainer.run())
         onnx.save(network.write_back(fp32.onnx_path, student), entry / NETWORK_FILE)
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
         (entry / CURVES_FILE).write_text(json.dumps(points))
@@ -135,9 +129,8 @@ def fine_tune(
     checkpoint = cache.place(runtime.cache_root, "qat", key).with_suffix(".checkpoint")
     entry = cache.entry(runtime.cache_root, "qat", key, make)
     checkpoint.unlink(missing_ok=True)
-    if not points:  # trained before
-        for point in json.loads((entry / CURVES_FILE).read_text()):
-            report(point)
+    for point in [] if points else json.loads((entry / CURVES_FILE).read_text()):
+        report(point)
     ranges = json.loads((entry / RANGES_FILE).read_text())
     network = replace(fp32, onnx_path=entry / NETWORK_FILE)
     return network, {name: (low, high) for name, (low, high) in ranges.items()}

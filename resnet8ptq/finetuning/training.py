@@ -5,7 +5,7 @@ import io
 import logging
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Trainer:
         while state.epoch < self.settings.epochs:
             self._train_epoch(state, optimizer)
             state.epoch += 1
-            state.student = _copy(self.student.state_dict())
+            state.student = self._weights()
             state.optimizer = optimizer.state_dict()
             self._validate(state)
             _save(vars(state), self.checkpoint)
@@ -102,8 +102,7 @@ class Trainer:
         return torch.optim.Adam(groups)
 
     def _resume(self, optimizer: torch.optim.Adam) -> _State:
-        checkpoint = _load(self.checkpoint) if self.checkpoint.exists() else None
-        if checkpoint is not None:
+        if self.checkpoint.exists() and (checkpoint := _load(self.checkpoint)):
             state = _State(**checkpoint)
             self.student.load_state_dict(state.student)
             optimizer.load_state_dict(state.optimizer)
@@ -111,7 +110,7 @@ class Trainer:
                 self.report(point)
             log.info("qat: continues after epoch %d of %d", state.epoch, self.settings.epochs)
             return state
-        student = _copy(self.student.state_dict())
+        student = self._weights()
         state = _State(0, student, optimizer.state_dict(), student, math.inf, [])
         self._validate(state)
         return state
@@ -126,7 +125,8 @@ class Trainer:
         losses: list[float] = []
         for batch in track(starts, f"Fine-tuning: epoch {epoch + 1} of {settings.epochs}"):
             step = epoch * len(starts) + batch // settings.batch_size
-            rate = _cosine(step / (settings.epochs * len(starts))) * settings.learning_rate
+            progress = step / (settings.epochs * len(starts))
+            rate = (1 + math.cos(math.pi * progress)) / 2 * settings.learning_rate  # falls to 0
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["unit"]
             chosen = order[batch : batch + settings.batch_size]
@@ -165,20 +165,25 @@ class Trainer:
         """Add loss and accuracy on the held-out images; keep the student where it is the best."""
         right, total = 0, 0.0
         with torch.no_grad():
-            for batch, labels in _labelled(self.held_out, VALIDATION_BATCH):
-                loss, logits = self._loss(batch)
+            for start in range(0, len(self.held_out), VALIDATION_BATCH):
+                chosen = slice(start, start + VALIDATION_BATCH)
+                labels = torch.from_numpy(self.held_out.labels[chosen])
+                loss, logits = self._loss(torch.from_numpy(self.held_out.inputs(chosen)))
                 right += int((logits.argmax(dim=1) == labels).sum())
                 total += float(loss) * len(labels)
         mean, accuracy = total / len(self.held_out), right / len(self.held_out)
         if mean < state.best_loss:
             state.best, state.best_loss = state.student, mean
         steps = state.epoch * -(-len(self.train) // self.settings.batch_size)
-        point = {"step": float(steps), "qat_validation_loss": mean}
-        self._add(state, {**point, "qat_validation_accuracy": accuracy})
+        point = {"qat_validation_loss": mean, "qat_validation_accuracy": accuracy}
+        self._add(state, {"step": float(steps), **point})
         log.info(
             "qat: epoch %d of %d: held-out loss %.5f, accuracy %.2f %%",
             *(state.epoch, self.settings.epochs, mean, 100 * accuracy),
         )
+
+    def _weights(self) -> dict[str, Any]:
+        return {name: value.clone() for name, value in self.student.state_dict().items()}
 
     def _add(self, state: _State, point: Point) -> None:
         state.points.append(point)
@@ -199,15 +204,7 @@ def distillation_loss(
 
 
 def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
-    """Shift each image by up to `PADDING` pixels, and flip half of them.
-
-    Args:
-        images: [n, H, W, C].
-        random: draws shifts and flips.
-
-    Returns:
-        Raw pixels [n, H, W, C].
-    """
+    """Shift each image [n, H, W, C] by up to `PADDING` pixels, and flip half of them."""
     count, height, width, _ = images.shape
     around = (PADDING, PADDING)
     padded = np.pad(images, ((0, 0), around, around, (0, 0)), mode="edge")
@@ -217,21 +214,6 @@ def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[n
     flipped = random.random(count) < 0.5
     shifted[flipped] = shifted[flipped][..., ::-1]
     return np.moveaxis(shifted, 1, -1)
-
-
-def _cosine(progress: float) -> float:
-    """Fall from 1 to 0 as `progress` goes from 0 to 1."""
-    return (1 + math.cos(math.pi * progress)) / 2
-
-
-def _labelled(split: Split, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    starts = range(0, len(split), size)
-    for start, batch in zip(starts, split.batches(size), strict=True):
-        yield torch.from_numpy(batch), torch.from_numpy(split.labels[start : start + size])
-
-
-def _copy(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.clone() for name, value in state.items()}
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

@@ -28,32 +28,32 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
     """Return the smallest and the largest weight of each layer, by its short name."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    ranges = {}
-    for name, node in weight_layers(graph).items():
-        weights = numpy_helper.to_array(tensors[node.input[1]])
-        ranges[name] = (float(weights.min()), float(weights.max()))
-    return ranges
+    weights = {
+        name: numpy_helper.to_array(tensors[node.input[1]])
+        for name, node in weight_layers(graph).items()
+    }
+    return {name: (float(values.min()), float(values.max())) for name, values in weights.items()}
 
 
-def float_tensors(
-    proto: onnx.ModelProto, around: Collection[str] | None = None
-) -> list[onnx.ValueInfoProto]:
-    """Return the float tensors that nodes make, in the order of the graph.
+def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:
+    """Return the names of the float tensors that nodes make, in the order of the graph.
 
     Args:
         proto: the whole model.
         around: names of nodes: only what these take or make; None: all.
     """
     graph = onnx.shape_inference.infer_shapes(proto).graph
-    known = {value.name: value for value in [*graph.value_info, *graph.output]}
+    known = [*graph.value_info, *graph.output]
+    float_type = onnx.TensorProto.FLOAT
+    floats = {value.name for value in known if value.type.tensor_type.elem_type == float_type}
     nodes = [node for node in graph.node if around is None or node.name in around]
     used = {name for node in nodes for name in (*node.input, *node.output)}
-    made = [name for node in graph.node for name in node.output if name in used & known.keys()]
-    return [
-        known[name]
-        for name in made
-        if known[name].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    ]
+    return [name for node in graph.node for name in node.output if name in used & floats]
+
+
+def consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
+    """Return the nodes that take a tensor."""
+    return [node for node in graph.node if name in node.input]
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:

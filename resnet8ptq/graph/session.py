@@ -1,14 +1,37 @@
 """An ONNX graph as a session of ONNX Runtime, on the CPU."""
 
-import logging
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
+import onnx
 import onnxruntime
+from numpy.typing import NDArray
+
+Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
 
 
 def open_session(model: str | bytes, threads: int) -> onnxruntime.InferenceSession:
-    """Load a model, from a file or from bytes, to run on so many threads."""
+    """Load a model, from a file or from bytes, to run on so many threads; 0: every core."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = logging.ERROR // 10 - 1  # 3: errors
+    options.log_severity_level = 4  # what is wrong comes as an exception
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def open_runner(model: str | bytes | onnx.ModelProto, threads: int = 0) -> Runner:
+    """Load a model of one input, as a function."""
+    content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    session = open_session(content, threads)
+    name = session.get_inputs()[0].name
+    return lambda batch: session.run(None, {name: batch})
+
+
+def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a copy whose outputs are these tensors."""
+    exposed = copy.deepcopy(proto)
+    del exposed.graph.output[:]
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return exposed

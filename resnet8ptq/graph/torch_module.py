@@ -1,10 +1,12 @@
 """From an ONNX file to a torch module, by onnx2torch; and the way back from names to names."""
 
+import copy
 import importlib
 import sys
 import types
 from collections.abc import Collection, Mapping
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,8 +45,7 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Most operators only take more types since; reductions take their axes as an input.
     """
-    lowered = onnx.ModelProto()
-    lowered.CopyFrom(proto)
+    lowered = copy.deepcopy(proto)
     version = max(entry.version for entry in lowered.opset_import if not entry.domain)
     if version <= _OPSET:
         return proto
@@ -66,10 +67,7 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def name_tensors(
-    traced: Any,
-    paths: Mapping[str, str],
-    graph: onnx.GraphProto,
-    fused: Collection[str] = (),
+    traced: Any, paths: Mapping[str, str], graph: onnx.GraphProto, fused: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the ONNX name of the tensor that each node of a traced graph makes.
 
@@ -112,8 +110,7 @@ def fix_reshapes(module: Any) -> None:
         layer = module.get_submodule(node.target) if node.op == "call_module" else None
         if type(layer).__name__ != "OnnxReshape" or node.args[1].op != "get_attr":
             continue
-        path, _, name = node.args[1].target.rpartition(".")
-        shape = [int(size) for size in getattr(module.get_submodule(path), name)]
+        shape = [int(size) for size in attrgetter(node.args[1].target)(module)]
         module.set_submodule(node.target, _Reshape(shape))
         node.args = node.args[:1]
     module.graph.eliminate_dead_code()

@@ -1,5 +1,7 @@
 """The weights and biases of a graph's layers, read and replaced."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -21,7 +23,7 @@ def read_weights(graph: onnx.GraphProto, node: onnx.NodeProto) -> Array:
     return np.moveaxis(read(graph, node.input[1]), channel_axis(node), 0)
 
 
-def write_weights(graph: onnx.GraphProto, node: onnx.NodeProto, weights: Array) -> None:
+def write_weights(graph: onnx.GraphProto, node: onnx.NodeProto, weights: NDArray[Any]) -> None:
     """Replace a layer's weights by `weights` [output channels, ...]."""
     _write(graph, node, 1, np.moveaxis(weights, 0, channel_axis(node)))
 
@@ -34,14 +36,14 @@ def read_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> Array:
     return np.array(np.broadcast_to(read(graph, node.input[2]).reshape(-1), channels))
 
 
-def write_bias(graph: onnx.GraphProto, node: onnx.NodeProto, bias: Array) -> None:
+def write_bias(graph: onnx.GraphProto, node: onnx.NodeProto, bias: NDArray[Any]) -> None:
     """Replace the bias of a Conv or Gemm by `bias` [output channels], or give it one."""
     if len(node.input) < 3:
         node.input.append("")
     _write(graph, node, 2, bias)
 
 
-def _write(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: Array) -> None:
+def _write(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any]) -> None:
     """Replace an initializer; where other nodes read it too, or there is none, add one."""
     name = node.input[index]
     readers = sum(list(other.input).count(name) for other in graph.node)

@@ -5,17 +5,18 @@ input. What is computed from shapes and constants alone is worked out here, for 
 batch: what is the same for both is a constant, and what differs is the batch's.
 """
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from resnet8ptq.core.errors import ModelError
+from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.models.contract import read_contract
 from resnet8ptq.models.gates.onnx import find_all
 from resnet8ptq.models.normalization import drop_attribute, write_paddings
@@ -49,17 +50,6 @@ def filled_up(predict: Predict, size: int) -> Predict:
     return run
 
 
-def runner(proto: onnx.ModelProto) -> Predict:
-    """Return a graph of one input as a function, in ONNX Runtime."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what is wrong comes as an exception
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    name = session.get_inputs()[0].name
-    return lambda samples: list(session.run(None, {name: samples}))
-
-
 def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) -> onnx.ModelProto:
     """Return a copy of a normalized graph for inputs [batch, *shape], all other sizes constant.
 
@@ -70,17 +60,19 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
         ModelError: an output without a batch axis.
         Exception: ONNX Runtime's own: the graph does not run so.
     """
-    settled = onnx.ModelProto()
-    settled.CopyFrom(proto)
+    settled = copy.deepcopy(proto)
     graph = settled.graph
     static = static_tensors(graph)
     if batch is None:
         _free_reshapes(graph, read_contract(graph).batch, static)
     _set_shape(graph.input[0], ("N" if batch is None else batch, *shape))
-    _forget_outputs(graph)
-    wanted = sorted({name for name in static if _is_used(name, graph, static)})
+    others = [node for node in graph.node if not static.issuperset(node.output)]
+    wanted = sorted(static.intersection(name for node in others for name in _inputs(node)))
+    names = [*(value.name for value in graph.output), *wanted]
+    run = open_runner(expose(settled, names))
     sizes = _SIZES if batch is None else (batch,)
-    found = [_evaluate(settled, wanted, np.zeros((size, *shape), np.float32)) for size in sizes]
+    outputs = [run(np.zeros((size, *shape), np.float32)) for size in sizes]
+    found = [dict(zip(names, values, strict=True)) for values in outputs]
     for name in wanted:
         _replace(graph, name, [values[name] for values in found])
     _prune(graph)
@@ -110,16 +102,6 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
     return static - {""}
 
 
-def _is_used(name: str, graph: onnx.GraphProto, static: set[str]) -> bool:
-    """Tell whether what is computed from the samples takes this tensor."""
-    return any(
-        name in part.input
-        for node in graph.node
-        if not static.issuperset(node.output)
-        for part in (node, *find_all(node, onnx.NodeProto))
-    )
-
-
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:
     """Let constant shapes of Reshape copy the batch dimension (0) instead of naming it."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -141,17 +123,6 @@ def _give_shape(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.i
     tensor = numpy_helper.from_array(dims, f"{node.name}__shape")
     graph.initializer.append(tensor)
     node.input[1] = tensor.name
-
-
-def _evaluate(
-    proto: onnx.ModelProto, names: Sequence[str], samples: Samples
-) -> dict[str, NDArray[Any]]:
-    """Return these tensors and the outputs, by name."""
-    asked = onnx.ModelProto()
-    asked.CopyFrom(proto)
-    known = [value.name for value in proto.graph.output]
-    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return dict(zip([*known, *names], runner(asked)(samples), strict=True))
 
 
 def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[Any]]) -> None:
@@ -181,16 +152,13 @@ def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[Any]]) -> N
 def _prune(graph: onnx.GraphProto) -> None:
     """Leave out what no output needs."""
     needed = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(graph.node):
+    for node in reversed(list(graph.node)):
         if needed.intersection(node.output):
-            kept.append(node)
             needed.update(_inputs(node))
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(kept)]
+        else:
+            graph.node.remove(node)
     constants = [tensor for tensor in graph.initializer if tensor.name in needed]
-    constants = [TensorProto.FromString(tensor.SerializeToString()) for tensor in constants]
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(kept)
+    del graph.initializer[:]
     graph.initializer.extend(constants)
 
 
@@ -208,9 +176,3 @@ def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:
     del shape.dim[:]
     for size in sizes:
         shape.dim.add(**{"dim_param" if isinstance(size, str) else "dim_value": size})
-
-
-def _forget_outputs(graph: onnx.GraphProto) -> None:
-    """Let shapes of outputs that held for another batch, or for none, be worked out anew."""
-    for value in graph.output:
-        value.type.tensor_type.ClearField("shape")

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.preprocessing import arrange
-from resnet8ptq.models.batch import Outputs, Predict, filled_up, in_batches, runner, settle
-from resnet8ptq.models.contract import Contract, Tensor, find_layout, read_contract
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.batch import Outputs, Predict, filled_up, in_batches, settle
+from resnet8ptq.models.contract import Contract, find_layout, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Network, read
@@ -63,23 +64,9 @@ class Conversion:
 def read_record(folder: Path) -> Conversion:
     """Return what `convert` wrote into `folder`."""
     record = json.loads((folder / RECORD).read_text())
-    return Conversion(
-        **{
-            **record,
-            "contract": _to_contract(**record["contract"]),
-            "preprocessing": Preprocessing(**record["preprocessing"]),
-        }
-    )
-
-
-def _to_contract(
-    inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], batch: int | None
-) -> Contract:
-    taken, given = (
-        tuple(Tensor(**{**each, "shape": tuple(each["shape"])}) for each in tensors)
-        for tensors in (inputs, outputs)
-    )
-    return Contract(taken, given, batch)
+    record["contract"] = read_contract(onnx.load(folder / UNFOLDED).graph)
+    record["preprocessing"] = Preprocessing(**record["preprocessing"])
+    return Conversion(**record)
 
 
 def limit_process() -> None:
@@ -93,9 +80,8 @@ def limit_process() -> None:
     seconds = MAX_CONVERSION_S * (os.cpu_count() or 1)
     for kind, most in ((resource.RLIMIT_DATA, bytes_there), (resource.RLIMIT_CPU, seconds)):
         _, hard = resource.getrlimit(kind)
-        resource.setrlimit(
-            kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
-        )
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (soft, hard))
 
 
 def convert(
@@ -140,7 +126,7 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
-        found = _run(runner(onnx.load(path)), samples, contract)
+        found = _run(open_runner(str(path)), samples, contract)
         parity[label] = compare(found, expected, final, label)
         label = f"torch, {path.stem}"
         try:
@@ -179,7 +165,7 @@ def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelP
     fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
     try:
         freed = settle(network.proto, shape, None)
-        compare(runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
+        compare(open_runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
     except Exception as error:  # ONNX Runtime's own, a dozen
         if fixed is None:
             raise

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import attribute, channel_axis
+from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def fold_into_products(graph: onnx.GraphProto) -> bool:
         if node.op_type not in ("Mul", "Add") or takers[taken] != 1 or len(values) != 1:
             continue
         layer = layers[taken]
-        if _fold_into(layer, node, values[0], graph, constants):
+        if _fold_into(graph, layer, node, values[0]):
             layer.output[0] = node.output[0]
             layers[layer.output[0]] = layer
             folded.append(node)
@@ -124,36 +124,23 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
 
 
 def _fold_into(
-    layer: onnx.NodeProto,
-    node: onnx.NodeProto,
-    values: NDArray[np.float32],
-    graph: onnx.GraphProto,
-    constants: dict[str, onnx.TensorProto],
+    graph: onnx.GraphProto, layer: onnx.NodeProto, node: onnx.NodeProto, values: Array
 ) -> bool:
     """Fold a node's values [channels] into a layer before it; tell whether they are that."""
-    weights = numpy_helper.to_array(constants[layer.input[1]]).astype(np.float64)
-    axis = channel_axis(layer)
-    channels = weights.shape[axis]
+    weights, bias = (read(graph, layer).astype(np.float64) for read in (read_weights, read_bias))
+    channels = len(weights)
     if values.size not in (1, channels) or values.shape[-1:] not in ((), (1,), (channels,)):
         return False
     if node.op_type == "Add" and layer.op_type == "MatMul":  # which has no bias
         return False
     each = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
-    bias = np.zeros(channels)
-    if len(layer.input) > 2:
-        bias = bias + numpy_helper.to_array(constants[layer.input[2]]).reshape(-1)
     if node.op_type == "Mul":
-        weights, bias = weights * (each if axis else each[:, np.newaxis]), bias * each
+        weights, bias = weights * each[:, np.newaxis], bias * each
     else:
         bias = bias + each
-    made = {1: weights, 2: bias} if layer.op_type == "Gemm" else {1: weights}
-    for index, array in made.items():
-        name = f"{node.output[0]}__folded_{index}"
-        tensor = numpy_helper.from_array(array.astype(np.float32), name)
-        graph.initializer.append(tensor)
-        constants[name] = tensor
-        del layer.input[index : index + 1]
-        layer.input.insert(index, name)
+    write_weights(graph, layer, weights)
+    if layer.op_type == "Gemm":
+        write_bias(graph, layer, bias)
     return True
 
 

@@ -54,11 +54,6 @@ class Fp32Model:
         """What it returns: `probabilities`, `logits` or `values` (see `conversion.find_final`)."""
         return self.conversion.final
 
-    @property
-    def parity(self) -> dict[str, float]:
-        """Largest difference from the original, by framework and file."""
-        return self.conversion.parity
-
     def describe(self) -> dict[str, str]:
         """Return what import and preprocessing did to the graph, to be logged by these names."""
         found = self.conversion
@@ -79,9 +74,11 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     source = locate(config, data.name)
     digest = hash_source(config, source)
     checked = _parity_split(data.train)
+    module = module_of(config)
+    found = None if module else find_format(source)
     key: cache.Key = {
         "model": digest,
-        "format": _format(config, source),
+        "format": found.name if found else "module",
         "code": cache.code(*_CONVERTERS),
         "images": checked.digest,
         **machine.versions(),
@@ -93,7 +90,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         # crashes the reader does not end the sweep.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, conversion.limit_process) as pool:
-            pool.submit(conversion.convert, source, folder, samples, module_of(config)).result()
+            pool.submit(conversion.convert, source, folder, samples, module).result()
 
     try:
         folder = cache.entry(cache_root, "models", key, make)
@@ -153,11 +150,6 @@ def _parity_split(split: Split) -> Split:
 def module_of(config: ModelConfig) -> Module | None:
     """Return the class of the user's own that the settings name; None where they name a file."""
     return None if config.module is None else Module(config.module, config.module_args or {})
-
-
-def _format(config: ModelConfig, source: Path) -> str:
-    found = None if config.module is not None else find_format(source)
-    return "module" if found is None else found.name
 
 
 @functools.cache  # once a process, not once for each job of a sweep

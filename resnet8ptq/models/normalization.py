@@ -1,7 +1,9 @@
 """The opset and form of an ONNX graph, made those that the rest of the package takes."""
 
+import copy
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -28,8 +30,7 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     Raises:
         ModelError: stuck below 13; names the step, its operators and the converter's reason.
     """
-    raised, version = onnx.ModelProto(), opset(proto)
-    raised.CopyFrom(proto)
+    raised, version = copy.deepcopy(proto), opset(proto)
     target = OPSET if version < MIN_OPSET else version
     while version < target:
         try:
@@ -85,16 +86,13 @@ def normalize(proto: onnx.ModelProto) -> None:
 
 def _move_constants(graph: onnx.GraphProto) -> None:
     """Turn Constant nodes into initializers: that is where quantization looks for weights."""
-    kept = []
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
+    constants = [node for node in graph.node if node.op_type == "Constant"]
+    for node in constants:
+        if node.attribute[0].name == "value":
             tensor = graph.initializer.add()
             tensor.CopyFrom(node.attribute[0].t)
             tensor.name = node.output[0]
-        else:
-            kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    del graph.node[:]
-    graph.node.extend(kept)
+            graph.node.remove(node)
 
 
 def _drop_allowzero(graph: onnx.GraphProto) -> None:
@@ -160,20 +158,13 @@ def rename(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
             return wanted[name]
         return f"{name}__of_file" if name in wanted.values() else name
 
-    _rename(graph, change)
-
-
-def _rename(graph: onnx.GraphProto, change: Callable[[str], str]) -> None:
-    for value in [*graph.input, *graph.output, *graph.initializer, *graph.value_info]:
-        value.name = change(value.name)
     del graph.quantization_annotation[:]
-    for node in graph.node:
+    values = find_all(graph, onnx.ValueInfoProto), find_all(graph, onnx.TensorProto)
+    for value in itertools.chain(*values):
+        value.name = change(value.name)
+    for node in find_all(graph, onnx.NodeProto):
         node.input[:] = [change(name) for name in node.input]
         node.output[:] = [change(name) for name in node.output]
-        for each in node.attribute:
-            inner = [each.g] if each.HasField("g") else []
-            for subgraph in [*inner, *each.graphs]:
-                _rename(subgraph, change)
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:

@@ -12,16 +12,12 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 
-# (dtype, reduced to 7 bits, symmetric) -> lowest and highest level, as ONNX Runtime has them
+# (dtype, reduced to 7 bits) -> lowest and highest level, as ONNX Runtime has them
 _LEVELS = {
-    ("int8", False, True): (-127, 127),
-    ("int8", False, False): (-128, 127),
-    ("int8", True, True): (-64, 64),
-    ("int8", True, False): (-64, 64),
-    ("uint8", False, True): (0, 255),
-    ("uint8", False, False): (0, 255),
-    ("uint8", True, True): (0, 127),
-    ("uint8", True, False): (0, 127),
+    ("int8", False): (-128, 127),
+    ("int8", True): (-64, 64),
+    ("uint8", False): (0, 255),
+    ("uint8", True): (0, 127),
 }
 
 
@@ -56,7 +52,8 @@ class WeightScheme:
     @property
     def levels(self) -> tuple[int, int]:
         """Lowest and highest level."""
-        return _LEVELS[self.dtype, self.reduce_range, self.symmetric]
+        lowest, highest = _LEVELS[self.dtype, self.reduce_range]
+        return (-highest, highest) if lowest and self.symmetric else (lowest, highest)
 
     def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":
         """Return the grid of a layer's weights; `axis` counts its output channels."""

@@ -8,6 +8,7 @@ import onnx
 
 from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
+from resnet8ptq.graph.layers import consumers
 
 _ACTIVATIONS = ("Relu", "Clip")
 
@@ -64,13 +65,12 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
 
 def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
     outputs = {node.output[0] for node in graph.node if node.name in chosen}
-    consumers = [name for node in graph.node for name in node.input]
     return {
         node.name
         for node in graph.node
         if node.op_type in _ACTIVATIONS
         and node.input[0] in outputs
-        and consumers.count(node.input[0]) == 1
+        and len(consumers(graph, node.input[0])) == 1
     }
 
 

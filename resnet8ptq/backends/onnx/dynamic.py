@@ -6,32 +6,42 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from resnet8ptq.backends.contract import refuse_others
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.graph.session import open_session
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.precision.grid import WeightScheme
 
 INTEGERS = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}
 LAYERS = ("ConvInteger", "MatMulInteger")
 
 
-def check_kernels(weights: str, per_channel: bool) -> None:
+def check(config: QuantizationConfig, weights: WeightScheme) -> None:
     """Ask this build of ONNX Runtime whether it can run what `quantize` would write.
 
-    Args:
-        weights: their dtype, int8 or uint8.
-
     Raises:
-        UnsupportedError: it has no integer convolution for these weights.
+        UnsupportedError: it has no integer convolution for these weights, or a setting has no
+            meaning.
     """
-    if not _runs_convolution(weights, per_channel):
-        granularity = "per channel" if per_channel else "per tensor"
+    static = "has no meaning with method=dynamic"
+    refuse_others(
+        config,
+        {
+            "format": ([None], static),
+            "float_output": ([False], static),
+            "symmetric.activations": ([None], static),
+            "calib.table": ([None], static),
+        },
+    )
+    if not _runs_convolution(weights.dtype, weights.per_channel):
+        granularity = "per channel" if weights.per_channel else "per tensor"
         raise UnsupportedError(
-            f"method=dynamic: ONNX Runtime's CPU kernels have no ConvInteger for {weights} weights "
-            f"{granularity}"
+            f"method=dynamic: ONNX Runtime's CPU kernels have no ConvInteger for {weights.dtype} "
+            f"weights {granularity}"
         )
 
 
@@ -39,22 +49,18 @@ def check_kernels(weights: str, per_channel: bool) -> None:
 def _runs_convolution(dtype: str, per_channel: bool) -> bool:
     """Quantize a network of one convolution, and see whether it loads and runs."""
     weights = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 2, 2, 2)
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"], "conv")],
-        "probe",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 4, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 3, 3])],
-        [numpy_helper.from_array(weights, "w")],
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>'
+        "probe (float[1, 2, 4, 4] x) => (float[1, 2, 3, 3] y) { y = Conv(x, w) }"
     )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     # As preprocessing marks its work; quantize_dynamic would ask for it.
     helper.set_model_props(proto, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.onnx")
         quantize_dynamic(proto, path, weight_type=INTEGERS[dtype], per_channel=per_channel)
         try:
-            session = open_session(str(path), threads=1)
-            session.run(None, {"x": np.ones((1, 2, 4, 4), np.float32)})
+            open_runner(str(path))(np.ones((1, 2, 4, 4), np.float32))
         except NoKernel:
             return False
     return True

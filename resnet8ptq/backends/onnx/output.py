@@ -7,17 +7,12 @@ hold. Both formats of ONNX Runtime can return those sums as float.
 import onnx
 
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.graph.layers import LAYERS
+from resnet8ptq.graph.layers import LAYERS, consumers
 from resnet8ptq.graph.logits import last_node
 
 _BEHIND = (
-    "Softmax",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Identity",
-    "QuantizeLinear",
-    "DequantizeLinear",
+    *("Softmax", "Reshape", "Flatten", "Squeeze", "Identity"),
+    *("QuantizeLinear", "DequantizeLinear"),
 )
 _INTEGER = {"QGemm", "QLinearConv", "QLinearMatMul"}
 
@@ -41,21 +36,20 @@ def leave_in_float(proto: onnx.ModelProto) -> None:
     """
     graph = proto.graph
     layer = _last_layer(graph)
-    consumers = [node for node in graph.node if layer.output[0] in node.input]
+    behind = consumers(graph, layer.output[0])
     if layer.op_type in LAYERS:  # QDQ, or left in float altogether
-        for quantize in consumers:
-            if quantize.op_type == "QuantizeLinear":
-                for dequantize in _consumers(graph, quantize.output[0]):
-                    _bypass(graph, dequantize, layer.output[0])
-                graph.node.remove(quantize)
-        return
-    if layer.op_type != "QGemm":
+        quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]
+        behind = [node for each in quantizes for node in consumers(graph, each.output[0])]
+        for each in quantizes:
+            graph.node.remove(each)
+    elif layer.op_type == "QGemm":
+        del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
+    else:
         raise UnsupportedError(
             f"float_output with format=qoperator: the last layer becomes {layer.op_type}, "
             "which returns 8 bits; takes format=qdq"
         )
-    del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
-    for dequantize in consumers:
+    for dequantize in behind:
         _bypass(graph, dequantize, layer.output[0])
 
 
@@ -65,10 +59,6 @@ def _last_layer(graph: onnx.GraphProto) -> onnx.NodeProto:
         kind = "nothing" if node is None else node.op_type
         raise UnsupportedError(f"float_output: takes a layer before the output, found {kind}")
     return node
-
-
-def _consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
-    return [node for node in graph.node if name in node.input]
 
 
 def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:

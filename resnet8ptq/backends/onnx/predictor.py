@@ -1,39 +1,25 @@
 """An ONNX file, run in ONNX Runtime."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import onnx
-import onnxruntime
-from numpy.typing import NDArray
 
+from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.graph.logits import end_at_logits
-from resnet8ptq.graph.session import open_session
+from resnet8ptq.graph.session import open_runner
 
 
-@dataclass(frozen=True)
-class OnnxPredictor:
-    """An inference session on the file at `path`."""
+def load(path: Path, threads: int) -> Predictor:
+    """Load an ONNX file, to run on so many threads."""
+    return Predictor(_open(str(path), threads), partial(_open_logits, path, threads))
 
-    session: onnxruntime.InferenceSession
-    path: Path
-    threads: int
 
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        return np.asarray(self.session.run(None, {self.session.get_inputs()[0].name: batch})[0])
+def _open(model: str | onnx.ModelProto, threads: int) -> Run:
+    run = open_runner(model, threads)
+    return lambda batch: run(batch)[0]
 
-    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None without a softmax."""
-        session = self._logits_session
-        if session is None:
-            return None
-        return np.asarray(session.run(None, {session.get_inputs()[0].name: batch})[0])
 
-    @cached_property
-    def _logits_session(self) -> onnxruntime.InferenceSession | None:
-        proto = onnx.load(self.path)
-        cut = end_at_logits(proto)
-        return open_session(proto.SerializeToString(), self.threads) if cut else None
+def _open_logits(path: Path, threads: int) -> Run | None:
+    proto = onnx.load(path)
+    return _open(proto, threads) if end_at_logits(proto) else None

@@ -2,32 +2,25 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 from onnxruntime.quantization import QuantFormat, quantize_static
-from onnxruntime.quantization.calibrate import (
-    CalibrationMethod,
-    TensorData,
-    TensorsData,
-    save_tensors_data,
-)
+from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
 
-from resnet8ptq.backends.contract import Artifact, Resolved
-from resnet8ptq.backends.onnx import dynamic, output, slim
-from resnet8ptq.backends.onnx.predictor import OnnxPredictor
+from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, refuse_others
+from resnet8ptq.backends.onnx import dynamic, output, predictor, slim
+from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
-from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.calibration.methods import SHARED
+from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import LAYERS
-from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -50,51 +43,27 @@ class OnnxQuantizer:
         config = self.config
         if config.dtype.name == "fp32":
             return Resolved()
-        scheme = WeightScheme.of(config, bool(config.reduce_range))
-        weights = Resolved(
-            weight_dtype=scheme.dtype,
-            weight_scheme="symmetric" if scheme.symmetric else "affine",
-            weight_bits=7 if scheme.reduce_range else 8,
-            execution="integer",
-        )
+        weights = WeightScheme.of(config, bool(config.reduce_range))
+        dtype, symmetric = DTYPES[config.dtype.name][0], config.symmetric.activations
+        file_format = {"qdq": "QDQ", "qoperator": "QOperator"}[config.format or "qdq"]
         if config.method == "dynamic":
-            self._check_dynamic(scheme)
-            return replace(
-                weights,
-                activation_dtype="uint8 (dynamic)",
-                activation_scheme="affine",
-                file_format="IntegerOps",
-            )
-        if config.calib.name == "histogram":
-            raise UnsupportedError(
-                "calib=histogram is torch's own observer; onnx takes minmax | moving_average | "
-                "entropy | percentile | mse"
-            )
-        return replace(
-            weights,
-            activation_dtype=DTYPES[config.dtype.name][0],
-            activation_scheme="symmetric" if config.symmetric.activations else "affine",
-            file_format={"qdq": "QDQ", "qoperator": "QOperator"}[config.format or "qdq"],
+            dynamic.check(config, weights)
+            dtype, file_format = "uint8 (dynamic)", "IntegerOps"
+        else:
+            own = f"torch's own observer; onnx takes {' | '.join(SHARED)}"
+            refuse_others(config, {"calib.name": (SHARED, own)})
+        return Resolved(
+            weight_dtype=weights.dtype,
+            weight_scheme="symmetric" if weights.symmetric else "affine",
+            weight_bits=7 if weights.reduce_range else 8,
+            activation_dtype=dtype,
+            activation_scheme="symmetric" if symmetric else "affine",
+            execution="integer",
+            file_format=file_format,
         )
-
-    def _check_dynamic(self, weights: WeightScheme) -> None:
-        config = self.config
-        for key, given in (
-            ("format", config.format),
-            ("float_output", config.float_output or None),
-            ("symmetric.activations", config.symmetric.activations),
-            ("calib.table", config.calib.table),
-        ):
-            if given is not None:
-                raise UnsupportedError(f"{key}={given} has no meaning with method=dynamic")
-        dynamic.check_kernels(weights.dtype, weights.per_channel)
 
     def quantize(
-        self,
-        model: Fp32Model,
-        calibration: Split,
-        folder: Path,
-        ranges: Mapping[str, Range] | None = None,
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
         """Quantize by ONNX Runtime's own functions, then what they have no option for."""
         path, config = folder / MODEL_FILE, self.config
@@ -135,8 +104,8 @@ class OnnxQuantizer:
         activations, weights = (dynamic.INTEGERS[name] for name in DTYPES[config.dtype.name])
         with tempfile.TemporaryDirectory() as scratch:
             # ONNX Runtime takes ranges made elsewhere through its calibration cache.
-            table = Path(scratch, "ranges.json")
-            save_tensors_data(_as_tensors_data(ranges), table)
+            cache = Path(scratch, "ranges.json")
+            save_tensors_data(table.as_tensors_data(ranges), cache)
             quantize_static(
                 source,
                 path,
@@ -147,24 +116,16 @@ class OnnxQuantizer:
                 reduce_range=bool(config.reduce_range),
                 nodes_to_exclude=skipped,
                 calibrate_method=CalibrationMethod.MinMax,
-                calibration_cache_path=table,
+                calibration_cache_path=cache,
                 extra_options={
                     "ActivationSymmetric": bool(config.symmetric.activations),
                     "WeightSymmetric": config.symmetric.weights,
                 },
             )
 
-    def load(self, path: Path, threads: int) -> OnnxPredictor:
+    def load(self, path: Path, threads: int) -> Predictor:
         """Load an ONNX file."""
-        return OnnxPredictor(open_session(str(path), threads), path, threads)
-
-
-def _as_tensors_data(ranges: dict[str, Range]) -> TensorsData:
-    data = {
-        name: TensorData(lowest=np.float32(low), highest=np.float32(high))
-        for name, (low, high) in ranges.items()
-    }
-    return TensorsData(CalibrationMethod.MinMax, data)
+        return predictor.load(path, threads)
 
 
 def count_quantized_layers(proto: onnx.ModelProto) -> int:
@@ -172,14 +133,10 @@ def count_quantized_layers(proto: onnx.ModelProto) -> int:
 
     In QDQ format those whose data and weights come dequantized; else the integer operators.
     """
-    dequantized = {
-        name
-        for node in proto.graph.node
-        if node.op_type == "DequantizeLinear"
-        for name in node.output
-    }
+    nodes = proto.graph.node
+    dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     integer = (*_INTEGER_LAYERS, *dynamic.LAYERS)
     return sum(
         node.op_type in integer or (node.op_type in LAYERS and set(node.input[:2]) <= dequantized)
-        for node in proto.graph.node
+        for node in nodes
     )

@@ -1,5 +1,8 @@
 """`slim`: an ONNX file without what inference does not read."""
 
+import itertools
+import string
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -9,9 +12,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.graph.session import open_session
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+from resnet8ptq.graph.session import open_runner
 
 
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -19,23 +20,15 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Names of inputs and outputs stay. The graph computes the same, which `check_same` checks.
     """
-    small = onnx.ModelProto()
-    small.CopyFrom(proto)
-    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
-        small.ClearField(field)
-    for field in ("metadata_props", "training_info"):
-        small.ClearField(field)
-    graph = small.graph
-    graph.name = "g"
-    for field in ("value_info", "doc_string", "metadata_props", "quantization_annotation"):
-        graph.ClearField(field)
+    parts = {
+        name: getattr(proto.graph, name) for name in ("node", "initializer", "input", "output")
+    }
+    graph = onnx.GraphProto(name="g", **parts)
     _merge_constants(graph)
     _rename(graph)
     used = {node.domain for node in graph.node}
-    kept = [opset for opset in small.opset_import if opset.domain in used]
-    del small.opset_import[:]
-    small.opset_import.extend(kept)
-    return small
+    opsets = [opset for opset in proto.opset_import if opset.domain in used]
+    return onnx.ModelProto(ir_version=proto.ir_version, opset_import=opsets, graph=graph)
 
 
 def check_same(
@@ -46,12 +39,9 @@ def check_same(
     Raises:
         QuantizationError: one bit of one probability differs.
     """
-    whole = open_session(proto.SerializeToString(), threads)
-    small = open_session(str(path), threads)
-    name = whole.get_inputs()[0].name
+    whole, small = open_runner(proto, threads), open_runner(str(path), threads)
     for batch in batches:
-        expected, got = (session.run(None, {name: batch})[0] for session in (whole, small))
-        if not np.array_equal(expected, got):
+        if not np.array_equal(whole(batch)[0], small(batch)[0]):
             raise QuantizationError("slim: the slimmed file predicts differently")
 
 
@@ -68,11 +58,10 @@ def _merge_constants(graph: onnx.GraphProto) -> None:
             if zero_points.ndim == 1 and (zero_points == zero_points[0]).all():
                 constants[node.input[5]] = zero_points[0]
     first: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-    names = {}
-    for name, values in constants.items():
-        values = np.asarray(values)
-        key = (str(values.dtype), values.shape, values.tobytes())
-        names[name] = first.setdefault(key, name)
+    names = {
+        name: first.setdefault((str(values.dtype), values.shape, values.tobytes()), name)
+        for name, values in constants.items()
+    }
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
     del graph.initializer[:]
@@ -85,35 +74,19 @@ def _merge_constants(graph: onnx.GraphProto) -> None:
 
 def _rename(graph: onnx.GraphProto) -> None:
     """Give every tensor inside the graph a short name, and the nodes none."""
-    fixed = {value.name for value in [*graph.input, *graph.output]}
-    short = _short_names(fixed)
-    names: dict[str, str] = {"": ""} | {name: name for name in fixed}
+    fixed = {"", *(value.name for value in [*graph.input, *graph.output])}
+    short = (name for name in _short_names() if name not in fixed)
+    names = defaultdict(lambda: next(short), {name: name for name in fixed})
     for node in graph.node:
         for field in ("name", "doc_string", "metadata_props"):
             node.ClearField(field)
         for group in (node.input, node.output):
-            group[:] = [_lookup(names, name, short) for name in group]
+            group[:] = [names[name] for name in group]
     for tensor in graph.initializer:
-        tensor.ClearField("doc_string")
-        tensor.name = _lookup(names, tensor.name, short)
+        tensor.name = names[tensor.name]
 
 
-def _lookup(names: dict[str, str], name: str, short: Iterator[str]) -> str:
-    if name not in names:
-        names[name] = next(short)
-    return names[name]
-
-
-def _short_names(taken: set[str]) -> Iterator[str]:
+def _short_names() -> Iterator[str]:
     """Yield a, b, .. Z, aa, ab, .."""
-    length = 1
-    while True:
-        for number in range(len(_LETTERS) ** length):
-            digits = []
-            for _ in range(length):
-                number, digit = divmod(number, len(_LETTERS))
-                digits.append(_LETTERS[digit])
-            name = "".join(reversed(digits))
-            if name not in taken:
-                yield name
-        length += 1
+    for length in itertools.count(1):
+        yield from map("".join, itertools.product(string.ascii_letters, repeat=length))

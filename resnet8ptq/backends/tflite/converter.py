@@ -22,6 +22,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.gates import saved_model as saved_model_gate
 from resnet8ptq.models.sources import saved_model
 from resnet8ptq.models.sources.keras import load_keras
+from resnet8ptq.models.sources.tensorflow import prepare
 
 
 def convert(source: Path, samples: Split | None, quantized: bool, per_channel: bool) -> bytes:
@@ -29,8 +30,7 @@ def convert(source: Path, samples: Split | None, quantized: bool, per_channel: b
 
     Args:
         source: a Keras .h5 or .keras file, or a SavedModel folder.
-        samples: calibrate full-integer quantization; None for float, or for dynamic-range
-            quantization.
+        samples: calibrate full-integer quantization; None for float and dynamic range.
         quantized: False for float.
         per_channel: one scale of the weights per output channel instead of one per tensor.
 
@@ -38,8 +38,7 @@ def convert(source: Path, samples: Split | None, quantized: bool, per_channel: b
         ModelError: Keras refuses the file, or the folder holds more than inference needs.
         QuantizationError: the converter failed.
     """
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
+    prepare()
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations
     _mute_native_code()
     open_converter = _from_saved_model if source.is_dir() else _from_keras
@@ -47,9 +46,8 @@ def convert(source: Path, samples: Split | None, quantized: bool, per_channel: b
     try:
         return bytes(_set_up(opened, samples, quantized, per_channel).convert())
     except Exception as error:  # TensorFlow's are many, and not all can be pickled
-        raise QuantizationError(
-            f"{source}: TensorFlow cannot convert it ({one_line(error)})"
-        ) from None
+        reason = f"TensorFlow cannot convert it ({one_line(error)})"
+        raise QuantizationError(f"{source}: {reason}") from None
 
 
 def _mute_native_code() -> None:

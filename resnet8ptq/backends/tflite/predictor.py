@@ -1,7 +1,6 @@
 """A TFLite file, run by LiteRT's interpreter."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +9,30 @@ from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
+from resnet8ptq.backends.contract import Predictor, Run
 
-@dataclass(frozen=True)
-class TflitePredictor:
-    """An interpreter on the file at `path`; XNNPACK's kernels where it has them."""
 
-    interpreter: Any
-    path: Path
-    threads: int
-
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        return _run(self.interpreter, batch)
-
-    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None without a softmax."""
-        if self._logits_interpreter is None:
-            return None
-        return _run(self._logits_interpreter, batch)
-
-    @cached_property
-    def _logits_interpreter(self) -> Any | None:
-        """A copy cut before the softmax: an interpreter that keeps all tensors has no XNNPACK."""
-        content = _end_at_logits(self.path.read_bytes())
-        return None if content is None else open_interpreter(content, self.threads)
+def load(path: Path, threads: int) -> Predictor:
+    """Load a file, to run on so many threads; on XNNPACK's kernels where it has them."""
+    content = path.read_bytes()
+    return Predictor(_open(content, threads), partial(_open_logits, content, threads))
 
 
 def open_interpreter(content: bytes, threads: int) -> Any:
-    """Return an interpreter of a file's content, ready to run."""
+    """Return LiteRT's interpreter of a file's content."""
     interpreter = Interpreter(model_content=content, num_threads=threads)
     interpreter.allocate_tensors()
     return interpreter
+
+
+def _open(content: bytes, threads: int) -> Run:
+    return partial(_run, open_interpreter(content, threads))
+
+
+def _open_logits(content: bytes, threads: int) -> Run | None:
+    """Open a copy cut before the softmax: an interpreter that keeps all tensors has no XNNPACK."""
+    cut = _end_at_logits(content)
+    return None if cut is None else _open(cut, threads)
 
 
 def _run(interpreter: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:

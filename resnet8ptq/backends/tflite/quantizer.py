@@ -13,7 +13,7 @@ the levels of a residual network's shortcut convolutions are lost to it.
 
 import logging
 import multiprocessing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -23,10 +23,9 @@ from typing import Any
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 
-from resnet8ptq.backends.contract import Artifact, Resolved
-from resnet8ptq.backends.tflite import converter
-from resnet8ptq.backends.tflite.predictor import TflitePredictor, open_interpreter
-from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, Takes, refuse_others
+from resnet8ptq.backends.tflite import converter, predictor
+from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
@@ -42,6 +41,33 @@ MODEL_FILE = "model.tflite"
 FORMATS = ("keras", "saved_model")  # what the converter takes
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
+_ONNX_GRAPH = "changes the ONNX graph; this converter takes the Keras file"
+_ONNX_FILES = "only for ONNX files"
+_OPERATORS = "the converter quantizes every operator"
+_BY_ITSELF = "the converter calibrates by itself"
+# What concerns the network itself, and so the baseline too.
+_NETWORK_TAKES: Takes = {
+    "corrections.equalization": ([False], _ONNX_GRAPH),
+    "corrections.bias_correction": ([False], _ONNX_GRAPH),
+    "corrections.adaround": ([False], _ONNX_GRAPH),
+    "method": (["static", "dynamic"], f"fine-tuning {_ONNX_GRAPH}"),
+    "slim": ([False], _ONNX_FILES),
+}
+_TAKES: Takes = {
+    "dtype.name": (["int8"], "TFLite's quantization specification has int8 kernels only"),
+    "calib.name": (["minmax"], f"{_BY_ITSELF}, and takes minmax only"),
+    "calib.table": ([None], f"{_BY_ITSELF}, and takes no ranges"),
+    "nodes_to_quantize": ([None], _OPERATORS),
+    "nodes_to_exclude": ([[]], _OPERATORS),
+    "op_types": ([None], _OPERATORS),
+    "float_output": ([False], _OPERATORS),
+    "format": ([None], _ONNX_FILES),
+    "reduce_range": ([None, False], "TFLite's kernels take 8 bits"),
+    "symmetric.activations": ([None, False], "TFLite's activations have a zero point"),
+    "symmetric.weights": ([None, True], "TFLite's weights have no zero point"),
+}
+_FILE_TAKES: Takes = {"dtype.name": (["int8"], "backend.file holds int8")}
+
 
 @dataclass(frozen=True)
 class TfliteQuantizer:
@@ -52,13 +78,10 @@ class TfliteQuantizer:
 
     def resolve(self) -> Resolved:
         """Return weight and activation dtype and the format."""
-        _refuse(_unsupported_network(self.config))
+        refuse_others(self.config, _NETWORK_TAKES)
         if self.config.dtype.name == "fp32":
             return Resolved()
-        if self._file is None:
-            _refuse(_unsupported(self.config))
-        elif self.config.dtype.name != "int8":
-            raise UnsupportedError(f"dtype={self.config.dtype.name}: backend.file holds int8")
+        refuse_others(self.config, _TAKES if self._file is None else _FILE_TAKES)
         return Resolved(
             weight_dtype="int8",
             activation_dtype="int8",  # with method=dynamic, as the model runs
@@ -67,11 +90,7 @@ class TfliteQuantizer:
         )
 
     def quantize(
-        self,
-        model: Fp32Model,
-        calibration: Split,
-        folder: Path,
-        ranges: Mapping[str, Range] | None = None,
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
         """Convert the network, in a process of its own; or copy the file that is quantized already.
 
@@ -94,9 +113,9 @@ class TfliteQuantizer:
             temporary.write_bytes(content)
         return artifact
 
-    def load(self, path: Path, threads: int) -> TflitePredictor:
+    def load(self, path: Path, threads: int) -> Predictor:
         """Load a .tflite file."""
-        return TflitePredictor(open_interpreter(path.read_bytes(), threads), path, threads)
+        return predictor.load(path, threads)
 
     @property
     def _file(self) -> Path | None:
@@ -109,7 +128,7 @@ class TfliteQuantizer:
     def _copy(self, file: Path, path: Path, shape: tuple[int, ...]) -> Artifact:
         try:
             content = file.read_bytes()
-            [taken] = open_interpreter(content, 1).get_input_details()
+            [taken] = predictor.open_interpreter(content, 1).get_input_details()
             artifact = self._read(content, path, check=False)
         except (OSError, RuntimeError, ValueError, IndexError, QuantizationError) as error:
             raise ConfigError(
@@ -142,10 +161,8 @@ class TfliteQuantizer:
         context = multiprocessing.get_context("spawn")
         try:
             with ProcessPoolExecutor(1, mp_context=context) as pool:
-                done = pool.submit(
-                    converter.convert, source, taken, quantized, self.config.per_channel
-                )
-                return done.result()
+                settings = (quantized, self.config.per_channel)
+                return pool.submit(converter.convert, source, taken, *settings).result()
         except BrokenProcessPool as error:
             raise QuantizationError(f"{source}: converting it crashed TensorFlow") from error
 
@@ -156,14 +173,9 @@ class TfliteQuantizer:
             check: whether it is as `per_channel` says.
         """
         model = flatbuffer.convert_bytearray_to_object(content)
-        dynamic = self.config.method == "dynamic"
-        activations = TensorType.FLOAT32 if dynamic else TensorType.INT8
-        layers = list(_layers(model))
-        quantized = [
-            weights
-            for weights, output in layers
-            if weights.type == TensorType.INT8 and output.type == activations
-        ]
+        dynamic, layers = self.config.method == "dynamic", list(_layers(model))
+        types = (TensorType.INT8, TensorType.FLOAT32 if dynamic else TensorType.INT8)
+        quantized = [weights for weights, made in layers if (weights.type, made.type) == types]
         if not quantized:
             raise QuantizationError("TFLite's converter quantized nothing")
         for weights in quantized if check else ():
@@ -173,53 +185,6 @@ class TfliteQuantizer:
             log.warning("TFLite's converter left %d of %d layers in float", in_float, len(layers))
         details = {"float_layers": str(in_float)}
         return Artifact(path, len(quantized), _activation_ranges(model), details)
-
-
-def _unsupported_network(config: QuantizationConfig) -> dict[str, tuple[bool, str]]:
-    """Return what concerns the network itself, and so the baseline too: (asked for, why not)."""
-    corrections = config.corrections
-    corrected = corrections.equalization or corrections.bias_correction or corrections.adaround
-    onnx_graph = "changes the ONNX graph; this converter takes the Keras file"
-    return {
-        "corrections": (corrected, onnx_graph),
-        "method=qat": (config.method == "qat", f"fine-tuning {onnx_graph}"),
-        "slim=true": (config.slim, "only for ONNX files"),
-    }
-
-
-def _unsupported(config: QuantizationConfig) -> dict[str, tuple[bool, str]]:
-    """Return the settings that the converter does not have, by name: (asked for, why not)."""
-    dtype, calib, symmetric = config.dtype.name, config.calib, config.symmetric
-    by_itself = "the converter calibrates by itself"
-    all_operators = "the converter quantizes every operator"
-    return {
-        f"dtype={dtype}": (
-            dtype != "int8",
-            "TFLite's quantization specification has int8 kernels only",
-        ),
-        f"calib={calib.name}": (calib.name != "minmax", f"{by_itself}, and takes minmax only"),
-        "calib.table": (calib.table is not None, f"{by_itself}, and takes no ranges"),
-        "nodes_to_quantize": (config.nodes_to_quantize is not None, all_operators),
-        "nodes_to_exclude": (bool(config.nodes_to_exclude), all_operators),
-        "op_types": (config.op_types is not None, all_operators),
-        "float_output=true": (config.float_output, all_operators),
-        f"format={config.format}": (config.format is not None, "only for ONNX files"),
-        "reduce_range=true": (config.reduce_range is True, "TFLite's kernels take 8 bits"),
-        "symmetric.activations=true": (
-            symmetric.activations is True,
-            "TFLite's activations have a zero point",
-        ),
-        "symmetric.weights=false": (
-            symmetric.weights is False,
-            "TFLite's weights have no zero point",
-        ),
-    }
-
-
-def _refuse(settings: dict[str, tuple[bool, str]]) -> None:
-    for setting, (asked, reason) in settings.items():
-        if asked:
-            raise UnsupportedError(f"{setting}: {reason}")
 
 
 def _layers(model: Any) -> Iterator[tuple[Any, Any]]:

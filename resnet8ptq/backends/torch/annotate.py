@@ -4,39 +4,30 @@ It decides on tensors (`observed`) before calibration, and on scales (`annotate`
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.precision.grid import Grid, WeightScheme
 
-
-@contextmanager
-def _quiet_import() -> Iterator[None]:
-    """Silence what torchao logs as it loads: GPU kernels that a CPU lacks, and its use of torch."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-with _quiet_import():
-    from torchao.quantization.pt2e.observer import ObserverBase
+_before = logging.root.manager.disable
+logging.disable(logging.WARNING)  # of GPU kernels that a CPU lacks, and of torchao's use of torch
+try:
+    from torchao.quantization.pt2e.observer import FixedQParamsObserver
     from torchao.quantization.pt2e.quantizer import (
         QuantizationAnnotation,
         QuantizationSpec,
         Quantizer,
     )
     from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+finally:
+    logging.disable(_before)
 
 _aten = torch.ops.aten
 LAYERS = (
@@ -62,8 +53,6 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     Attributes:
         float_nodes: nodes of the exported graph that stay in float, by name.
         float_output: leave the last layer's output, and the softmax behind it, in float.
-        activations: grid of the activations.
-        weights: grid of the weights.
         ranges: of the observed tensors, by the node that makes them; needed by `annotate`.
     """
 
@@ -136,7 +125,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             return self._activation_spec(tensor)
         if layer.target not in LAYERS:
             return None  # a constant of an addition stays as it is
-        weights = _attribute(module, str(tensor.target)).detach()
+        weights = attrgetter(str(tensor.target))(module).detach()
         axis = weights.ndim - 1 if layer.target == _aten.matmul.default else 0
         grid = self.weights.grid(weights.numpy(), axis)
         # Already on the grid: torch multiplies by 1/scale, by which ties could fall the other way.
@@ -147,59 +136,28 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         root = self._root(node)
         if root.target in SOFTMAX:  # probabilities in steps of 1/256, as torch's kernels have them
             lowest, highest = (-128, 127) if self.activations.dtype == "int8" else (0, 255)
-            grid = Grid(_scalar(1 / 256, np.float32), _scalar(lowest, np.int64), lowest, highest)
+            grid = Grid(np.array([1 / 256], np.float32), np.array([lowest]), lowest, highest)
         else:
             low_high = np.array(self.ranges[root.name], dtype=np.float32)
             grid = self.activations.grid(low_high, axis=0)
         return _spec(grid, self.activations)
 
 
-class GridObserver(ObserverBase):  # type: ignore[misc]
-    """An observer that knows scale and zero_point beforehand."""
+class GridObserver(FixedQParamsObserver):  # type: ignore[misc]
+    """An observer that knows scale and zero_point beforehand, each of shape [1] or [channels]."""
 
-    def __init__(
-        self,
-        scale: torch.Tensor,
-        zero_point: torch.Tensor,
-        axis: int,
-        dtype: torch.dtype,
-        quant_min: int,
-        quant_max: int,
-        qscheme: torch.qscheme,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(dtype, **kwargs)
-        self.scale, self.zero_point, self.ch_axis = scale, zero_point, axis
-        self.quant_min, self.quant_max, self.qscheme = quant_min, quant_max, qscheme
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Pass `values` on."""
-        return values
-
-    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scale and zero_point, each of shape [1] or [channels]."""
-        return self.scale, self.zero_point
+    def __init__(self, grid: Grid, axis: int, **kwargs: Any) -> None:
+        super().__init__(scale=1.0, zero_point=0, **kwargs)
+        self.scale = torch.from_numpy(grid.scale.reshape(-1))
+        self.zero_point = torch.from_numpy(grid.zero_point.reshape(-1))
+        self.ch_axis = axis
 
 
 def _spec(grid: Grid, scheme: WeightScheme, axis: int = 0) -> Any:
-    observer = GridObserver.with_args(
-        scale=torch.from_numpy(grid.scale.reshape(-1)),
-        zero_point=torch.from_numpy(grid.zero_point.reshape(-1)),
-        axis=axis,
-    )
     return QuantizationSpec(
         dtype=getattr(torch, scheme.dtype),
-        observer_or_fake_quant_ctr=observer,
+        observer_or_fake_quant_ctr=GridObserver.with_args(grid=grid, axis=axis),
         quant_min=grid.lowest,
         quant_max=grid.highest,
         qscheme=torch.per_channel_affine if scheme.per_channel else torch.per_tensor_affine,
     )
-
-
-def _scalar(value: float, dtype: type) -> NDArray[Any]:
-    return np.array([value], dtype=dtype)
-
-
-def _attribute(module: GraphModule, target: str) -> torch.Tensor:
-    path, _, name = target.rpartition(".")
-    return getattr(module.get_submodule(path), name)

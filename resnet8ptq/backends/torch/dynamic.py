@@ -5,29 +5,17 @@ from torch.ao.quantization import QConfig
 from torch.ao.quantization.observer import default_dynamic_quant_observer
 from torch.ao.quantization.quantize import quantize_dynamic
 
-from resnet8ptq.backends.contract import Resolved
-from resnet8ptq.backends.torch.fx import check_weights, weight_observer
+from resnet8ptq.backends.contract import Takes
+from resnet8ptq.backends.torch import fx
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 
-
-def resolve(config: QuantizationConfig) -> Resolved:
-    """Return what dynamic quantization comes to; raise `UnsupportedError` where torch cannot."""
-    check_weights(config)
-    if config.symmetric.activations:
-        raise UnsupportedError(
-            "symmetric.activations=true: torch's dynamic kernels take the range as it comes"
-        )
-    if config.reduce_range is False:
-        raise UnsupportedError("reduce_range=false: torch's dynamic linear always takes 7 bits")
-    return Resolved(
-        weight_dtype="int8",
-        activation_dtype="uint8 (dynamic)",
-        execution="integer",
-        file_format="TorchScript",
-        activation_bits=7,
-    )
+TAKES: Takes = {
+    **fx.WEIGHTS,
+    "symmetric.activations": ([None, False], "torch's dynamic kernels take the range as it comes"),
+    "reduce_range": ([None, True], "torch's dynamic linear always takes 7 bits"),
+}
 
 
 def quantize(
@@ -51,6 +39,6 @@ def quantize(
             "method=dynamic: torch quantizes linear layers only, and of them the network has none "
             "to quantize"
         )
-    qconfig = QConfig(activation=default_dynamic_quant_observer, weight=weight_observer(config))
+    qconfig = QConfig(activation=default_dynamic_quant_observer, weight=fx.weight_observer(config))
     with known_warnings():
         return quantize_dynamic(module, dict.fromkeys(layers, qconfig)), layers

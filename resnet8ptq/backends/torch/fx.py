@@ -1,14 +1,12 @@
 """FX graph mode quantization, onto torch's integer kernels."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
 from torch.ao.nn.intrinsic import _FusedModule
-from torch.ao.quantization import QConfig, QConfigMapping, get_default_qconfig_mapping
+from torch.ao.quantization import QConfig, get_default_qconfig_mapping
 from torch.ao.quantization.observer import (
     HistogramObserver,
     MinMaxObserver,
@@ -17,32 +15,36 @@ from torch.ao.quantization.observer import (
 )
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
-from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.backends.contract import Takes
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.calibration.activations import Activations
-from resnet8ptq.calibration.methods import find_range
-from resnet8ptq.calibration.passes import run_passes
+from resnet8ptq.calibration.methods import find_range, run_passes
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
-from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What a run's settings come to under FX."""
-
-    config: QuantizationConfig
-    engine: str
-    reduce_range: bool
-
-    @property
-    def activations(self) -> WeightScheme:
-        """The grid of the activations: uint8, made like that of the weights."""
-        symmetric = bool(self.config.symmetric.activations)
-        return WeightScheme("uint8", symmetric=symmetric, reduce_range=self.reduce_range)
+_PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
+# What torch's integer kernels take of weights.
+WEIGHTS: Takes = {
+    "dtype.name": (
+        ["int8", "u8s8"],
+        "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
+        f"{_PT2E} does uint8, simulated in float",
+    ),
+    "symmetric.weights": (
+        [None, True],
+        f"FBGEMM's and oneDNN's kernels require symmetric weights; {_PT2E} takes others per tensor",
+    ),
+}
+TAKES: Takes = {
+    **WEIGHTS,
+    "float_output": (
+        [False],
+        f"FX's quantized linear always returns 8 bits; {_PT2E} leaves it in float",
+    ),
+}
 
 
 class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
@@ -73,64 +75,41 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return torch.from_numpy(grid.scale), torch.from_numpy(grid.zero_point)
 
 
-def resolve(config: QuantizationConfig, reduce_range: bool) -> Resolved:
-    """Return what static quantization comes to; raise `UnsupportedError` where FX cannot."""
-    check_weights(config)
-    if config.float_output:
-        raise UnsupportedError(
-            "float_output=true: FX's quantized linear always returns 8 bits; "
-            "backend.flow=pt2e (backend=torch_pt2e) leaves it in float"
-        )
-    return Resolved(
-        weight_dtype="int8",
-        activation_dtype="uint8",
-        execution="integer",
-        file_format="TorchScript",
-        activation_bits=7 if reduce_range else 8,
-    )
-
-
-def check_weights(config: QuantizationConfig) -> None:
-    """Raise `UnsupportedError` for weights that torch's integer kernels do not take."""
-    if config.dtype.name == "uint8":
-        raise UnsupportedError(
-            "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
-            "backend.flow=pt2e (backend=torch_pt2e) does uint8, simulated in float"
-        )
-    if config.symmetric.weights is False:
-        raise UnsupportedError(
-            "symmetric.weights=false: FBGEMM's and oneDNN's kernels require symmetric weights; "
-            "backend.flow=pt2e (backend=torch_pt2e) takes others per tensor"
-        )
+_OBSERVERS = (RangeObserver, HistogramObserver)
 
 
 def quantize(
     module: torch.fx.GraphModule,
     graph: onnx.GraphProto,
     skipped: list[str],
-    settings: Settings,
     activations: Activations,
+    config: QuantizationConfig,
+    scheme: WeightScheme,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Prepare with observers, calibrate, and convert.
 
     Args:
         module: the float network, [N, H, W, C] to [N, classes]; consumed.
-        graph: the ONNX graph it comes from.
-        skipped: ONNX nodes that stay in float.
-        settings: of the run.
-        activations: know the ranges by ONNX tensor name.
+        graph, skipped: the ONNX graph it comes from, and its nodes that stay in float.
+        activations, scheme: know the ranges by ONNX tensor name, and their grid.
 
     Returns:
         The quantized module, and the range of each observed tensor by ONNX tensor name.
     """
     example = torch.zeros(1, *activations.calibration.input_shape)
+    qconfig = QConfig(_activation_observer(config.calib, scheme), weight_observer(config))
+    mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
+    # Constants are quantized with the node that takes them, or else not at all.
+    for name in [*skipped, "initializers"] if skipped else []:
+        mapping.set_module_name(name, None)
     with known_warnings():
-        prepared = prepare_fx(module, _qconfig_mapping(skipped, settings), (example,))
+        prepared = prepare_fx(module, mapping, (example,))
         observers = _observers(prepared, graph)
         given = activations.find_ranges(name for name, _ in observers)
-        _give(prepared, observers, given, settings)
-        observers = _observers(prepared, graph)
-        _calibrate(prepared, activations.calibration, settings.config.calib)
+        for name, observer in observers:
+            if name in given:
+                observer.given = given[name]
+        _calibrate(prepared, activations.calibration, config.calib)
         ranges = {
             name: observer.chosen_range()
             for name, observer in reversed(observers)  # of several, the first one's
@@ -139,19 +118,9 @@ def quantize(
         return convert_fx(prepared), ranges
 
 
-def _qconfig_mapping(skipped: list[str], settings: Settings) -> QConfigMapping:
-    qconfig = QConfig(_activation_observer(settings), weight_observer(settings.config))
-    mapping = get_default_qconfig_mapping(settings.engine).set_global(qconfig)
-    # Constants are quantized with the node that takes them, or else not at all.
-    for name in [*skipped, "initializers"] if skipped else []:
-        mapping.set_module_name(name, None)
-    return mapping
-
-
-def _activation_observer(settings: Settings) -> Any:
-    scheme = settings.activations
-    if settings.config.calib.name != "histogram":
-        return RangeObserver.with_args(config=settings.config.calib, scheme=scheme)
+def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
+    if calib.name != "histogram":
+        return RangeObserver.with_args(config=calib, scheme=scheme)
     # torch takes the middle of a custom range for zero_point, and 128 of the whole one.
     lowest, highest = scheme.levels
     reduced = {"quant_min": lowest, "quant_max": highest} if scheme.reduce_range else {}
@@ -193,27 +162,8 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
     return [
         (names[str(node.args[0])], modules[node.target])
         for node in prepared.graph.nodes
-        if isinstance(modules.get(node.target), (RangeObserver, HistogramObserver))
-        and str(node.args[0]) in names
+        if isinstance(modules.get(node.target), _OBSERVERS) and str(node.args[0]) in names
     ]
-
-
-def _give(
-    prepared: Any,
-    observers: list[tuple[str, Any]],
-    given: Mapping[str, Range],
-    settings: Settings,
-) -> None:
-    """Put the given ranges in place of the observers; several nodes may share one of them."""
-    replaced = {}
-    for name, observer in observers:
-        if name in given:
-            fixed = RangeObserver(settings.config.calib, settings.activations)
-            fixed.given = given[name]
-            replaced[id(observer)] = fixed
-    for path, module in list(prepared.named_modules(remove_duplicate=False)):
-        if id(module) in replaced:
-            setattr(prepared, path, replaced[id(module)])
 
 
 def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
@@ -221,8 +171,7 @@ def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
     observers = [
         module
         for module in prepared.modules()
-        if isinstance(module, HistogramObserver)
-        or (isinstance(module, RangeObserver) and module.given is None)
+        if isinstance(module, _OBSERVERS) and getattr(module, "given", None) is None
     ]
     with torch.inference_mode():
         for stage, batch in run_passes(calibration, config) if observers else ():

@@ -9,8 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +17,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.core import files
 
-MODEL_FILE = "model.pt"
+MODEL_FILE, FORMAT = "model.pt", "TorchScript"
 
 
-@dataclass(frozen=True)
-class TorchScriptPredictor:
-    """A TorchScript module, loaded from the file at `path`."""
+def load(path: Path) -> Predictor:
+    """Load a TorchScript file that `save` wrote; its weights are packed for the engine.
 
-    module: Any
-    path: Path
-
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        return infer(self.module, batch)
-
-    def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes]; None without a softmax."""
-        return None if self._logits_module is None else infer(self._logits_module, batch)
-
-    @cached_property
-    def _logits_module(self) -> Any | None:
-        """A frozen copy (one flat graph, which can be cut) that returns the softmax's input."""
-        with known_warnings():
-            frozen = _load(self.path)
-            if hasattr(frozen, "training"):  # saved frozen, it has lost the attribute
-                frozen = torch.jit.freeze(frozen.eval())
-        graph = frozen.graph
-        last = next(graph.outputs()).node()
-        if last.kind() == "aten::dequantize":
-            last = next(last.inputs()).node()
-        if last.kind() not in ("aten::softmax", "quantized::softmax"):
-            return None
-        graph.eraseOutput(0)
-        graph.registerOutput(next(last.inputs()))
-        return frozen
+    Never a file from elsewhere: torch runs what it says.
+    """
+    return Predictor(partial(infer, _load(path)), partial(_open_logits, path))
 
 
 def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -63,26 +38,33 @@ def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.asarray((output.dequantize() if output.is_quantized else output).numpy())
 
 
-def load(path: Path) -> TorchScriptPredictor:
-    """Load a TorchScript file that `save` wrote; its weights are packed for the engine.
-
-    Never a file from elsewhere: torch runs what it says.
-    """
-    with known_warnings():
-        return TorchScriptPredictor(_load(path), path)
+def _open_logits(path: Path) -> Run | None:
+    """Freeze a copy (one flat graph, which can be cut), to return the softmax's input."""
+    frozen = _load(path)
+    if hasattr(frozen, "training"):  # saved frozen, it has lost the attribute
+        with known_warnings():
+            frozen = torch.jit.freeze(frozen.eval())
+    graph = frozen.graph
+    last = next(graph.outputs()).node()
+    if last.kind() == "aten::dequantize":
+        last = next(last.inputs()).node()
+    if last.kind() not in ("aten::softmax", "quantized::softmax"):
+        return None
+    graph.eraseOutput(0)
+    graph.registerOutput(next(last.inputs()))
+    return partial(infer, frozen)
 
 
 def _load(path: Path) -> Any:
-    return torch.jit.load(path, map_location="cpu")
+    with known_warnings():
+        return torch.jit.load(path, map_location="cpu")
 
 
 def save(module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False) -> None:
-    """Trace `module` and write it to `path`.
+    """Trace `module` and write it to `path`, all or nothing.
 
     Args:
-        module: takes [n, H, W, C], in inference mode.
         example: one image [1, H, W, C], to trace with.
-        path: of the file, written all or nothing.
         freeze: one class with the weights as constants, instead of one for each layer.
         debug: keep the records of the traced Python code.
     """
@@ -145,8 +127,7 @@ _MANGLED = re.compile(rb"___torch_mangle_(\d+)")
 
 def count_quantized_layers(path: Path) -> int:
     """Count the quantized convolutions and matrix products in a TorchScript file."""
-    with known_warnings():
-        graph = str(_load(path).inlined_graph)
+    graph = str(_load(path).inlined_graph)
     return len(re.findall(r"= quantized::(?:conv\dd|linear|matmul)\w*\(", graph))
 
 

@@ -8,7 +8,8 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.models.batch import filled_up, runner
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.batch import filled_up
 from resnet8ptq.models.contract import read_contract
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import normalize, opset, raise_opset
@@ -24,7 +25,7 @@ def read(source: Path, shape: Shape) -> Network:
     proto = gate.read(source)
     converted = take(proto, source)
     try:
-        predict = runner(proto)
+        predict = open_runner(proto)
     except Exception as error:  # ONNX Runtime's own, a dozen
         raise ModelError(f"{source}: ONNX Runtime cannot run it ({one_line(error)})") from None
     fixed = read_contract(converted.graph).batch
