@@ -106,6 +106,10 @@ def _check_data(data: DataConfig) -> None:
     _require("data.split_seed", data.split_seed, 0 <= data.split_seed < 2**32, "0 <= seed < 2**32")
     fraction = data.test_fraction
     _require("data.test_fraction", fraction, 0 < fraction < 1, "a fraction, 0 < f < 1")
+    if isinstance(data, ArraysConfig | FolderConfig):
+        names = data.classes
+        named = names is None or len(set(names)) == len(names) >= 2
+        _require("data.classes", names, named, "null or two or more different names")
     if isinstance(data, FolderConfig | TableConfig):
         _one_of("data.on_bad", data.on_bad, ON_BAD)
     if isinstance(data, TableConfig):
@@ -114,9 +118,6 @@ def _check_data(data: DataConfig) -> None:
         _require("data.offset", data.offset, math.isfinite(data.offset), "a finite number")
         scale = data.scale
         _require("data.scale", scale, scale != 0 and math.isfinite(scale), "a number, not 0")
-        names = data.classes
-        named = names is None or len(set(names)) == len(names) >= 2
-        _require("data.classes", names, named, "null or two or more different names")
 
 
 def _check_columns(data: TableConfig) -> None:

@@ -131,6 +131,7 @@ class FolderConfig(SplitConfig):
     """Pictures in class folders; see `data.folder`."""
 
     name: str = "folder"
+    classes: list[str] | None = None
     on_bad: str = "error"
 
 
