@@ -10,17 +10,18 @@ from resnet8ptq.core.text import plain
 def sensitivity(
     layers: Sequence[str],
     sqnr_db: Sequence[float],
-    points_lost: Sequence[float],
+    losses: Sequence[float],
     saved_kb: Sequence[float],
     *,
     whole_sqnr_db: float,
     output: str,
+    lost: str,
     title: str,
 ) -> Figure:
     """Three bars for each layer, the first layer on top.
 
     Args:
-        points_lost: accuracy lost, in percentage points.
+        losses: what each loses of the metric, which `lost` names with its unit.
         whole_sqnr_db: with every layer quantized, drawn as a line.
         output: what the SQNR is taken of.
     """
@@ -28,7 +29,7 @@ def sensitivity(
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
     columns = (
         (sqnr_db, "", f"SQNR of the {output} (dB)"),
-        (points_lost, "%+.2f", "accuracy lost (points)"),
+        (losses, "%+.3g", lost),
         (saved_kb, "%.1f", "saved (kB)"),
     )
     places = range(len(layers))

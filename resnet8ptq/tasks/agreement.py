@@ -73,8 +73,13 @@ class AgreementScores(classification.Scores):
 class AgreementComparison(classification.Comparison):
     """Two models of which the second is the yardstick."""
 
-    interval = None
-    p_value = None
+    @property
+    def fair_delta(self) -> float:
+        """The agreement minus 1."""
+        return self.delta
+
+    interval = None  # type: ignore[assignment]
+    p_value = None  # type: ignore[assignment]
 
     @property
     def paired(self) -> AgreementPaired:  # type: ignore[override]

@@ -87,6 +87,11 @@ class Comparison(roc.Comparison, classification.Comparison):
     baseline: Scores
 
     @property
+    def fair_delta(self) -> float:
+        """The AUC's change."""
+        return self.delta
+
+    @property
     def paired(self) -> Paired:
         """The classes and the probabilities of both."""
         top1 = super().paired
@@ -97,7 +102,9 @@ class Comparison(roc.Comparison, classification.Comparison):
         """Add the accuracy's difference, and the exact McNemar test of it."""
         difference = self.model.accuracy - self.baseline.accuracy
         p_value = mcnemar(self.model.hits, self.baseline.hits)
-        return {**super().more(), "accuracy_delta": difference, "accuracy_p_value": p_value}
+        luck = ("tied", "expected_correct", "expected_accuracy", "expected_delta")  # of an argmax
+        top1 = {key: value for key, value in super().more().items() if key not in luck}
+        return {**top1, "accuracy_delta": difference, "accuracy_p_value": p_value}
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 Probabilities = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
-MANY_CLASSES = 50  # above, what is known of each class goes into files alone
 TOP = 5
+ACCURACY = Metric(
+    "accuracy", "accuracy", percent=True, fair="expected_accuracy", least="min_accuracy"
+)
 SIGNIFICANCE = 0.01  # of an accuracy that differs from chance
 # Half the step of an 8-bit softmax, 1/256: its zeros stand for anything below.
 KL_EPSILON = 1 / 512
@@ -231,8 +233,8 @@ class Comparison(contract.Comparison):
         return newcombe(self.model.hits, self.baseline.hits)
 
     @property
-    def expected_delta(self) -> float:
-        """The same with ties at the top broken at random, on both sides."""
+    def fair_delta(self) -> float:
+        """The accuracy's change with ties at the top broken at random, on both sides."""
         return (self.model.expected_correct - self.baseline.expected_correct) / self.model.total
 
     @property
@@ -284,7 +286,7 @@ class Comparison(contract.Comparison):
             "tied": model.tied,
             "expected_correct": model.expected_correct,
             "expected_accuracy": model.fair,
-            "expected_delta": self.expected_delta,
+            "expected_delta": self.fair_delta,
             "right_to_wrong": self.right_to_wrong,
             "wrong_to_right": self.wrong_to_right,
             "agreement": self.agreement,
@@ -318,8 +320,7 @@ class Classification(contract.Task):
     @property
     def metric(self) -> Metric:
         """Top-1 accuracy."""
-        fair, least = "expected_accuracy", "min_accuracy"
-        return Metric("accuracy", "accuracy", percent=True, fair=fair, least=least)
+        return ACCURACY
 
     def score(self, outputs: Outputs, targets: Targets) -> Scores:
         """Score probabilities [n, classes], or logits, of which the softmax is taken."""
@@ -335,9 +336,8 @@ class Classification(contract.Task):
 
     def metrics(self, found: contract.Comparison) -> Metrics:
         """Add accuracy and delta of each class, where there are not too many."""
-        few = self.class_names if len(self.class_names) <= MANY_CLASSES else ()
         each: Metrics = {}
-        for label, name in enumerate(metric_names(few)):
+        for label, name in enumerate(metric_names(self.few_names)):
             each[f"accuracy_{name}"] = found.model.class_accuracy(label)
             each[f"delta_{name}"] = self._top1(found).class_delta(label)
         return super().metrics(found) | each
@@ -397,8 +397,8 @@ def check_classes(task: str, setting: Setting) -> tuple[str, ...]:
     returned, known = setting.classes, len(setting.class_names)
     if returned is None:
         raise ModelError(
-            f"returns {contract.describe(setting.outputs)}; takes one output, a value for each class: "
-            "task=deviation and task=anomaly score others"
+            f"returns {contract.describe(setting.outputs)}; takes one value for each class; "
+            "task=deviation and task=anomaly score other outputs"
         )
     if not setting.named and known < returned:
         return tuple(map(str, range(returned)))  # the samples may lack the last classes

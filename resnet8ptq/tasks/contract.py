@@ -21,6 +21,7 @@ from resnet8ptq.tasks.statistics import Interval
 if TYPE_CHECKING:  # figures are drawn in the end
     from matplotlib.figure import Figure
 
+MANY_CLASSES = 50  # above, what is known of each class goes into files alone
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # what a network returns
 
 Array = NDArray[Any]
@@ -76,9 +77,9 @@ class Metric:
         """Return the value with lower always better."""
         return -value if self.maximize else value
 
-    def drop(self, value: float, baseline: float) -> float:
-        """Return how much worse than the baseline a value is; negative where it is better."""
-        worse = self.cost(value) - self.cost(baseline)
+    def drop(self, change: float, baseline: float) -> float:
+        """Return how much worse a change makes the baseline's value; negative where better."""
+        worse = self.cost(change)
         return worse / abs(baseline) if not self.bounded and baseline else worse
 
     def show(self, value: float) -> str:
@@ -93,15 +94,15 @@ class Metric:
         """Return a difference in a sentence."""
         return self.show_change(change) + (" points" if self.percent else "")
 
-    def show_drop(self, drop: float) -> str:
-        """Return a drop as a limit names it."""
-        return (
-            f"{100 * drop:g} {'points' if self.percent else '%'}" if self._shared else f"{drop:g}"
-        )
+    def show_lost(self, drop: float) -> str:
+        """Return a drop in a cell of a table."""
+        return f"{drop:+.4g}" if self.bounded and not self.percent else f"{drop:+.2%}"
 
-    @property
-    def _shared(self) -> bool:
-        return self.percent or not self.bounded
+    def show_drop(self, drop: float) -> str:
+        """Return a drop: in points, in percent of the baseline's value, or as it is."""
+        if self.percent:
+            return f"{100 * drop:g} points"
+        return f"{drop:g}" if self.bounded else f"{100 * drop:g}%"
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,11 @@ class Comparison(ABC):
         return float(self.model.value - self.baseline.value)
 
     @property
+    def fair_delta(self) -> float:
+        """The same without luck, see `Metric.fair`."""
+        return float(self.model.fair - self.baseline.fair)
+
+    @property
     @abstractmethod
     def interval(self) -> Interval | None:
         """95% interval of `delta`, paired; None where the baseline is the yardstick itself."""
@@ -280,6 +286,11 @@ class Task(ABC):
     schema: ClassVar[type[TaskConfig]] = TaskConfig
     figure_files: ClassVar[Mapping[str, str]] = {}  # that a run draws: file name -> caption
 
+    @property
+    def few_names(self) -> tuple[str, ...]:
+        """The names of the classes; none where there are more than can be shown one by one."""
+        return self.class_names if len(self.class_names) <= MANY_CLASSES else ()
+
     @classmethod
     @abstractmethod
     def make(cls, config: TaskConfig, setting: Setting) -> Self:
@@ -321,7 +332,7 @@ class Task(ABC):
             name: model.value,
             f"baseline_{name}": baseline.value,
             "delta": found.delta,
-            "drop": self.metric.drop(model.value, baseline.value),
+            "drop": self.metric.drop(found.delta, baseline.value),
             "p_value": found.p_value,
             "total": model.total,
             **dict(zip(("ci95_low", "ci95_high"), model.interval or (None, None), strict=True)),

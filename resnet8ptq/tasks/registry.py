@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from resnet8ptq.config.schema import TaskConfig
-from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import import_from, look_up
 from resnet8ptq.tasks.contract import Setting, Task
 
@@ -32,6 +32,8 @@ def make(config: TaskConfig, setting: Setting) -> Task:
     task = _find(choose(setting) if config.name == AUTO else config.name)
     if config.name == AUTO:
         config = task.schema(task.name)
+    elif not isinstance(config, task.schema):
+        raise ConfigError(f"task.name: got {config.name!r} by itself; takes task={config.name}")
     return task.make(config, setting)
 
 
