@@ -67,7 +67,7 @@ def check(config: RunConfig) -> None:
     _one_of("dtype.name", config.dtype.name, DTYPES)
     _check_data(config.data)
     _check_preprocess(config.preprocess)
-    _check_task(config.task)
+    check_task(config.task)
     _check_backend(config.backend)
     _check_calib(config.calib)
     _check_quantization(config)
@@ -139,7 +139,8 @@ def _check_preprocess(preprocess: PreprocessConfig) -> None:
     _require("preprocess.std", preprocess.std, positive, "numbers > 0")
 
 
-def _check_task(task: TaskConfig) -> None:
+def check_task(task: TaskConfig) -> None:
+    """Raise `ConfigError` where an option of a task is out of range."""
     if isinstance(task, BinaryConfig):
         _fraction("task.threshold", task.threshold)
     if isinstance(task, AnomalyConfig):

@@ -65,6 +65,12 @@ class Cell:
         """Whether the run was measured and is not the baseline itself."""
         return self.paired is not None and self.record.params.get("dtype") != "fp32"
 
+    @property
+    def drop(self) -> float:
+        """How much worse than FP32 it is; NaN where it was not measured."""
+        found = self.record.drop
+        return float("nan") if found is None else found
+
     def metric(self, name: str) -> float:
         """Return a metric; NaN where it was not measured."""
         return self.record.metrics.get(name, float("nan"))

@@ -177,7 +177,7 @@ def summarize(compared: Comparison, recommendations: Sequence[Recommendation]) -
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
     worse = [cell for cell in measured if (cell.adjusted_p or 0) < SIGNIFICANCE]
-    worse = [cell for cell in worse if cell.metric("drop") > 0]
+    worse = [cell for cell in worse if cell.drop > 0]
     rest = len(measured) - len(worse)
     task = compared.task
     if task.note:

@@ -19,7 +19,7 @@ def least_of(metric: Metric, limits: ReportConfig) -> float | None:
 def broken_limits(metric: Metric, cell: Cell, limits: ReportConfig) -> list[str]:
     """Say which limits a measured cell breaks, in words."""
     broken, least = [], least_of(metric, limits)
-    if cell.metric("drop") > limits.max_drop:
+    if cell.drop > limits.max_drop:
         broken.append(f"drop > {metric.show_drop(limits.max_drop)}")
     if least is not None and metric.cost(cell.metric(metric.name)) > metric.cost(least):
         broken.append(f"{metric.title} < {metric.show(least)}")
@@ -86,7 +86,7 @@ def _explain(metric: Metric, use: str, best: Cell, candidates: Sequence[Cell]) -
             if best.adjusted_p < SIGNIFICANCE
             else "not significantly worse than"
         )
-        if best.metric("drop") <= 0:
+        if best.drop <= 0:
             against = "not worse than"
         why += f", {against} FP32 ({metric.say_change(best.metric('delta'))})"
     return Recommendation(

@@ -45,8 +45,7 @@ FAMILIES_NOTE = (
 
 def task_of(records: Sequence[Record]) -> Task:
     """Return what scored the runs of a family; where none was, a classification."""
-    measured = (record for record in records if "scored_as" in record.params)
-    found = next(measured, None)
+    found = next((record for record in records if "total" in record.metrics), None)
     if found is None:
         return registry.recall({})
     return registry.recall(found.params, parse_names(found.tags.get("class_names")))

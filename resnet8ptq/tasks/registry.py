@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from resnet8ptq.config.limits import check_task
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import import_from, look_up
@@ -60,7 +61,9 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
                 given[name] = _parse(params[f"task.{name}"])
         if target := params.get("task.metric._target_"):
             given["metric"] = {"_target_": target}
-        return task.recall(task.schema(**given), class_names)
+        config = task.schema(**given)
+        check_task(config)
+        return task.recall(config, class_names)
     except Exception as error:  # whoever writes to the store may have changed them
         raise TrackingError(f"scored_as: {error}") from None
 

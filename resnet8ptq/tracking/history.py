@@ -37,7 +37,8 @@ class Record:
     @property
     def drop(self) -> float | None:
         """How much worse than its baseline it is, for sweepers; None where nothing was measured."""
-        return self.metrics.get("drop")
+        delta = self.metrics.get("delta")  # all there is of runs from before there were tasks
+        return self.metrics.get("drop", None if delta is None else -delta)
 
     @property
     def is_analysis(self) -> bool:
