@@ -133,6 +133,7 @@ def test_figures_of_a_sweep_take_any_text(found: Comparison) -> None:
         *([text, "b"], [1.0, 2.0], [0.1, 0.2], [3.0, 4.0]),
         whole_sqnr_db=1.0,
         output="logits",
+        lost=text,
         title=text,
     )
     assert figures.to_png(layers).startswith(b"\x89PNG")

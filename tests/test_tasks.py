@@ -14,7 +14,7 @@ from scipy import stats
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, top_k_accuracy_score
 from sklearn.metrics import root_mean_squared_error as sklearn_rmse
 
-from resnet8ptq.config.schema import CustomConfig, TaskConfig
+from resnet8ptq.config.schema import BinaryConfig, CustomConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.tasks import binary, classification, custom, registry, signal, statistics
 from resnet8ptq.tasks.anomaly import Anomaly
@@ -318,6 +318,20 @@ def test_functions_and_classes_are_called():
     values = [task.score(noisy_values(0.5), Targets(TARGETS)).value for task in (function, scaled)]
     assert values[1] == pytest.approx(10 * values[0])
     assert function.metric.title == "errors"
+
+
+def test_other_code_of_a_metric_is_another_identity(tmp_path, monkeypatch):
+    """A sweep that is continued must not take what another metric found."""
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for number in (1, 2):
+        path = tmp_path / "edited_metric.py"
+        path.write_text(f"def metric(outputs, targets):\n    return {number}\n")
+        config = CustomConfig(metric={"_target_": "edited_metric.metric"})
+        found.append(registry.fingerprint(config))
+    assert found[0] != found[1]
+    assert registry.fingerprint(CustomConfig(metric={"_target_": "math.sqrt"})) == ""
+    assert registry.fingerprint(TaskConfig()) == registry.fingerprint(BinaryConfig()) == ""
 
 
 @pytest.mark.parametrize(

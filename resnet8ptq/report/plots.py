@@ -34,7 +34,7 @@ def class_impact(comparison: Comparison) -> Figure | None:
     change = 100 * np.array([comparison.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
-        figsize=(3.2 + 0.72 * len(names), 1.7 + 0.34 * len(cells)), layout="constrained"
+        figsize=(max(7.0, 3.2 + 0.72 * len(names)), 1.7 + 0.34 * len(cells)), layout="constrained"
     )
     axes = figure.subplots()
     mesh = figures.show_matrix(axes, change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit))

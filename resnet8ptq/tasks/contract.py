@@ -84,11 +84,15 @@ class Metric:
 
     def show(self, value: float) -> str:
         """Return a value in a cell of a table."""
-        return f"{value:.2%}" if self.percent else f"{value:.4g}"
+        return f"{value:.2%}" if self.percent else f"{value:{self._digits}}"
 
     def show_change(self, change: float) -> str:
         """Return a difference of two values in a cell: in points where they are percent."""
-        return f"{100 * change:+.2f}" if self.percent else f"{change:+.4g}"
+        return f"{100 * change:+.2f}" if self.percent else f"{change:+{self._digits}}"
+
+    @property
+    def _digits(self) -> str:
+        return ".4f" if self.bounded else ".4g"
 
     def say_change(self, change: float) -> str:
         """Return a difference in a sentence."""
@@ -96,7 +100,7 @@ class Metric:
 
     def show_lost(self, drop: float) -> str:
         """Return a drop in a cell of a table."""
-        return f"{drop:+.4g}" if self.bounded and not self.percent else f"{drop:+.2%}"
+        return f"{drop:+.4f}" if self.bounded and not self.percent else f"{drop:+.2%}"
 
     def show_drop(self, drop: float) -> str:
         """Return a drop: in points, in percent of the baseline's value, or as it is."""
@@ -306,6 +310,11 @@ class Task(ABC):
     def recall(cls, config: TaskConfig, class_names: tuple[str, ...]) -> Self:
         """Set the task up for what a run has kept."""
         return cls(class_names)
+
+    @classmethod
+    def fingerprint(cls, config: TaskConfig) -> str:
+        """Return a hash of code that scores and is not this package's; empty without any."""
+        return ""
 
     @property
     @abstractmethod

@@ -1,7 +1,9 @@
 """`task=custom`: a metric of the user's own, a callable that `task.metric._target_` names."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config.schema import CustomConfig, TaskConfig
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.tasks import contract, resampled
@@ -54,6 +57,17 @@ class Custom(contract.Task):
         """Set the task up for what a run has kept; nothing is imported that a store names."""
         assert isinstance(config, CustomConfig)
         return cls._make(config, None)
+
+    @classmethod
+    def fingerprint(cls, config: TaskConfig) -> str:
+        """Return the hash of the file that the metric is in; of what has no file, nothing."""
+        assert isinstance(config, CustomConfig)
+        call = _load(config.metric)
+        try:
+            found = inspect.getsourcefile(getattr(call, "func", type(call)))
+        except TypeError:  # built in
+            found = None
+        return files.sha256(Path(found)) if found else ""
 
     @classmethod
     def _make(cls, config: CustomConfig, call: Callable[[Any, Any], Any] | None) -> Self:

@@ -38,6 +38,15 @@ def make(config: TaskConfig, setting: Setting) -> Task:
     return task.make(config, setting)
 
 
+def fingerprint(config: TaskConfig) -> str:
+    """Return a hash of the user's own code that scores; empty without any.
+
+    Raises:
+        ConfigError: there is no such task, or its code cannot be found.
+    """
+    return "" if config.name == AUTO else _find(config.name).fingerprint(config)
+
+
 def choose(setting: Setting) -> str:
     """Return the task that fits the labels; without any, what the network returns."""
     if setting.labels is not None:
