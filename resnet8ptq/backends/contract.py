@@ -67,8 +67,8 @@ class Artifact:
 class Predictor(Protocol):
     """A loaded artifact."""
 
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C] in 0..255."""
+    def predict(self, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+        """Return each output [n, ...], in the network's order, for network inputs [n, ...]."""
         ...
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:

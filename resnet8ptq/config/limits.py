@@ -7,8 +7,10 @@ from dataclasses import fields, is_dataclass
 from resnet8ptq.config.schema import (
     ANALYSES,
     CHANNELS,
+    DIRECTIONS,
     DTYPES,
     ENGINES,
+    ERRORS,
     FILTERS,
     FLOWS,
     FORMATS,
@@ -20,15 +22,20 @@ from resnet8ptq.config.schema import (
     SPLITS,
     TFLITE_FLOWS,
     AnalysisConfig,
+    AnomalyConfig,
     ArraysConfig,
     BackendConfig,
+    BinaryConfig,
     CalibConfig,
+    CustomConfig,
     DataConfig,
     FolderConfig,
     PreprocessConfig,
+    RegressionConfig,
     RunConfig,
     SplitConfig,
     TableConfig,
+    TaskConfig,
     TfliteConfig,
     TorchConfig,
 )
@@ -63,6 +70,7 @@ def check(config: RunConfig) -> None:
     _one_of("dtype.name", config.dtype.name, DTYPES)
     _check_data(config.data)
     _check_preprocess(config.preprocess)
+    check_task(config.task)
     _check_backend(config.backend, config.benchmark.name is not None)
     _check_calib(config.calib)
     _check_quantization(config)
@@ -148,6 +156,21 @@ def _check_preprocess(preprocess: PreprocessConfig) -> None:
         _require(key, values, ok, "one number, or one for each channel")
     positive = all(value > 0 for value in preprocess.std)
     _require("preprocess.std", preprocess.std, positive, "numbers > 0")
+
+
+def check_task(task: TaskConfig) -> None:
+    """Raise `ConfigError` where an option of a task is out of range."""
+    if isinstance(task, BinaryConfig):
+        _fraction("task.threshold", task.threshold)
+    if isinstance(task, AnomalyConfig):
+        got = task.max_fpr
+        _require("task.max_fpr", got, 0 < got <= 1, "a false positive rate, 0 < f <= 1")
+    if isinstance(task, RegressionConfig):
+        _one_of("task.primary", task.primary, ERRORS)
+    if isinstance(task, CustomConfig):
+        _one_of("task.direction", task.direction, DIRECTIONS)
+    if isinstance(task, RegressionConfig | CustomConfig):
+        _at_least("task.resamples", task.resamples, 100)
 
 
 def _check_calib(calib: CalibConfig) -> None:

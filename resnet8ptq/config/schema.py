@@ -26,10 +26,14 @@ RESIZES = ("squash", "fit", "crop", "letterbox")
 FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 CHANNELS = ("rgb", "bgr", "grey")
 ON_BAD = ("error", "skip")
+DIRECTIONS = ("maximize", "minimize")
+ERRORS = ("mae", "rmse")  # of a regression
 ENGINES = ("auto", "fbgemm", "x86", "onednn", "qnnpack")
 # What a search can optimize, by the metric's name, and in which direction.
 OBJECTIVES = {
     **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
+    **dict.fromkeys(("top5_accuracy", "macro_f1", "auc", "pauc"), "maximize"),
+    **dict.fromkeys(("drop", "mae", "rmse", "relative_error"), "minimize"),
     **dict.fromkeys(("kl_divergence", "size_bytes", "peak_memory_bytes"), "minimize"),
     **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
     **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
@@ -145,6 +149,49 @@ class TableConfig(ArraysConfig):
     split: str | None = None
     folder: str | None = None
     on_bad: str = "error"
+
+
+@dataclass
+class TaskConfig:
+    """What makes a result good; the base of each task's own options."""
+
+    name: str = "auto"
+
+
+@dataclass
+class BinaryConfig(TaskConfig):
+    """Two classes; see `tasks.binary`."""
+
+    name: str = "binary"
+    threshold: float = 0.5
+
+
+@dataclass
+class AnomalyConfig(TaskConfig):
+    """Reconstruction errors; see `tasks.anomaly`."""
+
+    name: str = "anomaly"
+    max_fpr: float = 0.1
+
+
+@dataclass
+class RegressionConfig(TaskConfig):
+    """Values; see `tasks.regression`."""
+
+    name: str = "regression"
+    primary: str = "mae"
+    resamples: int = 9999
+
+
+@dataclass
+class CustomConfig(TaskConfig):
+    """The user's own metric; see `tasks.custom`."""
+
+    name: str = "custom"
+    metric: Any = None  # a dict with `_target_`; Hydra would not let keys be added to a typed one
+    direction: str = "maximize"
+    percent: bool = False
+    resamples: int = 9999
 
 
 @dataclass
@@ -283,6 +330,7 @@ class RunConfig(QuantizationConfig):
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     max_drop: float = 0.002
     held_out_images: int = 2000
     qat: QatConfig = field(default_factory=QatConfig)

@@ -5,7 +5,7 @@ import io
 import logging
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,13 +162,22 @@ class Trainer:
         return distillation_loss(logits, wanted, self.settings.temperature), logits
 
     def _validate(self, state: _State) -> None:
-        """Add loss and accuracy on the held-out images; keep the student where it is the best."""
-        right, total = 0, 0.0
+        """Add loss and accuracy on the held-out images; keep the student where it is the best.
+
+        Where they have no classes, those of the teacher stand in for them.
+        """
+        right, total, labels = 0, 0.0, self.held_out.labels
+        starts = range(0, len(self.held_out), VALIDATION_BATCH)
         with torch.no_grad():
-            for batch, labels in _labelled(self.held_out, VALIDATION_BATCH):
+            for start, stored in zip(starts, self.held_out.batches(VALIDATION_BATCH), strict=True):
+                batch = torch.from_numpy(stored)
                 loss, logits = self._loss(batch)
-                right += int((logits.argmax(dim=1) == labels).sum())
-                total += float(loss) * len(labels)
+                if labels is None or labels.dtype.kind == "f":
+                    wanted = self.teacher(batch).argmax(dim=1)
+                else:
+                    wanted = torch.from_numpy(labels[start : start + VALIDATION_BATCH])
+                right += int((logits.argmax(dim=1) == wanted).sum())
+                total += float(loss) * len(batch)
         mean, accuracy = total / len(self.held_out), right / len(self.held_out)
         if mean < state.best_loss:
             state.best, state.best_loss = state.student, mean
@@ -222,12 +231,6 @@ def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[n
 def _cosine(progress: float) -> float:
     """Fall from 1 to 0 as `progress` goes from 0 to 1."""
     return (1 + math.cos(math.pi * progress)) / 2
-
-
-def _labelled(split: Split, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    starts = range(0, len(split), size)
-    for start, batch in zip(starts, split.batches(size), strict=True):
-        yield torch.from_numpy(batch), torch.from_numpy(split.labels[start : start + size])
 
 
 def _copy(state: dict[str, Any]) -> dict[str, Any]:

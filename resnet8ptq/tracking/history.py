@@ -35,10 +35,10 @@ class Record:
         return self.tags.get(journal.PARENT_TAG)
 
     @property
-    def accuracy_drop(self) -> float | None:
-        """Baseline's accuracy minus the model's, for sweepers; None where nothing was measured."""
-        delta = self.metrics.get("delta")
-        return None if delta is None else -delta
+    def drop(self) -> float | None:
+        """How much worse than its baseline it is, for sweepers; None where nothing was measured."""
+        delta = self.metrics.get("delta")  # all there is of runs from before there were tasks
+        return self.metrics.get("drop", None if delta is None else -delta)
 
     @property
     def is_analysis(self) -> bool:
@@ -100,7 +100,7 @@ def adopt(store: Store, parent_id: str, number: int, record: Record) -> None:
 
 
 def load_compared(store: Store, parent_id: str) -> list[Record]:
-    """Read a sweep's runs back without analyses: those have no accuracy to compare."""
+    """Read a sweep's runs back without analyses: those have nothing to compare."""
     return [record for record in load_children(store, parent_id) if not record.is_analysis]
 
 

@@ -21,9 +21,9 @@ class OnnxPredictor:
     path: Path
     threads: int
 
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        return np.asarray(self.session.run(None, {self.session.get_inputs()[0].name: batch})[0])
+    def predict(self, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+        """Return each output [n, ...] for network inputs [n, ...]."""
+        return tuple(self.session.run(None, {self.session.get_inputs()[0].name: batch}))
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return what the final softmax takes [n, classes]; None without a softmax."""

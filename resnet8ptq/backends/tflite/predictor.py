@@ -19,15 +19,15 @@ class TflitePredictor:
     path: Path
     threads: int
 
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
+    def predict(self, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+        """Return each output [n, ...] for network inputs [n, ...]."""
         return _run(self.interpreter, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return what the final softmax takes [n, classes]; None without a softmax."""
         if self._logits_interpreter is None:
             return None
-        return _run(self._logits_interpreter, batch)
+        return _run(self._logits_interpreter, batch)[0]
 
     @cached_property
     def _logits_interpreter(self) -> Any | None:
@@ -43,9 +43,9 @@ def open_interpreter(content: bytes, threads: int) -> Any:
     return interpreter
 
 
-def _run(interpreter: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
     """Run a batch of any size; integers in and out are scaled by the tensors' own parameters."""
-    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (taken,) = interpreter.get_input_details()
     if tuple(taken["shape"]) != batch.shape:
         interpreter.resize_tensor_input(taken["index"], batch.shape)
         interpreter.allocate_tensors()
@@ -55,6 +55,10 @@ def _run(interpreter: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         batch = np.clip(levels, -128, 127).astype(np.int8)
     interpreter.set_tensor(taken["index"], batch)
     interpreter.invoke()
+    return tuple(_read(interpreter, given) for given in interpreter.get_output_details())
+
+
+def _read(interpreter: Any, given: dict[str, Any]) -> NDArray[np.float32]:
     output = interpreter.get_tensor(given["index"])
     if given["dtype"] == np.int8:
         scale, zero_point = given["quantization"]

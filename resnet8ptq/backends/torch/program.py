@@ -36,13 +36,13 @@ class ExportedPredictor:
 
     module: Any
 
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
+    def predict(self, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+        """Return each output [n, ...] for network inputs [n, ...]."""
         return infer(self.module, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return what the final softmax takes [n, classes]; None without a softmax."""
-        return None if self._logits_module is None else infer(self._logits_module, batch)
+        return None if self._logits_module is None else infer(self._logits_module, batch)[0]
 
     @cached_property
     def _logits_module(self) -> Any | None:

@@ -30,13 +30,13 @@ class TorchScriptPredictor:
     module: Any
     path: Path
 
-    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
+    def predict(self, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+        """Return each output [n, ...] for network inputs [n, ...]."""
         return infer(self.module, batch)
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return what the final softmax takes [n, classes]; None without a softmax."""
-        return None if self._logits_module is None else infer(self._logits_module, batch)
+        return None if self._logits_module is None else infer(self._logits_module, batch)[0]
 
     @cached_property
     def _logits_module(self) -> Any | None:
@@ -56,11 +56,12 @@ class TorchScriptPredictor:
         return frozen
 
 
-def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what `module` makes of a batch, dequantized."""
+def infer(module: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+    """Return each output of `module` for a batch, dequantized."""
     with torch.inference_mode():
-        output = module(torch.from_numpy(batch))
-        return np.asarray((output.dequantize() if output.is_quantized else output).numpy())
+        found = module(torch.from_numpy(batch))
+        outputs = found if isinstance(found, list | tuple) else [found]
+        return tuple((o.dequantize() if o.is_quantized else o).numpy() for o in outputs)
 
 
 def load(path: Path) -> TorchScriptPredictor:
