@@ -29,7 +29,7 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.serving import server
-from resnet8ptq.tasks.classification import Comparison, Scores
+from resnet8ptq.tasks.classification import Classification, Comparison, Scores
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store
 
@@ -96,7 +96,7 @@ def log_run(store: Store, parent_id: str | None, folder: Path, number: int) -> s
     with start_run(store, f"run {number}", {}, own, parent_id, tags) as run:
         run.log_config(make_config())
         run.log_params({"model_sha256": "0" * 64})
-        run.log_datasets(data, CalibrationSet(images, np.arange(100)))
+        run.log_datasets(data, CalibrationSet(images, np.arange(100)), CLASSES)
         run.log_result(make_result())
         run.log_step(0, {"number": number})
         return run.run_id
@@ -120,8 +120,9 @@ def make_result() -> RunResult:
     )
     timings = Timings(content.random(50), content.random(50))
     measurement = Measurement(
-        class_names=CLASSES,
+        task=Classification(CLASSES),
         comparison=Comparison(model, baseline),
+        images=len(labels),
         size_bytes=100_000,
         baseline_size_bytes=320_000,
         quantized_layers=11,

@@ -77,13 +77,15 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
 
 
 def check_names(config: RunConfig) -> None:
-    """Raise `ConfigError` for a backend, data set or calibration method that there is not."""
+    """Raise `ConfigError` for a backend, data set, task or calibration that there is not."""
     from resnet8ptq.backends.registry import BACKENDS
     from resnet8ptq.calibration.methods import find_method
     from resnet8ptq.data.locate import SOURCES
+    from resnet8ptq.tasks.registry import AUTO, TASKS
 
     look_up("backend.name", config.backend.name, BACKENDS)
     look_up("data.name", config.data.name, SOURCES)
+    look_up("task.name", config.task.name, {AUTO: "", **TASKS})
     find_method(config.calib.name)
 
 

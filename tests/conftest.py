@@ -179,7 +179,7 @@ class Cell:
         # As a fresh process would: nothing but the config and the file on disk.
         predictor = quantizer_of(self.config).load(self.artifact.path, THREADS)
         split = self.data.test.take(np.arange(images))
-        return np.concatenate([predictor.predict(batch) for batch in split.batches(batch_size)])
+        return np.concatenate([predictor.predict(batch)[0] for batch in split.batches(batch_size)])
 
 
 Quantize = Callable[..., Cell]

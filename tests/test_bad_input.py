@@ -7,7 +7,6 @@ import onnx
 import pytest
 from calling import call
 from onnx import TensorProto, helper
-from PIL import Image
 from test_folder import picture, spoil, write_classes
 from test_own_data import write_data, write_network
 

@@ -85,7 +85,7 @@ def test_bare_loop_does_the_same_job(
         predictor = quantizer.load(
             quantizer.quantize(shapes_model, calibration, folder).path, THREADS
         )
-        scores = np.concatenate([predictor.predict(batch) for batch in tested.batches(256)])
+        scores = np.concatenate([predictor.predict(batch)[0] for batch in tested.batches(256)])
         assert run["accuracy"] == (scores.argmax(axis=1) == tested.labels).mean()
         assert run["quantize_s"] > 0 and run["evaluate_s"] > 0
 

@@ -11,7 +11,7 @@ from cells import BASELINE, LABELS, NAMES, predictions, record, sweep, unmeasure
 
 from resnet8ptq.report import comparison
 from resnet8ptq.report.comparison import Cell, compare, indistinguishable
-from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.tasks.classification import Classification, metric_names
 from resnet8ptq.tasks.statistics import holm, mcnemar
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
@@ -125,8 +125,8 @@ def test_predictions_are_an_integer_for_each_image(tmp_path: Path, name: str, dt
     good = {key: np.arange(3) for key in ("predictions", "baseline_predictions", "labels")}
     for wrong in (np.arange(3).astype(dtype), np.arange(4), np.arange(3)[None]):
         np.savez(tmp_path / "predictions.npz", **{**good, name: wrong})
-        with pytest.raises(ValueError, match="not one integer for each image"):
-            comparison._read_predictions(tmp_path / "predictions.npz")
+        with pytest.raises(ValueError, match="not one number for each item"):
+            comparison._read_predictions(Classification(), tmp_path / "predictions.npz")
 
 
 @pytest.mark.parametrize("kind", ["activations", "weights"])
@@ -137,5 +137,5 @@ def test_a_range_that_is_read_has_an_inside(
     ranges = {"activations": {"x": [0, 1]}, "weights": {"w": [0, 1]}}
     ranges[kind]["y"] = list(ends)  # type: ignore[assignment]
     (tmp_path / "ranges.json").write_text(json.dumps(ranges))
-    with pytest.raises(ValueError, match="a range without an inside"):
+    with pytest.raises(ValueError, match="a range with low > high"):
         comparison._read_ranges(tmp_path / "ranges.json")

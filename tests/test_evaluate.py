@@ -27,11 +27,11 @@ class Counting:
         monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
 
     def load(self, path: Path, threads: int) -> "Counting":
-        def predict(batch: np.ndarray) -> np.ndarray:
+        def predict(batch: np.ndarray) -> tuple[np.ndarray]:
             self.batches.append((len(batch), threads))
             self.now += len(batch) * self.cost(len(batch), threads)
             numbers = batch.reshape(len(batch), -1)[:, 0]
-            return np.stack([numbers, 1 - numbers], axis=1)
+            return (np.stack([numbers, 1 - numbers], axis=1),)
 
         self.predict = predict
         return self
@@ -82,7 +82,7 @@ def test_another_kind_of_artifact_is_measured_by_itself(monkeypatch, tmp_path, o
 def test_every_image_is_run_in_order(monkeypatch, tmp_path, count):
     Counting(monkeypatch, lambda size, threads: 1.0)
     found = run(count, tmp_path)
-    np.testing.assert_array_equal(found.scores.probabilities[:, 0], np.arange(count) % 251)
+    np.testing.assert_array_equal(found.outputs.values[0][:, 0], np.arange(count) % 251)
 
 
 def test_what_is_set_is_not_tried(monkeypatch, tmp_path):
@@ -107,7 +107,7 @@ def test_batch_and_threads_do_not_change_predictions(quantize_anew, shapes):
         found = [
             evaluate.evaluate(
                 partial(quantizer.load, cell.artifact.path), split, Pace(size, threads)
-            ).scores.probabilities
+            ).outputs.values[0]
             for size in (1, 7, 32, 128, 256)
             for threads in (1, 2)
         ]

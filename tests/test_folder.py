@@ -46,6 +46,17 @@ def test_class_folders_are_split(tmp_path):
             assert image[0, -1].max() == 0
 
 
+def test_the_order_of_the_classes_may_be_given(tmp_path):
+    root = write_classes(tmp_path / "p")
+    config = FolderConfig(root=str(root), classes=["red", "green"])
+    data = locate.read(locate.settle(config), PreprocessConfig(), tmp_path / "cache")
+    assert data.class_names == ("red", "green")
+    assert np.array_equal(data.test.images[:][:, 0, 0].argmax(1), data.test.labels)
+    other = FolderConfig(root=str(root), classes=["red", "blue"])
+    with pytest.raises(ConfigError, match=r"^data\.classes: got .* blue is in one of the two only"):
+        locate.read(locate.settle(other), PreprocessConfig(), tmp_path / "cache")
+
+
 @pytest.mark.parametrize("test", ["test", "val"])
 def test_a_split_of_its_own_is_kept(tmp_path, test):
     write_classes(tmp_path / "p" / "train")

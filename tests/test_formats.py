@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
-from conftest import make_config
+from conftest import make_config, quantizer_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.models import conversion, locate, sources
+from resnet8ptq.models.batch import runner
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.gates import torch_archive
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import Module
 
 SAMPLES = np.random.default_rng(0).normal(size=(12, 8, 6, 3)).astype(np.float32)
@@ -180,6 +184,59 @@ def test_a_saved_model_keeps_the_names_of_its_signature(kept, report):
     assert record.final == "values"
     assert max(record.parity.values()) < 1e-5
     assert len(record.parity) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("logits", ["dtype=fp32"]),
+        ("logits", ["dtype=int8", "per_channel=true"]),
+        ("float.tflite", ["dtype=fp32"]),
+        ("float.tflite", ["backend=tflite_file", "backend.file=int8.tflite"]),
+    ],
+)
+def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, overrides):
+    """Whatever is made, or copied, returns what the network does, as near as 8 bits come."""
+    samples = np.random.default_rng(1).normal(size=(40, 8, 6, 3)).astype(np.float32)
+    found = record_of(kept, name)
+    network = Fp32Model("own", kept / name, "", kept / "none", True, found)
+    asked = [each.replace("file=int8", f"file={kept / 'int8'}") for each in overrides]
+    quantizer = quantizer_of(make_config("backend=tflite", *asked))
+    artifact = quantizer.quantize(network, Split(samples, np.zeros(40, np.int64), ""), tmp_path)
+    onnx_path = kept / f"{name}.converted" / conversion.FOLDED
+    [expected] = runner(onnx.load(onnx_path))(samples)
+    got = quantizer.load(artifact.path, 1).predict(samples)
+    quantized = overrides != ["dtype=fp32"]
+    assert artifact.quantized_layers == (2 if quantized else 0)
+    noise = np.abs(np.asarray(got).reshape(expected.shape) - expected).max()
+    assert noise < (0.2 if quantized else 1e-5) * np.abs(expected).max()
+
+
+def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
+    network = Fp32Model("own", kept / "float.tflite", "", kept, True, record_of(kept, "logits"))
+    split = Split(np.zeros((2, 8, 6, 3), np.float32), np.zeros(2, np.int64), "")
+    quantizer = quantizer_of(make_config("backend=tflite"))
+    with pytest.raises(UnsupportedError, match=r"float\.tflite: .*takes a Keras file or a Saved"):
+        quantizer.quantize(network, split, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "shape", "says"),
+    [
+        ("float.tflite", (8, 6, 3), "quantized nothing"),
+        ("saved_model.pb", (8, 6, 3), "takes a quantized .tflite file"),
+        ("gone.tflite", (8, 6, 3), "takes a quantized .tflite file"),
+        ("int8.tflite", (6, 8, 3), "takes [8, 6, 3], the samples are [6, 8, 3]"),
+    ],
+)
+def test_a_file_that_cannot_be_scored_is_named(kept, tmp_path, file, shape, says):
+    network = Fp32Model("own", kept / "logits", "", kept, True, record_of(kept, "logits"))
+    split = Split(np.zeros((2, *shape), np.float32), np.zeros(2, np.int64), "")
+    path = kept / "damaged" / file if file == "saved_model.pb" else kept / file
+    quantizer = quantizer_of(make_config("backend=tflite_file", f"backend.file={path}"))
+    with pytest.raises(ConfigError) as caught:
+        quantizer.quantize(network, split, tmp_path)
+    assert str(caught.value).startswith("backend.file: ") and says in str(caught.value)
 
 
 @pytest.mark.parametrize(

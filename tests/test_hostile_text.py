@@ -18,6 +18,7 @@ from resnet8ptq.experiment.sensitivity import Layer, SensitivityResult
 from resnet8ptq.report import page, table
 from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Comparison, compare
+from resnet8ptq.tasks import class_figures
 
 NASTY = (
     '</td><script>alert("1")</script> | $\\frac{x$ $y$ [red]b[/red] [a](javascript:x) '
@@ -108,7 +109,10 @@ def test_figures_take_any_name(found: Comparison, name: str) -> None:
     paired = found.cells[0].paired
     assert paired is not None
     names = [f"{name}{n}" for n in range(10)]
-    for figure in (plots.classes(paired, names, name), plots.confusion(paired, names, name)):
+    for figure in (
+        class_figures.classes(paired, names, name),
+        class_figures.confusion(paired, names, name),
+    ):
         assert figures.to_png(figure).startswith(b"\x89PNG")
         texts = [label.get_text() for label in figure.axes[0].get_xticklabels()]
         assert max(map(len, texts)) <= 170
@@ -129,6 +133,7 @@ def test_figures_of_a_sweep_take_any_text(found: Comparison) -> None:
         *([text, "b"], [1.0, 2.0], [0.1, 0.2], [3.0, 4.0]),
         whole_sqnr_db=1.0,
         output="logits",
+        lost=text,
         title=text,
     )
     assert figures.to_png(layers).startswith(b"\x89PNG")

@@ -15,7 +15,13 @@ from sklearn.metrics import confusion_matrix
 from statsmodels.stats.multitest import multipletests
 
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.tasks.classification import Comparison, Scores, confusion, metric_names
+from resnet8ptq.tasks.classification import (
+    Classification,
+    Comparison,
+    Scores,
+    confusion,
+    metric_names,
+)
 from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
 
 
@@ -173,7 +179,7 @@ def test_a_comparison_turned_round(comparison):
     turned = Comparison(comparison.baseline, comparison.model)
     assert turned.p_value == pytest.approx(comparison.p_value)
     assert turned.delta == pytest.approx(-comparison.delta)
-    assert turned.expected_delta == pytest.approx(-comparison.expected_delta)
+    assert turned.fair_delta == pytest.approx(-comparison.fair_delta)
     assert turned.right_to_wrong == comparison.wrong_to_right
     assert turned.agreement == comparison.agreement
     assert 0 < comparison.p_value <= 1 + 1e-12
@@ -184,7 +190,7 @@ def test_a_comparison_turned_round(comparison):
 def test_a_model_compared_with_itself():
     scores = scores_for([0, 1, 2, 2], [0, 1, 2, 0])
     same = Comparison(scores, scores)
-    assert (same.delta, same.expected_delta, same.p_value, same.agreement) == (0, 0, 1, 1)
+    assert (same.delta, same.fair_delta, same.p_value, same.agreement) == (0, 0, 1, 1)
     assert (same.right_to_wrong, same.wrong_to_right) == (0, 0)
 
 
@@ -194,13 +200,13 @@ def test_agreement_counts_predictions_and_not_hits():
     assert comparison.agreement == 0.5
 
 
-def test_expected_delta_takes_luck_out_on_both_sides():
+def test_fair_delta_takes_luck_out_on_both_sides():
     labels = [0, 0]
     lucky = scores_of([[0.5, 0.5], [0.5, 0.5]], labels)
     sure = scores_of([[0.9, 0.1], [0.1, 0.9]], labels)
     comparison = Comparison(lucky, sure)
     assert comparison.delta == 0.5
-    assert comparison.expected_delta == 0.0
+    assert comparison.fair_delta == 0.0
 
 
 def test_class_delta_by_hand():
@@ -260,8 +266,9 @@ def make_result(peak_memory_bytes: int | None = 1_000_000) -> RunResult:
     labels = [0, 0, 1]  # and none of class 2
     comparison = Comparison(scores_for([0, 1, 1], labels), scores_for([0, 0, 1], labels))
     measurement = Measurement(
-        class_names=("cat", "dog", "emu"),
+        task=Classification(("cat", "dog", "emu")),
         comparison=comparison,
+        images=3,
         size_bytes=100_000,
         baseline_size_bytes=400_000,
         quantized_layers=11,
@@ -285,6 +292,9 @@ def test_metrics_by_hand():
         "baseline_accuracy": 1,
         "baseline_correct": 3,
         "baseline_size_bytes": 400_000,
+        "drop": 1 / 3,
+        "macro_f1": 2 / 3,
+        "baseline_macro_f1": 1,
         "correct": 2,
         "expected_correct": 2,
         "evaluate_s": 0.5,
@@ -333,7 +343,7 @@ def test_a_class_name_does_not_take_the_place_of_a_metric(name):
     result = make_result()
     assert result.measurement is not None
     plain = {key: value for key, value in result.to_metrics().items() if not key.endswith("_cat")}
-    fields = {**vars(result.measurement), "class_names": (name, "dog", "emu")}
+    fields = {**vars(result.measurement), "task": Classification((name, "dog", "emu"))}
     named = RunResult("ok", measurement=Measurement(**fields)).to_metrics()
     assert named == {**plain, f"accuracy_{name}": 0.5, f"delta_{name}": -0.5}
 
@@ -361,7 +371,7 @@ def test_names_that_come_out_alike_are_numbered():
 def test_metrics_of_a_class_have_its_metric_name():
     result = make_result()
     assert result.measurement is not None
-    fields = {**vars(result.measurement), "class_names": ("c++", "c##", "emu")}
+    fields = {**vars(result.measurement), "task": Classification(("c++", "c##", "emu"))}
     metrics = RunResult("ok", measurement=Measurement(**fields)).to_metrics()
     assert {"accuracy_c__", "accuracy_c___2", "delta_c__", "delta_c___2"} <= set(metrics)
 

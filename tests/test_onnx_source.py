@@ -380,7 +380,7 @@ def test_quantizes_like_the_keras_file_it_came_from(
         quantizer = quantizer_of(config)
         artifact = quantizer.quantize(network, calibration, folder)
         assert artifact.quantized_layers == 10
-        found.append(quantizer.load(artifact.path, THREADS).predict(batch))
+        found.append(quantizer.load(artifact.path, THREADS).predict(batch)[0])
     assert np.array_equal(*found)
 
 

@@ -82,7 +82,7 @@ def test_option_keeps_the_accuracy(
     quantizer = quantizer_of(prepared.config)
     artifact = quantizer.quantize(prepared.network, calibration.split, tmp_path, prepared.ranges)
     predictor = quantizer.load(artifact.path, THREADS)
-    outputs = [predictor.predict(batch) for batch in dataset.test.batches(250)]
+    outputs = [predictor.predict(batch)[0] for batch in dataset.test.batches(250)]
     accuracy = (np.concatenate(outputs).argmax(axis=1) == dataset.test.labels).mean()
     assert artifact.quantized_layers > 0
     assert accuracy == pytest.approx(FP32_ACCURACY, abs=0.04)

@@ -90,7 +90,7 @@ def test_a_preprocessing_that_does_not_fit_is_named(run, tmp_path, caplog):
     files += (f"model.path={write_network(tmp_path / 'own.onnx')}",)
     run(*files)
     assert "FP32 ACCURACY NEAR CHANCE, 33.33% (20 of 60, 3 classes)" in caplog.text
-    assert "preprocess=unit gets 60 of 60 training samples right, this run 20" in caplog.text
+    assert "preprocess=unit gets 100.00% on 60 training samples, this run 33.33%" in caplog.text
     caplog.clear()
     run(*files, "preprocess=unit", "report.expected_accuracy=0.95")
     assert "FP32 ACCURACY" not in caplog.text
@@ -111,7 +111,7 @@ def test_a_network_may_know_more_classes(run, tmp_path):
     data = write_data(tmp_path / "a.npz")
     network = write_network(tmp_path / "own.onnx", outputs=5)
     result = run(f"data.root={data}", f"model.path={network}", "dtype=fp32")
-    assert result.measurement.class_names == ("0", "1", "2", "3", "4")
+    assert result.measurement.task.class_names == ("0", "1", "2", "3", "4")
 
 
 # Real networks and data, as SHARED_DATA's DATA.md describes them

@@ -43,10 +43,7 @@ def test_every_requested_cell_and_reason_is_in_the_table(found: Comparison) -> N
 def test_summary_counts_and_says_who_is_worse(found: Comparison) -> None:
     text = page.to_markdown([found], LIMITS, {})
     assert "4 combinations asked for: 2 measured, 1 unsupported, 1 failed" in text
-    assert (
-        "Significantly less accurate than FP32: 1 of the 2 quantized models; for the other 1"
-        in text
-    )
+    assert "Significantly worse than FP32: 1 of the 2 quantized models; for the other 1" in text
     assert "onnx int8 minmax per tensor: significantly worse on dog" in text
 
 
@@ -149,7 +146,7 @@ def test_each_set_of_images_has_a_section_of_its_own() -> None:
         assert re.findall(r"\]\(set(\d)_", section) == [number] * 2
     assert "3 combinations asked for: 2 measured, 1 failed" in first
     assert "boom" in first and "boom" not in second
-    assert "onnx int8 minmax per tensor seed=2** | 90.20%, not below FP32" in first
+    assert "onnx int8 minmax per tensor seed=2** | 90.20%, not worse than FP32" in first
     assert "corrected for 2 comparisons" in first
     assert "90.20%" not in second and "94.00%" not in first
     assert "corrected for" not in second

@@ -72,7 +72,7 @@ def test_a_sweeper_is_told_what_it_asked_for() -> None:
             "hydra.sweeper.direction: got [maximize, minimize, minimize], takes "
             "[maximize, minimize] for accuracy size_bytes",
         ),
-        (["objectives=null"], "takes [minimize] for the accuracy drop"),
+        (["objectives=null"], "takes [minimize] for the drop"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_first_trial(
@@ -91,7 +91,7 @@ def test_every_objective_is_a_metric_with_a_direction() -> None:
         make_config("objectives=[speedup]", "latency.enabled=false")
 
 
-def test_other_sweepers_still_get_the_accuracy_drop() -> None:
+def test_other_sweepers_still_get_the_drop() -> None:
     assert prepare(compose_whole()) == {}
     assert prepare(compose_whole("hydra/sweeper=optuna")) == {}
 

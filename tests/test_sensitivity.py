@@ -194,7 +194,7 @@ def test_network_is_cut_before_its_softmax(
     batch = shapes.test.images[:20].astype(np.float32)
     onnx_quantizer = quantizer_of(make_config())
     logits, expected = (
-        onnx_quantizer.load(m.onnx_path, THREADS).predict(batch) for m in (cut, shapes_model)
+        onnx_quantizer.load(m.onnx_path, THREADS).predict(batch)[0] for m in (cut, shapes_model)
     )
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)

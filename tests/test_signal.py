@@ -98,12 +98,12 @@ def test_softmax_of_the_logits_is_the_probabilities(
 ) -> None:
     config = make_config("data=shapes", f"backend={backend}")
     baseline = load_baseline(bench_of(config, shapes_model), config, shapes_model, shapes.test)
-    logits = baseline.scores.logits
+    logits = baseline.outputs.logits
     assert logits is not None
     assert logits.shape == (min(evaluate.LOGIT_IMAGES, len(shapes.test)), 10)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     found = powers / powers.sum(axis=1, keepdims=True)
-    expected = baseline.scores.probabilities[: len(logits)]
+    expected = baseline.outputs.values[0][: len(logits)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -122,22 +122,23 @@ def test_sqnr_of_a_quantized_model(
     path = quantizer.quantize(shapes_model, calibration, tmp_path).path
     predictor = quantizer.load(path, THREADS)
     images = shapes.test.take(np.arange(200))
-    before = predictor.predict(next(iter(images.batches(200))))
+    before = predictor.predict(next(iter(images.batches(200))))[0]
     logits = evaluate.collect_logits(predictor, images, batch_size=64)
-    scores = bench_of(config, shapes_model).evaluate(config, path, images).scores
+    [found] = bench_of(config, shapes_model).evaluate(config, path, images).outputs.values
     assert logits is not None
     assert logits.dtype == np.float32
-    np.testing.assert_array_equal(scores.probabilities, before)  # the copy left the model alone
-    theirs = load_baseline(bench_of(config, shapes_model), config, shapes_model, shapes.test).scores
-    baseline = Scores(theirs.probabilities[:200], images.labels, theirs.logits[:200])
-    comparison = Comparison(Scores(scores.probabilities, images.labels, logits), baseline)
+    np.testing.assert_array_equal(found, before)  # the copy left the model alone
+    kept = load_baseline(bench_of(config, shapes_model), config, shapes_model, shapes.test).outputs
+    assert kept.logits is not None
+    baseline = Scores(kept.values[0][:200], images.labels, kept.logits[:200])
+    comparison = Comparison(Scores(found, images.labels, logits), baseline)
     assert comparison.sqnr_db is not None
     assert 5 < comparison.sqnr_db < 60
     assert comparison.kl_divergence > 0
     # An 8-bit softmax is its logits' softmax to about one step.
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax = powers / powers.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(softmax, scores.probabilities, atol=1.5 / 255)
+    np.testing.assert_allclose(softmax, found, atol=1.5 / 255)
 
 
 def test_an_onnx_model_without_a_softmax_has_no_logits(

@@ -196,11 +196,11 @@ def test_integers_are_scaled_by_the_file(quantize: Quantize, batch: np.ndarray) 
         interpreter.set_tensor(taken["index"], (image[None] - 128).astype(np.int8))
         interpreter.invoke()
         levels = interpreter.get_tensor(given["index"]).astype(np.int16)
-        found = predictor.predict(image[None].astype(np.float32))
+        found = predictor.predict(image[None].astype(np.float32))[0]
         np.testing.assert_array_equal(found, (levels + 128) / np.float32(256))
-    beyond = predictor.predict(np.full((1, 32, 32, 3), 300, np.float32))
+    beyond = predictor.predict(np.full((1, 32, 32, 3), 300, np.float32))[0]
     np.testing.assert_array_equal(
-        beyond, predictor.predict(np.full((1, 32, 32, 3), 255, np.float32))
+        beyond, predictor.predict(np.full((1, 32, 32, 3), 255, np.float32))[0]
     )
 
 
@@ -215,7 +215,7 @@ def test_without_a_softmax_there_are_no_logits(
     cut.write_bytes(content)
     bare = tflite().load(cut, THREADS)
     assert bare.logits(batch) is None
-    np.testing.assert_array_equal(bare.predict(batch), predictor.logits(batch))
+    np.testing.assert_array_equal(bare.predict(batch)[0], predictor.logits(batch))
 
 
 def test_dynamic_leaves_small_layers_in_float_and_says_so(
@@ -233,11 +233,13 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
 
     predictor = dynamic.load(artifact.path, THREADS)
     test = shapes.test.take(np.arange(1000))
-    scores = Scores(np.concatenate([predictor.predict(b) for b in test.batches(250)]), test.labels)
+    scores = Scores(
+        np.concatenate([predictor.predict(b)[0] for b in test.batches(250)]), test.labels
+    )
     assert scores.accuracy > 0.85
     [batch] = shapes.test.take(np.arange(30)).batches(30)
-    single = np.concatenate([predictor.predict(image[None]) for image in batch])
-    np.testing.assert_array_equal(single, predictor.predict(batch))  # ranges are an image's own
+    single = np.concatenate([predictor.predict(image[None])[0] for image in batch])
+    np.testing.assert_array_equal(single, predictor.predict(batch)[0])  # ranges are an image's own
 
 
 @pytest.mark.slow

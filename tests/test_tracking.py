@@ -448,7 +448,7 @@ def test_logged_onnx_model_loads_back(
     assert (gives.shape, gives.type) == ((-1, 10), np.float32)
 
     batch = next(iter(shapes.test.batches(20)))
-    expected = quantizer.load(artifact.path, THREADS).predict(batch)
+    expected = quantizer.load(artifact.path, THREADS).predict(batch)[0]
     (got,) = mlflow.pyfunc.load_model(uri).predict(batch).values()
     np.testing.assert_array_equal(got, expected)
     graph = mlflow.onnx.load_model(uri).graph

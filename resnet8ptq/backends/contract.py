@@ -16,7 +16,8 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 
-Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # a network, on a batch
+# A network on a batch: each of its outputs.
+Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
 Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: the values taken, and why no other
 
 
@@ -76,7 +77,7 @@ class Predictor:
     """A loaded artifact.
 
     Attributes:
-        predict: returns probabilities [n, classes] for raw pixels [n, H, W, C] in 0..255.
+        predict: returns each output [n, ...], in the network's order, for network inputs [n, ...].
         open_logits: loads a copy that is cut before the final softmax; None without a softmax.
     """
 
@@ -88,7 +89,7 @@ class Predictor:
 
         The logarithm of quantized probabilities would not do: those come in steps of about 1/256.
         """
-        return None if self._to_logits is None else self._to_logits(batch)
+        return None if self._to_logits is None else self._to_logits(batch)[0]
 
     @cached_property
     def _to_logits(self) -> Run | None:

@@ -12,8 +12,12 @@ from resnet8ptq.config.schema import (
     DTYPES,
     OBJECTIVES,
     AnalysisConfig,
+    AnomalyConfig,
     ArraysConfig,
+    BinaryConfig,
+    CustomConfig,
     FolderConfig,
+    RegressionConfig,
     RunConfig,
     TableConfig,
     TfliteConfig,
@@ -29,23 +33,19 @@ OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), 
 def register_schemas() -> None:
     """Tell Hydra the schemas, before it composes.
 
-    `RunConfig` types every group; only a backend or a data set with options of its own needs a
-    schema besides, kept below `hydra/`, where it is not offered as an option of the group.
+    `RunConfig` types every group; only a backend, a data set or a task with options of its own
+    needs a schema besides, kept below `hydra/`, where it is not offered as an option of the group.
     """
     # Hydra copies the whole store for each group that it lists, which took two thirds of the time
     # of --help. Nothing changes the store later, and what is loaded from it is copied anyway.
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
-    own = {
-        "torch": TorchConfig,
-        "tflite": TfliteConfig,
-        "arrays": ArraysConfig,
-        "folder": FolderConfig,
-        "table": TableConfig,
-    }
-    for name, node in own.items():
-        store.store(group="hydra/schema", name=name, node=node)
+    for node in (
+        *(TorchConfig, TfliteConfig, ArraysConfig, FolderConfig, TableConfig),
+        *(BinaryConfig, AnomalyConfig, RegressionConfig, CustomConfig),
+    ):
+        store.store(group="hydra/schema", name=node.name, node=node)
 
 
 def parse_config(cfg: DictConfig) -> RunConfig:

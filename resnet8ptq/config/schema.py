@@ -21,6 +21,8 @@ DTYPES = {
 # What a search can optimize, by the metric's name, and in which direction.
 OBJECTIVES = {
     **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
+    **dict.fromkeys(("top5_accuracy", "macro_f1", "auc", "pauc"), "maximize"),
+    **dict.fromkeys(("drop", "mae", "rmse", "relative_error"), "minimize"),
     **dict.fromkeys(("kl_divergence", "size_bytes", "peak_memory_bytes"), "minimize"),
     **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
     **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
@@ -123,6 +125,7 @@ class FolderConfig(SplitConfig):
     """Pictures in class folders; see `data.folder`."""
 
     name: str = "folder"
+    classes: list[str] | None = limited(None, limits.CLASSES)
     on_bad: str = limited("error", one_of("error", "skip"))
 
 
@@ -136,6 +139,49 @@ class TableConfig(ArraysConfig):
     split: str | None = None
     folder: str | None = None
     on_bad: str = limited("error", one_of("error", "skip"))
+
+
+@dataclass
+class TaskConfig:
+    """What makes a result good; the base of each task's own options."""
+
+    name: str = "auto"
+
+
+@dataclass
+class BinaryConfig(TaskConfig):
+    """Two classes; see `tasks.binary`."""
+
+    name: str = "binary"
+    threshold: float = limited(0.5, limits.FRACTION)
+
+
+@dataclass
+class AnomalyConfig(TaskConfig):
+    """Reconstruction errors; see `tasks.anomaly`."""
+
+    name: str = "anomaly"
+    max_fpr: float = limited(0.1, limits.SHARE)
+
+
+@dataclass
+class RegressionConfig(TaskConfig):
+    """Values; see `tasks.regression`."""
+
+    name: str = "regression"
+    primary: str = limited("mae", one_of("mae", "rmse"))
+    resamples: int = limited(9999, at_least(100))
+
+
+@dataclass
+class CustomConfig(TaskConfig):
+    """The user's own metric; see `tasks.custom`."""
+
+    name: str = "custom"
+    metric: Any = None  # a dict with `_target_`; Hydra would not let keys be added to a typed one
+    direction: str = limited("maximize", one_of("maximize", "minimize"))
+    percent: bool = False
+    resamples: int = limited(9999, at_least(100))
 
 
 @dataclass
@@ -276,6 +322,7 @@ class RunConfig(QuantizationConfig):
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     max_drop: float = limited(0.002, limits.FRACTION)
     held_out_images: int = limited(2000, *limits.COUNT)
     qat: QatConfig = field(default_factory=QatConfig)

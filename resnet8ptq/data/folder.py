@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from resnet8ptq.config.schema import FolderConfig, PreprocessConfig
-from resnet8ptq.core.errors import DataError
+from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.array_files import MAX_CLASSES
 from resnet8ptq.data.dataset import Dataset, Split
@@ -24,16 +24,17 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """Read the pictures below `data.root`.
 
     Raises:
-        ConfigError: they differ in size, and `preprocess.size` is not set.
+        ConfigError: they differ in size, and `preprocess.size` is not set; or `data.classes` is not
+            what the folders are.
         DataError: no class folders, one without pictures, or a picture that cannot be read.
     """
     root = Path(str(config.root))
     tests = [root / name for name in TEST if (root / name).is_dir()]
     if not (root / TRAIN).is_dir() or not tests:
-        names = _class_names(root)
+        names = _in_order(_class_names(root), config, root)
         whole = _decode(root, names, config, preprocess, cache_root)
         return split_one(root.name, names, whole.split, root, config)
-    names = _class_names(root / TRAIN)
+    names = _in_order(_class_names(root / TRAIN), config, root / TRAIN)
     strange = sorted(set(_class_names(tests[0])) - set(names))
     if strange:
         raise DataError(f"{tests[0]}: class {strange[0]!r} has no folder in {root / TRAIN}")
@@ -52,6 +53,19 @@ def _class_names(folder: Path) -> tuple[str, ...]:
             "pictures of a class, or train and test (or val) with these in both"
         )
     return tuple(names)
+
+
+def _in_order(found: tuple[str, ...], config: FolderConfig, folder: Path) -> tuple[str, ...]:
+    """Return the classes in the order that is set, which must be theirs."""
+    if config.classes is None:
+        return found
+    if set(config.classes) != set(found):
+        odd = sorted(set(config.classes) ^ set(found))
+        raise ConfigError(
+            f"data.classes: got {config.classes}, takes the class folders of {folder} in the order "
+            f"of the network's outputs; {odd[0]} is in one of the two only"
+        )
+    return tuple(config.classes)
 
 
 def _decode(

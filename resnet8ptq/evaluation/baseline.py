@@ -12,14 +12,17 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluate import with_logits
 from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.classification import Scores
+from resnet8ptq.tasks.contract import Outputs
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The FP32 network in one framework: its scores with logits, and its file in the cache."""
+    """The FP32 network in one framework: its outputs with logits, and its file in the cache.
 
-    scores: Scores
+    Outputs are kept rather than scores: what is scored differently needs no new run.
+    """
+
+    outputs: Outputs
     path: Path
 
     @property
@@ -42,15 +45,17 @@ def load_baseline(
     def make(folder: Path) -> None:
         fp32 = as_fp32(config)
         trial = bench.run(fp32, network, scored, scored, folder, label="FP32 baseline")
-        scores = with_logits(trial.evaluation, scored)
-        np.save(folder / "probabilities.npy", scores.probabilities)
-        if scores.logits is not None:
-            np.save(folder / "logits.npy", scores.logits)
+        outputs = with_logits(trial.evaluation, scored)
+        for place, values in enumerate(outputs.values):
+            np.save(folder / f"output{place}.npy", values)
+        if outputs.logits is not None:
+            np.save(folder / "logits.npy", outputs.logits)
         (folder / "artifact").write_text(trial.artifact.path.name)
 
     folder = cache.entry(bench.runtime.cache_root, "baselines", key, make)
-    probabilities = np.load(folder / "probabilities.npy")
+    places = range(len(network.contract.outputs))
+    values = tuple(np.load(folder / f"output{place}.npy", mmap_mode="r") for place in places)
     kept = folder / "logits.npy"
     logits = np.load(kept) if kept.exists() else None
     path = folder / (folder / "artifact").read_text()
-    return Baseline(Scores(probabilities, scored.labels, logits), path)
+    return Baseline(Outputs(values, logits, bench.final), path)

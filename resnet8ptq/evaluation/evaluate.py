@@ -10,7 +10,7 @@ from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load, Pace
-from resnet8ptq.tasks.classification import Scores
+from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, Outputs, Targets
 
 LOGIT_IMAGES = 1000
 
@@ -24,43 +24,39 @@ class Evaluation:
         predictor: the loaded artifact, with the threads of `pace`.
     """
 
-    scores: Scores
+    outputs: Outputs
     seconds: float
     pace: Pace
     predictor: Predictor
 
 
 def evaluate(
-    load: Load, split: Split, pace: Pace, label: str = "Evaluating", logits: bool = False
+    load: Load, split: Split, pace: Pace, label: str = "Evaluating", final: str = PROBABILITIES
 ) -> Evaluation:
     """Load an artifact from disk and run all samples of `split`.
 
     Args:
-        logits: what it returns are logits, of which the softmax is scored.
+        final: what it returns, see `Outputs`.
     """
     predictor = load(pace.threads)
     start = time.perf_counter()
-    outputs = [predictor.predict(batch) for batch in track(split.batches(pace.batch_size), label)]
+    found = [predictor.predict(batch) for batch in track(split.batches(pace.batch_size), label)]
     seconds = time.perf_counter() - start
-    found = np.concatenate(outputs)
-    scores = Scores(found, split.labels)
-    if logits:
-        scores = Scores(softmax(found), split.labels, found)
-    return Evaluation(scores, seconds, pace, predictor)
+    outputs = Outputs(tuple(map(np.concatenate, zip(*found, strict=True))), None, final)
+    return Evaluation(outputs, seconds, pace, predictor)
 
 
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return probabilities [n, classes] of logits [n, classes]."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
-    return (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+def targets_of(split: Split) -> Targets:
+    """Return what is known of the samples of a split."""
+    return Targets(split.labels, split.groups, split.inputs)
 
 
-def with_logits(found: Evaluation, split: Split) -> Scores:
-    """Return the scores with the logits of the first samples, where there are any."""
-    if found.scores.logits is not None:
-        return found.scores
+def with_logits(found: Evaluation, split: Split) -> Outputs:
+    """Return the outputs with the logits of the first samples, where a softmax hides them."""
+    if found.outputs.final == LOGITS:
+        return found.outputs
     logits = collect_logits(found.predictor, split, found.pace.batch_size)
-    return replace(found.scores, logits=logits)
+    return replace(found.outputs, logits=logits)
 
 
 def collect_logits(

@@ -18,6 +18,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluate import Evaluation, evaluate
 from resnet8ptq.evaluation.pace import Load, find_pace
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.contract import PROBABILITIES
 
 DYNAMIC_BATCH_SIZE = 256
 
@@ -50,13 +51,13 @@ class Bench:
         network: SHA-256 of the FP32 network's file: paces are kept under it.
         runtime: threads and cache.
         batch_size: of evaluations, as set; None: the fastest of a few.
-        logits: the network returns logits, of which the softmax is scored.
+        final: what the network returns, see `Outputs`.
     """
 
     network: str
     runtime: Runtime
     batch_size: int | None = None
-    logits: bool = False
+    final: str = PROBABILITIES
 
     def run(
         self,
@@ -101,7 +102,7 @@ class Bench:
         }
         load = self.loader(config, path)
         pace = find_pace(load, scored, size, self.runtime, about)
-        return evaluate(load, scored, pace, label, self.logits)
+        return evaluate(load, scored, pace, label, self.final)
 
     def loader(self, config: QuantizationConfig, path: Path) -> Load:
         """Return what loads the artifact at `path`, for a number of threads."""

@@ -1,4 +1,4 @@
-"""The choice of layers to leave in float: as few as keep the accuracy within `max_drop`.
+"""The choice of layers to leave in float: as few as keep the task's metric within `max_drop`.
 
 Made on training images that did not calibrate, never on test images. Accuracy is the expected one
 with ties at the top broken at random, so that ties do not decide between layers.
@@ -20,6 +20,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
 from resnet8ptq.experiment import sensitivity
 from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
@@ -27,6 +28,7 @@ from resnet8ptq.experiment.ranking import Layer
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.tasks.contract import Scores, Task
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class Exclusion:
 def choose(
     config: RunConfig,
     bench: Bench,
+    task: Task,
     fp32: Fp32Model,
     network: Fp32Model,
     calibration: Split,
@@ -106,7 +109,8 @@ def choose(
 
     Args:
         config: with `nodes_to_exclude: auto` and a quantized dtype.
-        fp32: what accuracy is compared with.
+        task: scores the held-out images.
+        fp32: what is compared with.
         network: what is quantized: `fp32`, or a corrected one.
         calibration, held_out: images to calibrate with, and to choose by.
         folder: the run's own, existing.
@@ -122,7 +126,7 @@ def choose(
     layers = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}
 
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(config, bench, calibration, held_out, Path(scratch), ranges)
+        variants = _Variants(config, bench, task, calibration, held_out, Path(scratch), ranges)
         trials = Trials(variants.trial(fp32, network))
         ranking: list[Layer] = []
 
@@ -133,7 +137,7 @@ def choose(
         try:
             nodes = select(rank, trials, config.max_drop)
         finally:
-            files.write_text(folder / FILE, to_csv(trials.steps))
+            files.write_text(folder / FILE, to_csv(trials.steps, task.metric.ranked_by))
         seconds = time.perf_counter() - start
         exclusion = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
         if nodes and config.latency.enabled:
@@ -148,6 +152,7 @@ class _Variants:
 
     config: RunConfig
     bench: Bench
+    task: Task
     calibration: Split
     held_out: Split
     folder: Path
@@ -161,25 +166,30 @@ class _Variants:
 
     def trial(self, fp32: Fp32Model, network: Fp32Model) -> Callable[[tuple[str, ...]], Step]:
         """Return what measures a choice of nodes against `fp32`."""
-        total = len(self.held_out)
-        reference = self.measure(as_fp32(self.config), fp32).evaluation.scores.expected_correct
+        targets = targets_of(self.held_out)
+
+        def score(trial: Trial) -> Scores:
+            return self.task.score(trial.evaluation.outputs, targets)
+
+        reference = score(self.measure(as_fp32(self.config), fp32))
 
         def measure(nodes: tuple[str, ...]) -> Step:
             measured = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
-            correct = measured.evaluation.scores.expected_correct
-            drop = (reference - correct) / total
-            artifact = measured.artifact
-            return Step(nodes, correct / total, drop, artifact.size_bytes, artifact.path)
+            found, artifact = self.task.compare(score(measured), reference), measured.artifact
+            drop = self.task.metric.drop(found.fair_delta, found.baseline.fair)
+            return Step(nodes, found.model.fair, drop, artifact.size_bytes, artifact.path)
 
         return measure
 
     def rank(self, fp32: Fp32Model, network: Fp32Model, nodes: Mapping[str, str]) -> list[Layer]:
         """Rank by the SQNR of the logits with one layer quantized."""
         cut_fp32, _ = sensitivity.cut_softmax(fp32, self.folder / "fp32_logits.onnx")
-        cut, _ = sensitivity.cut_softmax(network, self.folder / "logits.onnx")
-        reference = self.measure(as_fp32(self.config), cut_fp32)
+        cut, final = sensitivity.cut_softmax(network, self.folder / "logits.onnx")
+        cut_off = replace(self, bench=replace(self.bench, final=final))
+        judge = sensitivity.Judge(self.task, targets_of(self.held_out))
+        reference = cut_off.measure(as_fp32(self.config), cut_fp32)
         return sensitivity.rank_layers(
-            self.config, nodes, reference, lambda variant: self.measure(variant, cut)
+            self.config, judge, nodes, reference, lambda variant: cut_off.measure(variant, cut)
         )
 
     def time(self, exclusion: Exclusion) -> float | None:

@@ -18,13 +18,13 @@ class Step:
 
     Attributes:
         nodes: the layers left in float, by ONNX node.
-        accuracy: on the held-out images, ties broken at random; a fraction.
-        drop: the FP32 network's accuracy minus this one's, a fraction.
+        value: the task's metric on the held-out images, without the luck of ties.
+        drop: how much worse than the FP32 network's that is, see `Metric.drop`.
         size_bytes, path: of its file.
     """
 
     nodes: tuple[str, ...]
-    accuracy: float
+    value: float
     drop: float
     size_bytes: int
     path: Path
@@ -83,10 +83,10 @@ def _take_back(nodes: list[str], trials: Trials, max_drop: float) -> list[str]:
     return kept
 
 
-def to_csv(steps: Sequence[Step]) -> str:
-    """Return one line a trial, in order; accuracy and drop as fractions, on held-out images."""
-    rows: list[list[object]] = [["step", "layers", "accuracy", "drop", "size_bytes", "nodes"]]
+def to_csv(steps: Sequence[Step], metric: str) -> str:
+    """Return one line a trial, in order; the metric of that name is of the held-out images."""
+    rows: list[list[object]] = [["step", "layers", metric, "drop", "size_bytes", "nodes"]]
     for place, step in enumerate(steps):
-        figures = [len(step.nodes), step.accuracy, step.drop, step.size_bytes]
+        figures = [len(step.nodes), step.value, step.drop, step.size_bytes]
         rows.append([place, *figures, " ".join(step.nodes)])
     return files.to_csv(rows)

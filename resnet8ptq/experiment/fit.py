@@ -1,38 +1,48 @@
-"""Whether a data set and a network fit each other: the layout of samples, and the classes."""
+"""Whether a data set, a network and a task fit each other."""
 
-from dataclasses import replace
-
+from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
-from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models.contract import find_layout
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks import registry
+from resnet8ptq.tasks.contract import Setting, Task
 
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
-    """Return the data set as the network takes it: its axes in order, a class for each output.
+    """Return the data set as the network takes it, its axes in order.
 
     Raises:
-        ModelError: the network takes other samples, or returns other than one value for each class.
+        ModelError: the network takes other samples.
         UnsupportedError: it takes a fixed number of samples at once.
     """
-    contract, source = fp32.contract, fp32.source
+    contract = fp32.contract
     if contract.batch is not None:
         raise UnsupportedError(
-            f"{source}: takes {contract.batch} samples at once, and its batch cannot be freed "
+            f"{fp32.source}: takes {contract.batch} samples at once, and its batch cannot be freed "
             f"({fp32.conversion.why_fixed})"
         )
-    if fp32.final == "values":
-        outputs = ", ".join(map(str, contract.outputs))
-        raise ModelError(f"{source}: returns {outputs}; takes one output, a value for each class")
-    layout = find_layout(dataset.test.input_shape, contract)
-    returned, known = contract.outputs[0].shape[0], len(dataset.class_names)
-    assert returned is not None  # conversion has settled every size
-    if not dataset.named and known < returned:
-        names = tuple(map(str, range(returned)))  # the samples may lack the last classes
-        dataset = replace(dataset, class_names=names)
-    elif returned != known:
-        raise ModelError(
-            f"{source}: returns {returned} values, but {dataset.name} has {known} classes; takes a "
-            "network with one output for each class"
-        )
-    return dataset.arranged(layout)
+    return dataset.arranged(find_layout(dataset.test.input_shape, contract))
+
+
+def settle_task(config: TaskConfig, dataset: Dataset, scored: Split, fp32: Fp32Model) -> Task:
+    """Return what scores the network on `scored`, samples of the data set as it takes them.
+
+    Raises:
+        ConfigError: the samples lack what the task needs.
+        ModelError: the network returns other than what the task scores.
+    """
+    test = scored is dataset.test
+    setting = Setting(
+        dataset.name if test else f"the training samples of {dataset.name}",
+        scored.labels,
+        dataset.class_names,
+        dataset.named,
+        scored.input_shape,
+        {output.name: output.shape for output in fp32.contract.outputs},
+        fp32.final,
+    )
+    try:
+        return registry.make(config, setting)
+    except ModelError as error:
+        raise ModelError(f"{fp32.source}: {error}") from None

@@ -5,9 +5,8 @@
 | `model.onnx`, `.pt`, `.pt2`, `.tflite` | the quantized model, written by its backend |
 | `config.yaml` | the resolved config |
 | `result.json` | status and every metric |
-| `per_class.csv`, `classes.png` | accuracy and delta of each class |
-| `confusion.csv`, `confusion.png` | true classes down, predicted classes across |
-| `predictions.npz` | per test image: probabilities, prediction, label, the baseline's prediction |
+| `predictions.npz` | what the task keeps of each test image, of the model and of its baseline |
+| `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
 | `calibration.csv` | places of the calibration images in the training split, with labels |
 | `calibration.json`, `.flatbuffers`, `.cache` | the ranges as `calib.table` reads them |
 | `exclusion.csv` | with `nodes_to_exclude=auto`: what was tried |
@@ -28,8 +27,7 @@ from resnet8ptq.config.combination import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.data.dataset import CalibrationSet
-from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.experiment import plots
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
 
@@ -45,27 +43,16 @@ def write(
     """Write everything but the model, each file whole or not at all; `result.json` comes last."""
     measured = result.measurement
     assert measured is not None  # only measured runs come here
-    scores = measured.comparison.model
+    task, comparison = measured.task, measured.comparison
     files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
-    _write_csv(folder / "per_class.csv", _per_class(measured))
-    confusion = scores.confusion()
-    rows = (
-        [name, *row] for name, row in zip(measured.class_names, confusion.tolist(), strict=True)
-    )
-    _write_csv(folder / "confusion.csv", [["true \\ predicted", *measured.class_names], *rows])
-    paired, title = measured.comparison.paired, _title(config, scores.accuracy)
-    figures.save(plots.confusion(paired, measured.class_names, title), folder / "confusion.png")
-    figures.save(plots.classes(paired, measured.class_names, title), folder / "classes.png")
+    for name, rows in task.tables(comparison).items():
+        _write_csv(folder / name, rows)
+    title = _title(config, task.metric.show(comparison.model.value))
+    for name, figure in task.figures(comparison, title).items():
+        figures.save(figure, folder / name)
     with files.atomic(folder / "predictions.npz") as temporary:
-        np.savez_compressed(
-            temporary,
-            probabilities=scores.probabilities,
-            predictions=scores.predictions,
-            labels=scores.labels,
-            baseline_predictions=measured.comparison.baseline.predictions,
-        )
-    pairs = zip(calibration.indices.tolist(), calibration.split.labels.tolist(), strict=True)
-    _write_csv(folder / "calibration.csv", [["index", "label"], *pairs])
+        np.savez_compressed(temporary, **task.arrays(comparison))  # type: ignore[arg-type]
+    _write_csv(folder / "calibration.csv", _drawn(calibration))
     weights = layers.weight_ranges(onnx.load(fp32.onnx_path).graph)
     ranges = {"activations": artifact.ranges, "weights": weights}
     files.write_text(folder / "ranges.json", json.dumps(ranges, indent=2))
@@ -73,20 +60,18 @@ def write(
     files.write_text(folder / "result.json", json.dumps(record, indent=2))
 
 
-def _title(config: RunConfig, accuracy: float) -> str:
+def _title(config: RunConfig, value: str) -> str:
     parts = (config.data.name, *filter(None, Combination.of_config(config).cells))
-    return f"{' · '.join(parts)}: {accuracy:.2%}"
+    return f"{' · '.join(parts)}: {value}"
 
 
-def _per_class(measured: Measurement) -> Iterable[Sequence[object]]:
-    yield ["class", "accuracy", "baseline_accuracy", "delta"]
-    for label, name in enumerate(measured.class_names):
-        yield [
-            name,
-            measured.comparison.model.class_accuracy(label),
-            measured.comparison.baseline.class_accuracy(label),
-            measured.comparison.class_delta(label),
-        ]
+def _drawn(calibration: CalibrationSet) -> Iterable[Sequence[object]]:
+    """Return the places of the images, with the labels of those that are of a class."""
+    labels = calibration.split.labels
+    if labels is None or labels.ndim > 1:
+        return [["index"], *([index] for index in calibration.indices.tolist())]
+    pairs = zip(calibration.indices.tolist(), labels.tolist(), strict=True)
+    return [["index", "label"], *pairs]
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:

@@ -14,15 +14,14 @@ from resnet8ptq.data import locate
 from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
-from resnet8ptq.evaluation.evaluate import with_logits
+from resnet8ptq.evaluation.evaluate import targets_of, with_logits
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment import outputs, preparation, suite, suspects
-from resnet8ptq.experiment.fit import fit
+from resnet8ptq.experiment.fit import fit, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
-from resnet8ptq.tasks.classification import Comparison
 
 
 def run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
@@ -61,15 +60,16 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     run.log_params(fp32.describe())
     dataset = fit(dataset, fp32)
     scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
+    task = settle_task(config.task, dataset, scored.test, fp32)
+    run.log_params(task.describe())
     taken = [] if scored is dataset else [scored.test]
     held_out = None
     if preparation.chooses(config):
         held_out = draw_held_out(dataset, config.held_out_images, taken)
         taken.append(held_out)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, taken)
-    run.log_datasets(scored, calibration)
-    logits = fp32.final == "logits"
-    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, logits)
+    run.log_datasets(scored, calibration, task.few_names)
+    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, fp32.final)
 
     with tempfile.TemporaryDirectory() as scratch:
         prepared = preparation.prepare(
@@ -88,14 +88,17 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     if artifact.ranges:
         table.write(folder, artifact.ranges, prepared.provenance)
     pace = evaluation.pace
-    scores = with_logits(evaluation, scored.test)
+    targets = targets_of(scored.test)
+    scores = task.score(with_logits(evaluation, scored.test), targets)
+    baseline = load_baseline(bench, config, fp32, scored.test)
+    reference = task.score(baseline.outputs, targets)
     single = None
     if config.method == "dynamic" and config.dtype.name != "fp32":
         label = "Evaluating one by one"
-        single = bench.evaluate(prepared.config, artifact.path, scored.test, label, 1).scores
-    baseline = load_baseline(bench, config, fp32, scored.test)
+        alone = bench.evaluate(prepared.config, artifact.path, scored.test, label, 1).outputs
+        single = task.compare(task.score(alone, targets), reference)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
-    suspects.check(config, scored, fp32, baseline.scores, runtime.threads)
+    suspects.check(config, task, scored, fp32, reference, runtime.threads)
     timed = None
     if config.latency.enabled and resolved.execution != "simulated":
         loads = [bench.loader(config, artifact.path)]
@@ -104,8 +107,9 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         timed = Latency(*latency.measure(loads, scored.test, config.latency))
 
     measurement = Measurement(
-        class_names=scored.class_names,
-        comparison=Comparison(scores, baseline.scores),
+        task=task,
+        comparison=task.compare(scores, reference),
+        images=len(scored.test),
         size_bytes=artifact.size_bytes,
         baseline_size_bytes=baseline.size_bytes,
         quantized_layers=artifact.quantized_layers,

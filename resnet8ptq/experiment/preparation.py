@@ -16,6 +16,7 @@ from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.experiment import exclusion, plots
+from resnet8ptq.experiment.fit import settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
@@ -111,8 +112,9 @@ def prepare(
     metrics: dict[str, float] = {}
     if config.nodes_to_exclude == "auto":
         assert held_out is not None  # see `chooses`
+        task = settle_task(config.task, dataset, held_out, fp32)
         chosen = exclusion.choose(
-            config, bench, fp32, network, calibration.split, held_out, folder, ranges
+            config, bench, task, fp32, network, calibration.split, held_out, folder, ranges
         )
         config = replace(config, nodes_to_exclude=chosen.nodes)
         params, metrics = chosen.to_params(), chosen.to_metrics()

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.tasks.classification import ACCURACY
+from resnet8ptq.tasks.contract import Metric
 
 
 @dataclass(frozen=True)
@@ -12,16 +14,17 @@ class Layer:
 
     Attributes:
         name: short; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
-        sqnr_db: of the output, over all images and classes; see `tasks.classification`.
-        accuracy_lost: the FP32 network's accuracy minus this one's, a fraction.
+        sqnr_db: of the output, over all images; see `tasks.signal`.
+        value: the task's metric.
+        lost: how much worse than the FP32 network's that is, see `Metric.drop`.
         saved_bytes: the FP32 artifact's size minus this one's.
     """
 
     name: str
     node: str
     sqnr_db: float
-    accuracy_lost: float
-    correct: int
+    value: float
+    lost: float
     size_bytes: int
     saved_bytes: int
 
@@ -33,18 +36,20 @@ class SensitivityResult(RunResult):
     Attributes:
         layers: lowest SQNR first where one layer is quantized; where one is left in float,
             highest first, since the others then do without the harm it does.
+        metric: what is lost.
         whole: the same metrics with every layer quantized.
-        output: what the SQNR is taken of, `logits` or `probabilities`.
+        output: what the SQNR is taken of, `logits`, `probabilities` or `values`.
         images: how many held-out images.
-        fp32_correct, fp32_size_bytes: of the same network in FP32, in the same framework.
+        fp32_value, fp32_size_bytes: of the same network in FP32, in the same framework.
     """
 
     mode: str = ""
+    metric: Metric = ACCURACY
     layers: tuple[Layer, ...] = ()
     whole: Layer | None = None
     output: str = ""
     images: int = 0
-    fp32_correct: int = 0
+    fp32_value: float = 0
     fp32_size_bytes: int = 0
 
     def summary(self) -> str:
@@ -56,16 +61,21 @@ class SensitivityResult(RunResult):
         return f"most sensitive: {first.name}, {first.sqnr_db:.1f} dB {done}"
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every metric under its MLflow name; accuracies are fractions."""
+        """Return every metric under its MLflow name."""
         if self.whole is None:
             return {}
         metrics: dict[str, float] = {
             "images": self.images,
-            "fp32_correct": self.fp32_correct,
+            f"fp32_{self.metric.name}": self.fp32_value,
             "fp32_size_bytes": self.fp32_size_bytes,
         }
+        name = self.metric.name
         for layer in (*self.layers, self.whole):
-            for key in ("sqnr_db", "accuracy_lost", "correct", "saved_bytes"):
-                metrics[f"{key}_{layer.name}"] = getattr(layer, key)
+            metrics |= {
+                f"sqnr_db_{layer.name}": layer.sqnr_db,
+                f"{name}_{layer.name}": layer.value,
+                f"{name}_lost_{layer.name}": layer.lost,
+                f"saved_bytes_{layer.name}": layer.saved_bytes,
+            }
         # The SQNR of an output that did not change is infinite, which no store can keep.
         return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}

@@ -1,6 +1,6 @@
 """What an experiment asks of whoever records it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,8 +18,10 @@ class Recorder(Protocol):
     def log_params(self, params: Mapping[str, str]) -> None:
         """Log what the run has determined, besides the config."""
 
-    def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
-        """Log which images calibrated and which are scored, with digests."""
+    def log_datasets(
+        self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
+    ) -> None:
+        """Log which images calibrated and which are scored, with digests, and names of classes."""
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""

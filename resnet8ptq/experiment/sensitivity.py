@@ -6,7 +6,7 @@ Measured on training images that did not calibrate, never on test images: layers
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -18,16 +18,17 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import locate
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
 from resnet8ptq.experiment import sensitivity_table
-from resnet8ptq.experiment.fit import fit
+from resnet8ptq.experiment.fit import fit, settle_task
 from resnet8ptq.experiment.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.classification import Comparison, Scores
+from resnet8ptq.tasks.contract import LOGITS, Comparison, Scores, Targets, Task
 
 
 def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityResult:
@@ -59,16 +60,17 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
     held_out = draw_held_out(dataset, config.held_out_images)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
     digests = {"calibration_digest": calibration.digest, "held_out_digest": held_out.digest}
-    logits = fp32.final == "logits"
-    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, logits)
+    task = settle_task(config.task, dataset, held_out, fp32)
+    run.log_params(task.describe())
 
     with tempfile.TemporaryDirectory() as scratch:
         network, output = cut_softmax(fp32, Path(scratch, "logits.onnx"))
+        bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, output)
 
         def measured(variant: RunConfig) -> Trial:
             return bench.run(variant, network, calibration.split, held_out, Path(scratch))
 
-        result = _analyse(config, network, measured)
+        result = _analyse(config, Judge(task, targets_of(held_out)), network, measured)
     params = {**resolved.to_params(), "sqnr_of": output, **digests}
     result = replace(result, output=output, resolved=params)
 
@@ -79,7 +81,7 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
 
 
 def cut_softmax(fp32: Fp32Model, path: Path) -> tuple[Fp32Model, str]:
-    """Return the network up to its logits, written to `path`, and the name of its output.
+    """Return the network up to its logits, written to `path`, and what it returns then.
 
     Where the network does not end in a softmax, it comes back as it is.
     """
@@ -87,7 +89,7 @@ def cut_softmax(fp32: Fp32Model, path: Path) -> tuple[Fp32Model, str]:
     if not end_at_logits(proto):
         return fp32, fp32.final
     onnx.save(proto, path)
-    return replace(fp32, onnx_path=path), "logits"
+    return replace(fp32, onnx_path=path), LOGITS
 
 
 def vary(config: RunConfig, node: str) -> RunConfig:
@@ -97,8 +99,27 @@ def vary(config: RunConfig, node: str) -> RunConfig:
     return replace(config, nodes_to_exclude=[node])
 
 
+@dataclass(frozen=True)
+class Judge:
+    """Compares what was measured on the held-out images."""
+
+    task: Task
+    targets: Targets
+
+    def compare(self, trial: Trial, reference: Trial) -> Comparison:
+        """Compare an artifact with that of the FP32 network."""
+        return self.task.compare(*(self._score(found) for found in (trial, reference)))
+
+    def _score(self, trial: Trial) -> Scores:
+        outputs = trial.evaluation.outputs
+        if outputs.logits is None:  # whatever the network puts out stands for them
+            outputs = replace(outputs, logits=outputs.values[0])
+        return self.task.score(outputs, self.targets)
+
+
 def rank_layers(
     config: RunConfig,
+    judge: Judge,
     nodes: Mapping[str, str],
     reference: Trial,
     measured: Callable[[RunConfig], Trial],
@@ -107,49 +128,47 @@ def rank_layers(
 
     Args:
         config: `analysis.mode` says which of the two.
+        judge: compares them.
         nodes: the layers' nodes in the ONNX graph, by short name.
         reference: of the FP32 network, in the same framework.
         measured: quantizes as it is told, and runs the held-out images.
     """
     layers = []
     for name, node in track(nodes.items(), "Quantizing layer by layer", "layers"):
-        layers.append(_compare(name, node, measured(vary(config, node)), reference))
+        layers.append(_compare(judge, name, node, measured(vary(config, node)), reference))
     left_out = config.analysis.mode == "all_but_one"
     return sorted(layers, key=lambda layer: layer.sqnr_db, reverse=left_out)
 
 
-def _compare(name: str, node: str, trial: Trial, reference: Trial) -> Layer:
-    scores, fp32 = (_as_logits(found.evaluation.scores) for found in (trial, reference))
-    sqnr_db = Comparison(scores, fp32).sqnr_db  # None: the outputs are equal
+def _compare(judge: Judge, name: str, node: str, trial: Trial, reference: Trial) -> Layer:
+    found = judge.compare(trial, reference)
+    sqnr_db = found.sqnr_db  # None: the outputs are equal
     size_bytes = trial.artifact.size_bytes
     return Layer(
         name=name,
         node=node,
         sqnr_db=math.inf if sqnr_db is None else sqnr_db,
-        accuracy_lost=(fp32.correct - scores.correct) / scores.total,
-        correct=scores.correct,
+        value=found.model.value,
+        lost=judge.task.metric.drop(found.delta, found.baseline.value),
         size_bytes=size_bytes,
         saved_bytes=reference.artifact.size_bytes - size_bytes,
     )
 
 
-def _as_logits(scores: Scores) -> Scores:
-    """Return the scores with whatever the network puts out as its logits."""
-    return scores if scores.logits is not None else replace(scores, logits=scores.probabilities)
-
-
 def _analyse(
-    config: RunConfig, network: Fp32Model, measured: Callable[[RunConfig], Trial]
+    config: RunConfig, judge: Judge, network: Fp32Model, measured: Callable[[RunConfig], Trial]
 ) -> SensitivityResult:
     reference = measured(as_fp32(config))
+    fp32 = judge.compare(reference, reference)
     nodes = weight_layers(onnx.load(network.onnx_path).graph)
     names = {name: node.name for name, node in nodes.items()}
     return SensitivityResult(
         "ok",
         mode=config.analysis.mode,
-        layers=tuple(rank_layers(config, names, reference, measured)),
-        whole=_compare("all_layers", "", measured(config), reference),
-        images=reference.evaluation.scores.total,
-        fp32_correct=reference.evaluation.scores.correct,
+        metric=judge.task.metric,
+        layers=tuple(rank_layers(config, judge, names, reference, measured)),
+        whole=_compare(judge, "all_layers", "", measured(config), reference),
+        images=fp32.model.total,
+        fp32_value=fp32.model.value,
         fp32_size_bytes=reference.artifact.size_bytes,
     )

@@ -14,8 +14,7 @@ from resnet8ptq.core import figures, files
 from resnet8ptq.core.text import show
 from resnet8ptq.experiment import plots
 from resnet8ptq.experiment.ranking import Layer, SensitivityResult
-
-COLUMNS = ("rank", "layer", "SQNR dB", "accuracy lost", "correct", "saved kB")
+from resnet8ptq.tasks.contract import Metric
 
 
 def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
@@ -26,23 +25,24 @@ def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     figure = plots.sensitivity(
         [layer.name for layer in result.layers],
         [layer.sqnr_db for layer in result.layers],
-        [100 * layer.accuracy_lost for layer in result.layers],
+        [result.metric.scale * layer.lost for layer in result.layers],
         [layer.saved_bytes / 1000 for layer in result.layers],
         whole_sqnr_db=result.whole.sqnr_db,
         output=result.output,
+        lost=f"{result.metric.title} lost{' (points)' if result.metric.percent else ''}",
         title=describe(config),
     )
     figures.save(figure, folder / "sensitivity.png")
 
 
 def to_csv(result: SensitivityResult) -> str:
-    """Return one line a layer, most sensitive first; sizes in bytes, accuracy as a fraction."""
-    figures = ("accuracy_lost", "correct", "size_bytes", "saved_bytes")
+    """Return one line a layer, most sensitive first; sizes in bytes."""
+    name, sqnr = result.metric.name, f"{result.output}_sqnr_db"
     rows: list[list[object]] = [
-        ["rank", "layer", "node", f"{result.output}_sqnr_db", *figures, "images"]
+        ["rank", "layer", "node", sqnr, f"{name}_lost", name, "size_bytes", "saved_bytes", "images"]
     ]
     for rank, layer in enumerate(result.layers, 1):
-        values = [layer.sqnr_db, *(getattr(layer, key) for key in figures)]
+        values = [layer.sqnr_db, layer.lost, layer.value, layer.size_bytes, layer.saved_bytes]
         rows.append([rank, layer.name, layer.node, *values, result.images])
     return files.to_csv(rows)
 
@@ -53,24 +53,25 @@ def print_table(result: SensitivityResult, title: str, console: Console | None =
     if not console.is_terminal:
         console.width = 130  # a pipe has no width; rich would fold the columns at 80
     table = Table(title=Text(show(title)), title_justify="left")
-    for column in COLUMNS:
+    name = result.metric.title
+    for column in ("rank", "layer", "SQNR dB", f"{name} lost", name, "saved kB"):
         table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
     for rank, layer in enumerate(result.layers, 1):
-        table.add_row(str(rank), *_cells(layer))
+        table.add_row(str(rank), *_cells(result.metric, layer))
     if result.whole is not None:
         table.add_section()
-        table.add_row("", *_cells(result.whole))
+        table.add_row("", *_cells(result.metric, result.whole))
     console.print(table)
     for note in _notes(result):
         console.print(note, highlight=False, markup=False)
 
 
-def _cells(layer: Layer) -> Sequence[str | Text]:
+def _cells(metric: Metric, layer: Layer) -> Sequence[str | Text]:
     return (
         Text(show(layer.name)),
         f"{layer.sqnr_db:.1f}",
-        f"{layer.accuracy_lost:+.2%}",
-        str(layer.correct),
+        metric.show_lost(layer.lost),
+        metric.show(layer.value),
         f"{layer.saved_bytes / 1000:.1f}",
     )
 
@@ -82,8 +83,9 @@ def _notes(result: SensitivityResult) -> list[str]:
     }[result.mode]
     return [
         f"SQNR of the {result.output} against FP32: {rank}.",
-        f"{result.images:,} held-out training images, {result.fp32_correct} correct in FP32; a "
-        "difference of a few images is noise: the ranking is by SQNR.",
+        f"{result.images:,} held-out training images, {result.metric.title} "
+        f"{result.metric.show(result.fp32_value)} in FP32; a difference of a few images is noise: "
+        "the ranking is by SQNR.",
         f"saved: against the FP32 file of the same framework, {result.fp32_size_bytes / 1000:.1f} "
         "kB; what conversion itself adds to the file, or leaves out, is part of it.",
     ]

@@ -1,4 +1,4 @@
-"""An FP32 accuracy that cannot be right, and the preprocessing that would have fitted."""
+"""An FP32 result that cannot be right, and the preprocessing that would have fitted."""
 
 import logging
 from collections.abc import Iterator
@@ -9,16 +9,15 @@ import numpy as np
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
+from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.classification import Scores
-from resnet8ptq.tasks.statistics import above_chance
+from resnet8ptq.tasks.contract import Outputs, Scores, Task
 
 log = logging.getLogger(__name__)
 
 SAMPLES = 200  # of the training split
-SIGNIFICANCE = 0.01
-BETTER = 0.1  # of the samples: less may be luck, as the best of several is taken
+BETTER = 0.1  # of a metric up to 1: less may be luck, as the best of several is taken
 BATCH_SIZE = 20
 
 # What conf/preprocess does to pixels 0..255: scale, mean, std.
@@ -32,44 +31,46 @@ _USUAL = {
 
 
 def check(
-    config: RunConfig, dataset: Dataset, fp32: Fp32Model, baseline: Scores, threads: int
+    config: RunConfig,
+    task: Task,
+    dataset: Dataset,
+    fp32: Fp32Model,
+    baseline: Scores,
+    threads: int,
 ) -> None:
-    """Warn where the FP32 accuracy cannot be right, and name the usual preprocessing that fits.
+    """Warn where what FP32 reaches cannot be right, and name the usual preprocessing that fits.
 
     Args:
-        dataset: as the network takes it; its training samples are tried.
+        dataset: as the network takes it; its training samples are tried, where they have labels.
         baseline: of the FP32 network.
     """
-    reason = _doubt(baseline, config.report.expected_accuracy)
+    reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
         return
     chosen = np.linspace(0, len(dataset.train) - 1, min(SAMPLES, len(dataset.train)))
-    split = dataset.train.take(chosen.astype(np.int64))
-    now = _count_right(fp32, split, threads)
-    found = {
-        setting: _count_right(fp32, replace(split, preprocessing=steps), threads)
-        for setting, steps in _usual(split, sized=config.preprocess.size is not None)
-    }
-    best = max(found, key=lambda setting: found[setting], default="")
-    if best and found[best] - now > BETTER * len(split):
-        advice = f"{best} gets {found[best]} of {len(split)} training samples right, this run {now}"
-    else:
-        advice = (
-            "no usual preprocessing of the pixels does better; look at the order of the classes, "
-            "at preprocess.resize, data.offset and data.scale"
-        )
-    log.warning("FP32 ACCURACY %s: does the preprocessing fit the network? %s", reason, advice)
+    split, metric = dataset.train.take(chosen.astype(np.int64)), task.metric
 
+    def value(preprocessing: Preprocessing) -> float:
+        tried = replace(split, preprocessing=preprocessing)
+        return task.score(_run(fp32, tried, threads), targets_of(tried)).value
 
-def _doubt(baseline: Scores, expected: float | None) -> str | None:
-    """Say what is strange about an accuracy: near chance, or below `expected`."""
-    classes = baseline.probabilities.shape[1]
-    found = f"{baseline.accuracy:.2%} ({baseline.correct} of {baseline.total}"
-    if above_chance(baseline.correct, baseline.total, classes) > SIGNIFICANCE:
-        return f"NEAR CHANCE, {found}, {classes} classes)"
-    if expected is not None and baseline.interval[1] < expected:
-        return f"BELOW report.expected_accuracy={expected:g}, {found})"
-    return None
+    advice = "does the preprocessing fit the network?"
+    if split.labels is not None and len(np.unique(split.labels)) > 1:
+        now, found = value(split.preprocessing), dict[str, float]()
+        for setting, steps in _usual(split, sized=config.preprocess.size is not None):
+            found[setting] = value(steps)
+        best = min(found, key=lambda setting: metric.cost(found[setting]), default="")
+        if best and metric.cost(now) - metric.cost(found[best]) > BETTER:
+            advice += (
+                f" {best} gets {metric.show(found[best])} on {len(split)} training samples, this "
+                f"run {metric.show(now)}"
+            )
+        else:
+            advice += (
+                " no usual preprocessing of the pixels does better; look at the order of the "
+                "classes, at preprocess.resize, data.offset and data.scale"
+            )
+    log.warning("FP32 %s %s: %s", metric.title.upper(), reason, advice)
 
 
 def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
@@ -88,8 +89,8 @@ def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
             yield f"{setting} preprocess.channels=bgr", replace(steps, bgr=True)
 
 
-def _count_right(fp32: Fp32Model, split: Split, threads: int) -> int:
+def _run(fp32: Fp32Model, split: Split, threads: int) -> Outputs:
     session = open_session(str(fp32.onnx_path), threads)
     name = session.get_inputs()[0].name
-    found = [session.run(None, {name: batch})[0].argmax(1) for batch in split.batches(BATCH_SIZE)]
-    return int((np.concatenate(found) == split.labels).sum())
+    found = [session.run(None, {name: batch}) for batch in split.batches(BATCH_SIZE)]
+    return Outputs(tuple(map(np.concatenate, zip(*found, strict=True))), None, fp32.final)

@@ -162,15 +162,22 @@ class Trainer:
         return distillation_loss(logits, wanted, self.settings.temperature), logits
 
     def _validate(self, state: _State) -> None:
-        """Add loss and accuracy on the held-out images; keep the student where it is the best."""
-        right, total = 0, 0.0
+        """Add loss and accuracy on the held-out images; keep the student where it is the best.
+
+        Where they have no classes, those of the teacher stand in for them.
+        """
+        right, total, labels = 0, 0.0, self.held_out.labels
+        starts = range(0, len(self.held_out), VALIDATION_BATCH)
         with torch.no_grad():
-            for start in range(0, len(self.held_out), VALIDATION_BATCH):
-                chosen = slice(start, start + VALIDATION_BATCH)
-                labels = torch.from_numpy(self.held_out.labels[chosen])
-                loss, logits = self._loss(torch.from_numpy(self.held_out.inputs(chosen)))
-                right += int((logits.argmax(dim=1) == labels).sum())
-                total += float(loss) * len(labels)
+            for start, stored in zip(starts, self.held_out.batches(VALIDATION_BATCH), strict=True):
+                batch = torch.from_numpy(stored)
+                loss, logits = self._loss(batch)
+                if labels is None or labels.dtype.kind == "f":
+                    wanted = self.teacher(batch).argmax(dim=1)
+                else:
+                    wanted = torch.from_numpy(labels[start : start + VALIDATION_BATCH])
+                right += int((logits.argmax(dim=1) == wanted).sum())
+                total += float(loss) * len(batch)
         mean, accuracy = total / len(self.held_out), right / len(self.held_out)
         if mean < state.best_loss:
             state.best, state.best_loss = state.student, mean

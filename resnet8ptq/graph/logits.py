@@ -18,11 +18,11 @@ def last_node(graph: onnx.GraphProto, skipped: tuple[str, ...]) -> onnx.NodeProt
 def end_at_logits(proto: onnx.ModelProto) -> bool:
     """Make the final softmax's input the only output, in place; tell whether there is a softmax.
 
-    Of a graph that ends in none, nothing is changed. What is behind the softmax stays, without use,
-    but the softmax itself goes where it is the last node.
+    Of a graph that ends in none, or in several outputs, nothing is changed. What is behind the
+    softmax stays, without use, but the softmax itself goes where it is the last node.
     """
     graph = proto.graph
-    node = last_node(graph, _PASSES_ON)
+    node = last_node(graph, _PASSES_ON) if len(graph.output) == 1 else None
     if node is None or node.op_type not in ("Softmax", "QLinearSoftmax"):
         return False
     name = node.input[0]

@@ -180,11 +180,13 @@ def find_final(outputs: Outputs) -> str:
     """Return what a network returns: `probabilities`, `logits` or `values`.
 
     A single output [n, classes] of floats holds probabilities where its rows are not negative and
-    sum to 1 within 1e-3, else logits; everything else is values.
+    sum to 1 within 1e-3, or of one class lie within 0 and 1, else logits; all else is values.
     """
     if len(outputs) != 1 or outputs[0].ndim != 2 or outputs[0].dtype.kind != "f":
         return VALUES
     [found] = outputs
+    if found.shape[1] == 1:
+        return PROBABILITIES if 0 <= found.min() <= found.max() <= 1 else LOGITS
     sums_to_one = found.min() >= 0 and np.allclose(found.sum(1), 1, rtol=0, atol=1e-3)
     return PROBABILITIES if sums_to_one else LOGITS
 

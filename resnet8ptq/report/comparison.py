@@ -9,7 +9,7 @@ import json
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +19,9 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.report import families, table
-from resnet8ptq.tasks.classification import Paired, metric_names
-from resnet8ptq.tasks.statistics import holm, mcnemar
+from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.tasks.contract import Paired, Task
+from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
@@ -64,6 +65,12 @@ class Cell:
         """Whether the run was measured and is not the baseline itself."""
         return self.paired is not None and self.record.params.get("dtype") != "fp32"
 
+    @property
+    def drop(self) -> float:
+        """How much worse than FP32 it is; NaN where it was not measured."""
+        found = self.record.drop
+        return float("nan") if found is None else found
+
     def metric(self, name: str) -> float:
         """Return a metric; NaN where it was not measured."""
         return self.record.metrics.get(name, float("nan"))
@@ -86,12 +93,14 @@ class Comparison:
         return [cell for cell in self.cells if cell.quantized]
 
     @cached_property
+    def task(self) -> Task:
+        """What scored the runs."""
+        return table.task_of(self.records)
+
+    @property
     def class_names(self) -> tuple[str, ...]:
-        """Class names, from the order in which the runs logged them."""
-        for cell in self.measured:
-            if names := cell.record.tags.get("class_names"):
-                return _parse_names(names)
-        return ()
+        """Class names, in the order of the labels; empty where there are none, or too many."""
+        return self.task.class_names
 
     def class_deltas(self, cell: Cell) -> list[float]:
         """Return a cell's accuracy minus FP32's on each class; NaN where it was not measured."""
@@ -105,14 +114,15 @@ def load(store: Store, records: Sequence[Record]) -> list[Comparison]:
 
 def _load_family(store: Store, records: Sequence[Record]) -> Comparison:
     labels = table.labels(records)
-    return compare([_load_cell(store, *pair) for pair in zip(records, labels, strict=True)])
+    task = table.task_of(records)
+    return compare([_load_cell(store, task, *pair) for pair in zip(records, labels, strict=True)])
 
 
-def _load_cell(store: Store, record: Record, label: str) -> Cell:
-    if "accuracy" not in record.metrics:
+def _load_cell(store: Store, task: Task, record: Record, label: str) -> Cell:
+    if task.metric.name not in record.metrics:
         return Cell(record, label)
     with history.artifact(store, record, "predictions.npz") as path:
-        paired = _read(record, path, _read_predictions)
+        paired = _read(record, path, partial(_read_predictions, task))
     with history.artifact(store, record, "ranges.json") as path:
         ranges = _read(record, path, _read_ranges)
     return Cell(record, label, paired, ranges=ranges)
@@ -132,16 +142,12 @@ def _read(record: Record, path: Path, reader: Callable[[Path], T]) -> T:
         ) from None
 
 
-def _read_predictions(path: Path) -> Paired:
+def _read_predictions(task: Task, path: Path) -> Paired:
     with zipfile.ZipFile(path) as archive:
         if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
     with np.load(path, allow_pickle=False) as arrays:
-        columns = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
-    shape = columns[2].shape
-    if any(array.ndim != 1 or array.shape != shape or array.dtype.kind != "i" for array in columns):
-        raise ValueError("not one integer for each image")
-    return Paired(*columns)
+        return task.paired.read(arrays)
 
 
 def _read_ranges(path: Path) -> dict[str, Any]:
@@ -153,16 +159,6 @@ def _read_ranges(path: Path) -> dict[str, Any]:
     return dict(ranges)
 
 
-def _parse_names(text: str) -> tuple[str, ...]:
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TrackingError(f"class_names: got {text[:100]!r}, takes a list of names")
-    return tuple(names)
-
-
 def compare(cells: Sequence[Cell]) -> Comparison:
     """Test every cell of one family against its baseline, whole and by class; Holm's correction."""
     comparison = Comparison(tuple(cells))
@@ -171,9 +167,7 @@ def compare(cells: Sequence[Cell]) -> Comparison:
     for cell in measured:
         paired = cell.paired
         assert paired is not None  # that is what measured means
-        for label in range(len(names)):
-            members = paired.labels == label
-            by_class.append(mcnemar(paired.hits[members], paired.baseline_hits[members]))
+        by_class += paired.by_class(len(names))
     adjusted = table.adjusted_p(comparison.records)
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {
@@ -196,11 +190,10 @@ def compare(cells: Sequence[Cell]) -> Comparison:
 
 
 def indistinguishable(best: Cell, others: Sequence[Cell]) -> list[Cell]:
-    """Return those of `others` whose accuracy does not differ significantly from `best`'s.
+    """Return those of `others` whose result does not differ significantly from `best`'s.
 
     Paired on the same test images, corrected for the number of others.
     """
     assert best.paired is not None
-    hits = best.paired.hits
-    p_values = [mcnemar(hits, cell.paired.hits) for cell in others if cell.paired]
+    p_values = [best.paired.against(cell.paired) for cell in others if cell.paired]
     return [cell for cell, p in zip(others, holm(p_values), strict=True) if p >= SIGNIFICANCE]

@@ -1,4 +1,4 @@
-"""Runs that were scored on the same images: only those are ranked, tested and drawn together."""
+"""Runs that were scored alike on the same images: only those are ranked, tested, drawn together."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,19 @@ from resnet8ptq.tracking.history import Record
 
 
 def group(records: Sequence[Record]) -> list[list[Record]]:
-    """Return the runs by the images they were scored on, in the order of the first of each.
+    """Return the runs by the images they were scored on, and how, in the order of the first.
 
     A run that came to no images stands with those that were told to use the same ones; where there
     are none, with the first. Without any run there is one family, an empty one.
     """
-    told: dict[tuple[str | None, ...], str] = {}
+    told: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
-        if scored := digest(record):
-            told.setdefault(_told(record), scored)
-    first = next(iter(told.values()), "")
-    families: dict[str, list[Record]] = {}
+        if digest(record):
+            told.setdefault(_told(record), _scored(record))
+    first = next(iter(told.values()), ())
+    families: dict[tuple[str | None, ...], list[Record]] = {}
     for record in records:
-        scored = digest(record) or told.get(_told(record), first)
+        scored = _scored(record) if digest(record) else told.get(_told(record), first)
         families.setdefault(scored, []).append(record)
     return list(families.values()) or [[]]
 
@@ -28,9 +28,14 @@ def digest(record: Record) -> str:
     return record.tags.get("test_digest", "")
 
 
+def _scored(record: Record) -> tuple[str | None, ...]:
+    keys = ("scored_as", "metric", "task.metric._target_")
+    return (digest(record), *(record.params.get(key) for key in keys))
+
+
 def _told(record: Record) -> tuple[str | None, ...]:
     """Return the settings that say which images are scored."""
-    keys = ["data", "evaluate.split"]
+    keys = ["data", "evaluate.split", "task"]
     if record.params.get("evaluate.split") == "held_out":
         keys.append("held_out_images")
     return tuple(record.params.get(key) for key in keys)

@@ -9,6 +9,7 @@ from resnet8ptq.tracking.history import Record
 def describe(comparison: Comparison) -> list[tuple[str, str]]:
     """Return (subject, text) pairs; where runs differ, every value is named."""
     runs = [record for record in comparison.records if "total" in record.metrics]
+    task = comparison.task
     if not runs:
         return [("runs", "none was measured")]
 
@@ -47,17 +48,18 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
             f"{drawn} training images of each class, seed "
             f"{param('seed')}, digest of the draw {tag('calibration_digest')[:16]}…",
         ),
+        ("task", f"{task.name}: {task.metric.title}{'; ' * bool(task.note)}{task.note}"),
         ("what is evaluated", "the artifact as it was written, loaded again from disk"),
         (
             "tests",
-            "exact McNemar test, paired on the same images, against the FP32 baseline of the same "
+            f"{task.test}, paired on the same images, against the FP32 baseline of the same "
             f"framework; Holm's correction within a family; significant below {SIGNIFICANCE}",
         ),
-        ("intervals", "95% Wilson score intervals"),
+        ("intervals", task.intervals),
         (
             "choice",
-            "the best are chosen on the images they are reported on, so that the winner's accuracy "
-            "is biased upwards; models that do not differ significantly from it are named",
+            "the best are chosen on the images they are reported on, so that the winner's result "
+            "is biased towards good; models that do not differ significantly from it are named",
         ),
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(present) or 'no vector flags known'})"),

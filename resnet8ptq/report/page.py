@@ -11,7 +11,7 @@ sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged o
 
 import base64
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import printable, safe_name
 from resnet8ptq.report import comparison, methodology, pareto, plots, reference, spread, table
 from resnet8ptq.report.comparison import SIGNIFICANCE, Comparison
-from resnet8ptq.report.recommend import Recommendation, broken_limits, recommend
+from resnet8ptq.report.recommend import Recommendation, broken_limits, least_of, recommend
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store, open_store
@@ -47,7 +47,7 @@ def write(
     for prefix, compared in zip(_prefixes(families), families, strict=True):
         drawn = _draw(compared)
         if best := recommend(compared, limits):
-            drawn |= _figures_of(store, best[0].choice.record)
+            drawn |= _figures_of(store, best[0].choice.record, compared.task.figure_files)
         images |= {prefix + name: image for name, image in drawn.items()}
     paths = []
     for name, image in images.items():
@@ -124,17 +124,22 @@ def _section(
         recommendations=recommendations,
         limits=limits,
         front=pareto.find(found),
-        points=lambda fraction: f"{100 * fraction:g}",
-        percent=lambda fraction: f"{fraction:.1%}",
+        metric=found.task.metric,
+        least=least_of(found.task.metric, limits),
         columns=[*table.columns(found.records), "limits"],
-        numeric=table.NUMERIC,
+        numeric=table.numeric(found.records),
         rows=_rows(found, limits),
         notes=table.notes(found.records),
         class_names=found.class_names,
         losses=[(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes],
         figures={
             name: f"{prefix}{name}.png" if f"{prefix}{name}.png" in figures else None
-            for name in ("trade_offs", "class_impact", "classes", "confusion")
+            for name in ("trade_offs", "class_impact")
+        },
+        drawn={
+            f"{prefix}{name}": caption
+            for name, caption in found.task.figure_files.items()
+            if f"{prefix}{name}" in figures
         },
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
         spreads=spread.measure(found),
@@ -172,27 +177,32 @@ def summarize(compared: Comparison, recommendations: Sequence[Recommendation]) -
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
     worse = [cell for cell in measured if (cell.adjusted_p or 0) < SIGNIFICANCE]
-    worse = [cell for cell in worse if cell.metric("delta") < 0]
+    worse = [cell for cell in worse if cell.drop > 0]
     rest = len(measured) - len(worse)
-    lines.append(
-        f"Significantly less accurate than FP32: {len(worse)} of the {len(measured)} quantized "
-        f"models{f'; for the other {rest} no loss is significant' if rest else ''}."
-    )
+    task = compared.task
+    if task.note:
+        lines.append(task.note)
+    else:
+        lines.append(
+            f"Significantly worse than FP32: {len(worse)} of the {len(measured)} quantized models"
+            f"{f'; for the other {rest} no loss is significant' if rest else ''}."
+        )
     if not recommendations:
         return [*lines, "No model keeps the limits, so none is recommended."]
     best = recommendations[0]
-    lines.append(f"The most accurate is {best.choice.label}: {best.why}.")
+    lines.append(f"The best by {task.metric.title} is {best.choice.label}: {best.why}.")
     if best.equals:
         lines.append(
-            f"Not significantly less accurate on these images: {len(best.equals)} more; "
-            "choose between them by size and speed."
+            f"Not significantly worse on these images: {len(best.equals)} more; choose between "
+            "them by size and speed."
         )
     lines += [f"{r.use.capitalize()}: {r.choice.label}: {r.why}." for r in recommendations[1:4]]
     return lines
 
 
 def _reference_rows(compared: Comparison, limits: ReportConfig) -> list[list[str]]:
-    if limits.reference is None or not compared.measured:
+    counted = all("expected_correct" in cell.record.metrics for cell in compared.measured)
+    if limits.reference is None or not compared.measured or not counted:
         return []
     return reference.rows(reference.rank(compared, reference.load(limits.reference)))
 
@@ -200,7 +210,7 @@ def _reference_rows(compared: Comparison, limits: ReportConfig) -> list[list[str
 def _rows(compared: Comparison, limits: ReportConfig) -> list[list[str]]:
     verdicts = {}
     for cell in compared.measured:
-        failures = broken_limits(cell, limits)
+        failures = broken_limits(compared.task.metric, cell, limits)
         verdicts[cell.record.run_id] = f"fail: {', '.join(failures)}" if failures else "pass"
     rows = table.rows(compared.records)
     ids = [""] * (len(rows) - len(compared.records)) + [r.run_id for r in compared.records]
@@ -218,10 +228,10 @@ def _draw(compared: Comparison) -> dict[str, bytes]:
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 
-def _figures_of(store: Store, record: Record) -> dict[str, bytes]:
-    """Return the figures that a run has drawn of its own classes."""
+def _figures_of(store: Store, record: Record, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the figures that a run has drawn."""
     images = {}
-    for name in ("classes.png", "confusion.png"):
+    for name in names:
         with history.artifact(store, record, name) as path:
             images[name] = path.read_bytes()
     return images

@@ -25,7 +25,7 @@ def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Front:
-    """The members, the most accurate first, and what they were looked for by."""
+    """The members, the best first, and what they were looked for by."""
 
     objectives: tuple[str, ...]
     members: tuple[Cell, ...]
@@ -106,4 +106,5 @@ def _heading(name: str) -> str:
 def _text(name: str, value: float) -> str:
     if name.endswith("_bytes"):
         return f"{value / 1000:.1f}"
-    return f"{value:.2%}" if name.endswith(("accuracy", "agreement")) else f"{value:.3g}"
+    percent = name.endswith(("accuracy", "agreement", "relative_error"))
+    return f"{value:.2%}" if percent else f"{value:.3g}"

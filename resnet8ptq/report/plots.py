@@ -16,6 +16,7 @@ from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
 from resnet8ptq.report import pareto, table
 from resnet8ptq.report.comparison import Cell, Comparison
+from resnet8ptq.tasks.contract import Metric
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _RING: dict[str, Any] = {"marker": "o", "ms": 13, "mec": "black", "mfc": "none"}
@@ -33,7 +34,7 @@ def class_impact(comparison: Comparison) -> Figure | None:
     change = 100 * np.array([comparison.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
-        figsize=(3.2 + 0.72 * len(names), 1.7 + 0.34 * len(cells)), layout="constrained"
+        figsize=(max(7.0, 3.2 + 0.72 * len(names)), 1.7 + 0.34 * len(cells)), layout="constrained"
     )
     axes = figure.subplots()
     mesh = figures.show_matrix(axes, change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit))
@@ -54,7 +55,7 @@ def class_impact(comparison: Comparison) -> Figure | None:
 
 
 def trade_offs(comparison: Comparison) -> Figure | None:
-    """Accuracy against size, and against latency where it was measured, with Pareto fronts."""
+    """The task's metric against size, and latency where it was measured, with Pareto fronts."""
     cells = comparison.measured
     if not cells:
         return None
@@ -70,7 +71,7 @@ def trade_offs(comparison: Comparison) -> Figure | None:
     figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, figure_of, shown) in zip(grid, panels, strict=True):
-        _scatter(axes, shown, figure_of, label, _kinds(cells), members)
+        _scatter(axes, comparison.task.metric, shown, figure_of, label, _kinds(cells), members)
     handles = _legend(cells)
     if members:
         handles.append(Line2D([], [], ls="", label="on the front of the search", **_RING))
@@ -123,6 +124,7 @@ def _legend(cells: Sequence[Cell]) -> list[Line2D]:
 
 def _scatter(
     axes: Axes,
+    metric: Metric,
     cells: Sequence[Cell],
     figure_of: Callable[[Cell], float],
     label: str,
@@ -130,22 +132,25 @@ def _scatter(
     members: Collection[str],
 ) -> None:
     for cell in cells:
-        x, accuracy = figure_of(cell), 100 * cell.metric("accuracy")
-        interval = [[100 * cell.metric("ci95_low")], [100 * cell.metric("ci95_high")]]
+        x, value = figure_of(cell), metric.scale * cell.metric(metric.name)
+        interval = [metric.scale * cell.metric(end) for end in ("ci95_low", "ci95_high")]
         style = _style(cell, kinds)
-        axes.plot([x, x], np.ravel(interval), color=style["color"], alpha=0.25, lw=1)
-        axes.plot(x, accuracy, linestyle="", **style)
+        axes.plot([x, x], interval, color=style["color"], alpha=0.25, lw=1)
+        axes.plot(x, value, linestyle="", **style)
         if cell.record.run_id in members:
-            axes.plot(x, accuracy, linestyle="", **_RING)
-    points = np.array([(figure_of(cell), 100 * cell.metric("accuracy")) for cell in cells])
-    front = points[pareto.mask(points * (1, -1))]
+            axes.plot(x, value, linestyle="", **_RING)
+    points = np.array(
+        [(figure_of(cell), metric.scale * cell.metric(metric.name)) for cell in cells]
+    )
+    front = points[pareto.mask(points * (1, metric.cost(1)))]
     axes.plot(*front[front[:, 0].argsort()].T, "k--", lw=1, zorder=0)
-    axes.set(xlabel=label, ylabel="accuracy, %  (bars: 95% interval)")
-    for level in {cell.metric("baseline_accuracy") for cell in cells}:
-        axes.axhline(100 * level, color="0.6", lw=1, zorder=0)
+    axes.set(xlabel=label, ylabel=f"{plain(metric.title)}{metric.unit}  (bars: 95% interval)")
+    name = f"baseline_{metric.name}"
+    for level in {cell.metric(name) for cell in cells if name in cell.record.metrics}:
+        axes.axhline(metric.scale * level, color="0.6", lw=1, zorder=0)
         axes.text(
             1.01,  # outside, where no mark can be
-            100 * level,
+            metric.scale * level,
             "FP32",
             color="0.4",
             ha="left",

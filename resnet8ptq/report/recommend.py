@@ -2,20 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import SIGNIFICANCE, Cell, Comparison, indistinguishable
+from resnet8ptq.tasks.contract import Metric
 
 CLOSE = 0.05  # latencies and sizes within 5% count as equal
 
 
-def broken_limits(cell: Cell, limits: ReportConfig) -> list[str]:
+def least_of(metric: Metric, limits: ReportConfig) -> float | None:
+    """Return what the metric must reach; None where no limit is for it."""
+    return getattr(limits, metric.least) if metric.least else None
+
+
+def broken_limits(metric: Metric, cell: Cell, limits: ReportConfig) -> list[str]:
     """Say which limits a measured cell breaks, in words."""
-    broken = []
-    if -cell.metric("delta") > limits.max_drop:
-        broken.append(f"drop > {100 * limits.max_drop:g} points")
-    if cell.metric("accuracy") < limits.min_accuracy:
-        broken.append(f"accuracy < {limits.min_accuracy:.1%}")
+    broken, least = [], least_of(metric, limits)
+    if cell.drop > limits.max_drop:
+        broken.append(f"drop > {metric.show_drop(limits.max_drop)}")
+    if least is not None and metric.cost(cell.metric(metric.name)) > metric.cost(least):
+        broken.append(f"{metric.title} < {metric.show(least)}")
     return broken
 
 
@@ -34,18 +41,20 @@ def recommend(comparison: Comparison, limits: ReportConfig) -> list[Recommendati
     """Return one recommendation for each use that the sweep can answer; none where nothing passes.
 
     Every choice keeps the limits, and was measured on integer kernels. The smallest and the fastest
-    are chosen among those whose accuracy is not significantly worse than the most accurate one's.
+    are chosen among those whose result is not significantly worse than the best one's.
     """
-    passing = [cell for cell in comparison.measured if not broken_limits(cell, limits)]
+    metric = comparison.task.metric
+    passing = [cell for cell in comparison.measured if not broken_limits(metric, cell, limits)]
     # A simulated run says nothing about deployment on integer kernels.
     passing = [cell for cell in passing if cell.record.params.get("execution") != "simulated"]
     if not passing:
         return []
-    best = max(passing, key=_accuracy)
+    best = _best(metric, passing)
     rest = [cell for cell in passing if cell is not best]
     peers = [best, *indistinguishable(best, rest)]
-    recommendations = [_most_accurate("most accurate", best, passing)]
-    recommendations.append(_least("smallest", peers, lambda cell: cell.metric("size_bytes"), _size))
+    recommendations = [_explain(metric, f"best {metric.title}", best, passing)]
+    sizes = partial(_size, metric)
+    recommendations.append(_least("smallest", peers, lambda cell: cell.metric("size_bytes"), sizes))
     timed = [cell for cell in peers if "latency_p50_ms" in cell.record.metrics]
     if timed:
         recommendations.append(
@@ -57,21 +66,32 @@ def recommend(comparison: Comparison, limits: ReportConfig) -> list[Recommendati
     backends = sorted({cell.backend for cell in passing})
     for backend in backends if len(backends) > 1 else []:
         members = [cell for cell in passing if cell.backend == backend]
-        winner = max(members, key=_accuracy)
-        recommendations.append(_most_accurate(f"most accurate in {backend}", winner, members))
+        winner = _best(metric, members)
+        use = f"best {metric.title} in {backend}"
+        recommendations.append(_explain(metric, use, winner, members))
     return recommendations
 
 
-def _most_accurate(use: str, best: Cell, candidates: Sequence[Cell]) -> Recommendation:
+def _best(metric: Metric, cells: Sequence[Cell]) -> Cell:
+    return min(cells, key=lambda cell: metric.cost(cell.metric(metric.ranked_by)))
+
+
+def _explain(metric: Metric, use: str, best: Cell, candidates: Sequence[Cell]) -> Recommendation:
     equals = indistinguishable(best, [cell for cell in candidates if cell is not best])
-    significant = (best.adjusted_p or 0) < SIGNIFICANCE
-    against = "significantly below" if significant else "not significantly below"
-    if best.metric("delta") >= 0:
-        against = "not below"
-    shown, fair = f"{best.metric('accuracy'):.2%}", f"{_accuracy(best):.2%}"
-    ties = f" ({fair} with ties at the top broken at random)" if fair != shown else ""
-    why = f"{shown}{ties}, {against} FP32 ({_points(best)} points)"
-    return Recommendation(use, best, why, tuple(equals), "no significant difference in accuracy")
+    shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
+    why = shown + (f" ({fair} with ties at the top broken at random)" if fair != shown else "")
+    if best.adjusted_p is not None:
+        against = (
+            "significantly worse than"
+            if best.adjusted_p < SIGNIFICANCE
+            else "not significantly worse than"
+        )
+        if best.drop <= 0:
+            against = "not worse than"
+        why += f", {against} FP32 ({metric.say_change(best.metric('delta'))})"
+    return Recommendation(
+        use, best, why, tuple(equals), f"no significant difference in {metric.title}"
+    )
 
 
 def _least(
@@ -89,10 +109,6 @@ def _least(
     return Recommendation(use, best, text(best), equals, f"within {CLOSE:.0%}")
 
 
-def _accuracy(cell: Cell) -> float:
-    return cell.metric("expected_accuracy")  # with ties at the top broken at random
-
-
 def _latency(cell: Cell) -> float:
     return cell.metric("latency_p50_ms")
 
@@ -101,9 +117,9 @@ def _batch_latency(cell: Cell) -> float:
     return cell.metric("latency_batch_p50_ms")
 
 
-def _size(cell: Cell) -> str:
+def _size(metric: Metric, cell: Cell) -> str:
     size, saved = cell.metric("size_bytes") / 1000, cell.metric("size_reduction")
-    return f"{size:.1f} kB, {saved:.1%} less than FP32, at {cell.metric('accuracy'):.2%}"
+    return f"{size:.1f} kB, {saved:.1%} less than FP32, at {metric.show(cell.metric(metric.name))}"
 
 
 def _latency_text(cell: Cell) -> str:
@@ -121,7 +137,3 @@ def _ratio(cell: Cell, name: str) -> str:
     if speedup < 1:
         return f"slower than FP32 in {cell.backend} ({speedup:.2f} times as fast)"
     return f"{speedup:.2f} times as fast as FP32 in {cell.backend}"
-
-
-def _points(cell: Cell) -> str:
-    return f"{100 * cell.metric('delta'):+.2f}"

@@ -1,4 +1,4 @@
-"""How far one configuration's accuracy moves with the calibration draw."""
+"""How far one configuration's result moves with the calibration draw."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from resnet8ptq.report.table import combination, varied
 
 @dataclass(frozen=True)
 class Spread:
-    """Accuracies, as fractions, of one configuration over several seeds.
+    """The task's metric of one configuration over several seeds.
 
     Attributes:
         standard_deviation: of the sample (n - 1).
@@ -37,20 +37,21 @@ def group_by_configuration(comparison: Comparison) -> list[list[Cell]]:
 
 def measure(comparison: Comparison) -> list[Spread]:
     """Return the spread of each configuration that was run with more than one seed."""
+    name = comparison.task.metric.name
     return [
-        _spread(cells)
+        _spread(cells, name)
         for cells in group_by_configuration(comparison)
         if len({cell.record.params.get("seed") for cell in cells}) > 1
     ]
 
 
-def _spread(cells: list[Cell]) -> Spread:
-    accuracies = np.array([cell.metric("accuracy") for cell in cells])
+def _spread(cells: list[Cell], name: str) -> Spread:
+    values = np.array([cell.metric(name) for cell in cells])
     return Spread(
         label=cells[0].label.replace(f" seed={cells[0].record.params['seed']}", ""),
         draws=len(cells),
-        mean=float(accuracies.mean()),
-        standard_deviation=float(accuracies.std(ddof=1)),
-        lowest=float(accuracies.min()),
-        highest=float(accuracies.max()),
+        mean=float(values.mean()),
+        standard_deviation=float(values.std(ddof=1)),
+        lowest=float(values.min()),
+        highest=float(values.max()),
     )

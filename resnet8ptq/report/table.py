@@ -1,5 +1,6 @@
 """The table of runs: for the terminal, and as cells and CSV for the report."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,25 +11,24 @@ from rich.text import Text
 
 from resnet8ptq.config.combination import Combination
 from resnet8ptq.core import files
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import show
 from resnet8ptq.report.families import digest, group
+from resnet8ptq.tasks import registry
+from resnet8ptq.tasks.contract import Metric, Task
 from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
 
-COLUMNS = (
-    *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),
-    *("size kB", "reduction", "speedup", "execution", "status"),
-)
-NUMERIC = ("accuracy", "delta", "p", "size kB", "reduction", "speedup")
+CHOICES = ("framework", "dtype", "calibration", "weights")
+COSTS = ("size kB", "reduction", "speedup")
 _BASELINE_KEYS = ("backend", "backend.flow", "data", "model.fold", "evaluate.split")
 P_NOTE = (
-    "p: exact McNemar test against the FP32 baseline of the same framework, on the same images"
-    "{correction}."
+    "p: {test} against the FP32 baseline of the same framework, on the same images{correction}."
 )
 DYNAMIC_NOTE = (
-    "{label}: ranges are taken from each batch, so that accuracy depends on evaluate.batch_size; "
-    "one image at a time it is {accuracy:.2%}."
+    "{label}: ranges are taken from each batch, so that {title} depends on evaluate.batch_size; "
+    "one image at a time it is {value}."
 )
 SIMULATED_NOTE = (
     "execution: `simulated` computes in float what integer kernels would; it has no latency to "
@@ -38,25 +38,54 @@ SPEEDUP_NOTE = (
     "speedup: FP32's median latency of one image divided by the run's, {threads} thread(s)."
 )
 FAMILIES_NOTE = (
-    "The runs were scored on {count} different sets of images. Each set stands apart: runs are "
-    "ranked, tested and recommended only against runs on the same images."
+    "The runs were scored on {count} different sets of images, or by different metrics. Each set "
+    "stands apart: runs are ranked, tested and recommended only against runs on the same images."
 )
 
 
+def task_of(records: Sequence[Record]) -> Task:
+    """Return what scored the runs of a family; where none was, a classification."""
+    found = next((record for record in records if "total" in record.metrics), None)
+    if found is None:
+        return registry.recall({})
+    return registry.recall(found.params, parse_names(found.tags.get("class_names")))
+
+
+def parse_names(text: str | None) -> tuple[str, ...]:
+    """Return the class names that a run was tagged with.
+
+    Raises:
+        TrackingError: they are no list of names.
+    """
+    try:
+        names = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TrackingError(f"class_names: got {(text or '')[:100]!r}, takes a list of names")
+    return tuple(names)
+
+
 def columns(records: Sequence[Record]) -> list[str]:
-    """Return the heads of the columns: COLUMNS, and behind `weights` what else the runs vary."""
-    return [*COLUMNS[:4], *varied(records), *COLUMNS[4:]]
+    """Return the heads of the columns; behind `weights` stands what else the runs vary."""
+    return [*CHOICES, *varied(records), *numeric(records), "execution", "status"]
+
+
+def numeric(records: Sequence[Record]) -> list[str]:
+    """Return the heads of the columns of numbers: those of the task, and what a model costs."""
+    task = task_of(records)
+    return [task.metric.title, "delta", "p", *(metric.title for metric in task.beside), *COSTS]
 
 
 def rows(records: Sequence[Record]) -> list[list[str]]:
     """Return one row of cells for each run, behind one for each framework's FP32 baseline."""
-    adjusted, keys = adjusted_p(records), varied(records)
+    adjusted, keys, task = adjusted_p(records), varied(records), task_of(records)
     runs = []
     for record in records:
         extra = [record.params.get(key, "") for key in keys]
-        figures = _figures(record, adjusted.get(record.run_id))
+        figures = _figures(task, record, adjusted.get(record.run_id))
         runs.append([*combination(record).cells, *extra, *figures])
-    return [*_baseline_rows(records, [""] * len(keys)), *runs]
+    return [*_baseline_rows(task, records, [""] * len(keys)), *runs]
 
 
 def varied(records: Sequence[Record]) -> list[str]:
@@ -74,7 +103,7 @@ def _is_setting(key: str) -> bool:
     """Tell what a person sets from what follows from it, and from where things are kept."""
     prefixes = (
         *("backend.", "calib.", "model.", "evaluate.", "latency."),
-        *("symmetric.", "corrections.", "qat."),
+        *("symmetric.", "corrections.", "qat.", "task."),
     )
     names = (
         *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
@@ -93,7 +122,9 @@ def title(records: Sequence[Record]) -> str:
     held_out = any(r.params.get("evaluate.split") == "held_out" for r in measured)
     kind = "held-out training" if held_out else "test"
     images = f", {totals.pop():,} {kind} images" if len(totals) == 1 else ""
-    return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images
+    scored = {r.params.get("scored_as", "classification") for r in measured} - {"classification"}
+    tasks = "".join(f", task={name}" for name in sorted(scored))
+    return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks
 
 
 def headings(families: Sequence[Sequence[Record]]) -> list[str]:
@@ -115,7 +146,7 @@ def _digest(family: Sequence[Record]) -> str:
 
 def notes(records: Sequence[Record]) -> list[str]:
     """Return what the table's cells have no room for: reasons, and what p is."""
-    reasons: dict[str, list[str]] = {}
+    task, reasons = task_of(records), dict[str, list[str]]()
     for record, label in zip(records, labels(records), strict=True):
         if record.tags.get("reason"):
             text = f"{record.tags['status']}: {record.tags['reason']}"
@@ -123,12 +154,13 @@ def notes(records: Sequence[Record]) -> list[str]:
     lines = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
-        lines.append(P_NOTE.format(correction=correction))
+        lines.append(P_NOTE.format(test=task.test, correction=correction))
+    if task.note and any(task.metric.name in record.metrics for record in records):
+        lines.append(task.note)
     for record, label in zip(records, labels(records), strict=True):
-        if "batch1_accuracy" in record.metrics:
-            lines.append(
-                DYNAMIC_NOTE.format(label=label, accuracy=record.metrics["batch1_accuracy"])
-            )
+        if (alone := record.metrics.get(f"batch1_{task.metric.name}")) is not None:
+            value, title = task.metric.show(alone), task.metric.title
+            lines.append(DYNAMIC_NOTE.format(label=label, title=title, value=value))
     if any(r.params.get("execution") == "simulated" for r in records):
         lines.append(SIMULATED_NOTE)
     threads = {r.params.get("latency.threads", "?") for r in records if "speedup" in r.metrics}
@@ -158,9 +190,10 @@ def _print_family(heading: str, records: Sequence[Record], console: Console) -> 
         padding=(0, 0) if narrow else (0, 1),
         collapse_padding=narrow,
     )
+    figures = numeric(records)
     for column in columns(records):
         # In a narrow terminal words are folded, numbers stay whole.
-        figure = column in NUMERIC
+        figure = column in figures
         justify: JustifyMethod = "right" if figure else "left"
         table.add_column(
             Text(show(column)), justify=justify, no_wrap=figure, overflow="fold", min_width=5
@@ -189,24 +222,22 @@ def to_csv(records: Sequence[Record]) -> str:
     return files.to_csv(rows)
 
 
-def _quantized(record: Record) -> bool:
-    return "p_value" in record.metrics and record.params.get("dtype") != "fp32"
-
-
 def adjusted_p(records: Sequence[Record]) -> dict[str, float]:
     """Return the p-value of each measured quantized run, by its id, corrected for their number."""
-    tested = [record for record in records if _quantized(record)]
+    quantized = [record for record in records if record.params.get("dtype") != "fp32"]
+    tested = [record for record in quantized if "p_value" in record.metrics]
     p_values = holm([record.metrics["p_value"] for record in tested])
     return {record.run_id: p for record, p in zip(tested, p_values, strict=True)}
 
 
-def _baseline_rows(records: Sequence[Record], extra: list[str]) -> list[list[str]]:
+def _baseline_rows(task: Task, records: Sequence[Record], extra: list[str]) -> list[list[str]]:
     shown = {_baseline_key(r) for r in records if r.params.get("dtype") == "fp32"}
-    baselines = {_baseline_key(r): r for r in records if "baseline_accuracy" in r.metrics}
+    baselines = {_baseline_key(r): r for r in records if "baseline_size_bytes" in r.metrics}
+    metrics = [task.metric, *task.beside]
     return [
         [
             *(combination(r).framework, "fp32", "", "", *extra),
-            *(f"{r.metrics['baseline_accuracy']:.2%}", "", ""),
+            *_values(metrics, r, "baseline_"),
             *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "float", "baseline"),
         ]
         for key, r in sorted(baselines.items(), key=lambda item: str(item[0]))
@@ -218,21 +249,29 @@ def _baseline_key(record: Record) -> tuple[str | None, ...]:
     return tuple(record.params.get(key) for key in _BASELINE_KEYS)
 
 
-def _figures(record: Record, adjusted_p: float | None) -> list[str]:
-    """Return the cells from `accuracy` on; empty where nothing was measured."""
+def _figures(task: Task, record: Record, adjusted_p: float | None) -> list[str]:
+    """Return the cells from the task's metric on; empty where nothing was measured."""
     metrics, quantized = record.metrics, record.params.get("dtype") != "fp32"
-    figures = [""] * 6
-    if "accuracy" in metrics:
-        figures[0] = f"{metrics['accuracy']:.2%}"
-        figures[3] = f"{metrics['size_bytes'] / 1000:.1f}"
+    scored, costs = _values([task.metric, *task.beside], record), ["", "", ""]
+    if task.metric.name in metrics:
+        costs[0] = f"{metrics['size_bytes'] / 1000:.1f}"
+        if quantized:
+            costs[1] = f"{metrics['size_reduction']:.1%}"
+    if quantized and "delta" in metrics:
+        scored[1] = task.metric.show_change(metrics["delta"])
     if adjusted_p is not None:
-        figures[1] = f"{100 * metrics['delta']:+.2f}"
-        figures[2] = "<0.001" if adjusted_p < 0.001 else f"{adjusted_p:.3f}"
-        figures[4] = f"{metrics['size_reduction']:.1%}"
-        if "speedup" in metrics:
-            figures[5] = f"{metrics['speedup']:.2f}"
+        scored[2] = "<0.001" if adjusted_p < 0.001 else f"{adjusted_p:.3f}"
+    if quantized and "speedup" in metrics:
+        costs[2] = f"{metrics['speedup']:.2f}"
     status, execution = record.tags.get("status", "?"), record.params.get("execution", "")
-    return [*figures, execution, status if quantized or status != "ok" else "baseline"]
+    return [*scored, *costs, execution, status if quantized or status != "ok" else "baseline"]
+
+
+def _values(metrics: Sequence[Metric], record: Record, prefix: str = "") -> list[str]:
+    """Return a metric, room for `delta` and `p`, and the others; empty what was not measured."""
+    found = [(metric, record.metrics.get(prefix + metric.name)) for metric in metrics]
+    first, *others = ("" if value is None else metric.show(value) for metric, value in found)
+    return [first, "", "", *others]
 
 
 def combination(record: Record) -> Combination:

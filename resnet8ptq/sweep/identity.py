@@ -11,6 +11,7 @@ from resnet8ptq.core import cache, files, machine
 from resnet8ptq.data import locate
 from resnet8ptq.experiment import suite
 from resnet8ptq.models import locate as networks
+from resnet8ptq.tasks import registry
 
 CODE = (  # of this package, on which what a run finds depends
     *("core", "config", "tasks", "data", "graph", "precision", "models", "calibration"),
@@ -40,6 +41,7 @@ def find(config: RunConfig) -> str:
     settings["model"] = {**settings["model"], "path": network, "state_dict": None}
     if config.calib.table is not None:
         settings["calib"] |= {"table": files.sha256(Path(config.calib.table))}
+    settings["task"] |= {"own_code": registry.fingerprint(config.task)}
     return _hash(settings)
 
 

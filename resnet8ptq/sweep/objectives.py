@@ -1,7 +1,7 @@
 """Searches: what a run hands back to Hydra's sweeper, and what has to fit before the first trial.
 
 `objectives` names the metrics that a search weighs against each other. Without any, sweepers get
-the accuracy drop.
+the drop: how much worse than FP32 the task finds the model.
 """
 
 import logging
@@ -27,7 +27,7 @@ _OPTUNA = "hydra_plugins.hydra_optuna_sweeper"
 def to_return_value(
     record: "Record", objectives: Sequence[str] | None
 ) -> float | list[float] | None:
-    """Return what a sweeper is told of a run: the accuracy drop, or the metrics it asked for.
+    """Return what a sweeper is told of a run: the drop, or the metrics it asked for.
 
     Returns:
         One metric, or a list of several; None where they were not measured: an unsupported
@@ -35,7 +35,7 @@ def to_return_value(
         its samplers leave out of account.
     """
     if not objectives:
-        return record.accuracy_drop
+        return record.drop
     metrics = record.metrics
     if metrics and (missing := [name for name in objectives if name not in metrics]):
         log.warning("objectives: %s not measured; the search skips the run", ", ".join(missing))
@@ -72,7 +72,7 @@ def _check_directions(objectives: Sequence[str], given: Any) -> None:
     if directions != expected:
         raise ConfigError(
             f"hydra.sweeper.direction: got [{', '.join(directions)}], takes "
-            f"[{', '.join(expected)}] for {' '.join(objectives) or 'the accuracy drop'}"
+            f"[{', '.join(expected)}] for {' '.join(objectives) or 'the drop'}"
         )
 
 

@@ -1,20 +1,42 @@
-"""Classification: metrics from per-image probabilities, and two models on the same images."""
+"""`task=classification`: the top-1 class of each sample, and two models on the same samples."""
 
 import itertools
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks.statistics import mcnemar, wilson
+from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.tasks import contract, signal
+from resnet8ptq.tasks.contract import (
+    LOGITS,
+    Array,
+    Arrays,
+    Metric,
+    Metrics,
+    Outputs,
+    Setting,
+    Table,
+    Targets,
+)
+from resnet8ptq.tasks.statistics import Interval, above_chance, mcnemar, newcombe, wilson
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Probabilities = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
+TOP = 5
+ACCURACY = Metric(
+    "accuracy", "accuracy", percent=True, fair="expected_accuracy", least="min_accuracy"
+)
+SIGNIFICANCE = 0.01  # of an accuracy that differs from chance
 # Half the step of an 8-bit softmax, 1/256: its zeros stand for anything below.
 KL_EPSILON = 1 / 512
 MAX_NAME = 100  # characters of a class's name in that of a metric; MLflow takes 250 in all
@@ -42,12 +64,38 @@ def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Paired:
+class Paired(contract.Paired):
     """Top-1 classes [n] of a model and of its FP32 baseline on the same images, and labels [n]."""
 
     model: Labels
     baseline: Labels
     labels: Labels
+
+    @classmethod
+    def read(cls, arrays: Arrays) -> Self:
+        """Read what `arrays` returned."""
+        columns = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
+        contract.check_columns(columns, "i")
+        return cls(*columns)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return predictions, labels and the baseline's predictions."""
+        return {
+            "predictions": self.model,
+            "labels": self.labels,
+            "baseline_predictions": self.baseline,
+        }
+
+    def against(self, other: Self) -> float:
+        """Return the p-value of the exact McNemar test."""
+        return mcnemar(self.hits, other.hits)
+
+    def by_class(self, classes: int) -> list[float]:
+        """Return the p-value of the exact McNemar test against the baseline on each class."""
+        return [
+            mcnemar(self.hits[members], self.baseline_hits[members])
+            for members in (self.labels == label for label in range(classes))
+        ]
 
     @property
     def hits(self) -> NDArray[np.bool_]:
@@ -69,7 +117,7 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(contract.Scores):
     """What one model's probabilities [n, classes] say about labels [n].
 
     Attributes:
@@ -107,9 +155,37 @@ class Scores:
         return self.correct / self.total
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def value(self) -> float:
+        """Top-1 accuracy."""
+        return self.accuracy
+
+    @property
+    def fair(self) -> float:
+        """Top-1 accuracy with ties at the top broken at random."""
+        return self.expected_correct / self.total
+
+    @property
+    def interval(self) -> Interval:
         """95% Wilson score interval of the accuracy."""
         return wilson(self.correct, self.total)
+
+    @property
+    def top5_accuracy(self) -> float:
+        """Fraction of samples whose class is among the five best; of tied ones the first count."""
+        found = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :TOP]
+        return float((found == self.labels[:, np.newaxis]).any(axis=1).mean())
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean of 2 TP / (2 TP + FP + FN) over the classes that are true or predicted anywhere."""
+        counts = self.confusion()
+        sizes = counts.sum(axis=0) + counts.sum(axis=1)
+        return float(np.mean(2 * counts.diagonal()[sizes > 0] / sizes[sizes > 0]))
+
+    def more(self) -> Metrics:
+        """Return macro F1, and top-5 accuracy where there are more classes than that."""
+        top5 = {"top5_accuracy": self.top5_accuracy} if self.probabilities.shape[1] > TOP else {}
+        return {"correct": self.correct, "macro_f1": self.macro_f1, **top5}
 
     @cached_property
     def _at_top(self) -> NDArray[np.bool_]:
@@ -140,7 +216,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(contract.Comparison):
     """Two models on the same images: `model` against `baseline`."""
 
     model: Scores
@@ -152,13 +228,13 @@ class Comparison:
         return Paired(self.model.predictions, self.baseline.predictions, self.model.labels)
 
     @property
-    def delta(self) -> float:
-        """Accuracy minus the baseline's, a fraction."""
-        return self.model.accuracy - self.baseline.accuracy
+    def interval(self) -> Interval:
+        """95% interval of `delta`, by Newcombe's method 10."""
+        return newcombe(self.model.hits, self.baseline.hits)
 
     @property
-    def expected_delta(self) -> float:
-        """The same with ties at the top broken at random, on both sides."""
+    def fair_delta(self) -> float:
+        """The accuracy's change with ties at the top broken at random, on both sides."""
         return (self.model.expected_correct - self.baseline.expected_correct) / self.model.total
 
     @property
@@ -183,45 +259,152 @@ class Comparison:
 
     @property
     def kl_divergence(self) -> float:
-        """Mean over the images of KL(baseline || model) in nats (Kullback and Leibler, 1951).
-
-        Both sides are raised to at least `KL_EPSILON` and normalized first: an 8-bit softmax has
-        exact zeros, and rows that do not sum to 1. So values below the step of 8 bits do not
-        count, and the result is 0 for equal probabilities and never negative.
-        """
-        p, q = _smooth(self.baseline.probabilities), _smooth(self.model.probabilities)
-        return float((p * np.log(p / q)).sum(axis=1).mean())
+        """Mean over the images of KL(baseline || model) in nats, see `signal.kl_divergence`."""
+        found = self.model.probabilities, self.baseline.probabilities
+        return signal.kl_divergence(*found, KL_EPSILON)
 
     @property
     def sqnr_db(self) -> float | None:
-        """Signal-to-quantization-noise ratio of the logits, in dB.
+        """Signal-to-quantization-noise ratio of the logits, in dB, see `signal.to_db`.
 
-        10 * log10(sum z_fp32**2 / sum (z_fp32 - z_model)**2) over all images and classes (Jayant
-        and Noll, Digital Coding of Waveforms, 1984: signal variance over error variance), where
-        each image's logits are centred first: a softmax ignores a constant. None without logits
-        on both sides, and where the ratio is not finite: equal logits make it infinite, and
-        for a signal of zero it is not defined.
+        Over all images and classes, where each image's logits are centred first: a softmax ignores
+        a constant. None without logits on both sides.
         """
         if self.model.logits is None or self.baseline.logits is None:
             return None
-        signal = _centre(self.baseline.logits)
-        noise = signal - _centre(self.model.logits)
-        signal_power, noise_power = float((signal**2).sum()), float((noise**2).sum())
-        if signal_power == 0 or noise_power == 0:
-            return None
-        return 10 * math.log10(signal_power / noise_power)
+        return signal.to_db([signal.noise_ratio(self.baseline.logits, self.model.logits, _centre)])
 
     def class_delta(self, label: int) -> float | None:
         """Accuracy on one class minus the baseline's; None where it has no images."""
         ours, theirs = self.model.class_accuracy(label), self.baseline.class_accuracy(label)
         return None if ours is None or theirs is None else ours - theirs
 
+    def more(self) -> Metrics:
+        """Return what became of the images, ties, and the distance of the outputs."""
+        model = self.model
+        return {
+            "tied": model.tied,
+            "expected_correct": model.expected_correct,
+            "expected_accuracy": model.fair,
+            "expected_delta": self.fair_delta,
+            "right_to_wrong": self.right_to_wrong,
+            "wrong_to_right": self.wrong_to_right,
+            "agreement": self.agreement,
+            "kl_divergence": self.kl_divergence,
+            "sqnr_db": self.sqnr_db,
+        }
 
-def _smooth(probabilities: Probabilities) -> NDArray[np.float64]:
-    raised = np.maximum(probabilities.astype(np.float64), KL_EPSILON)
-    return raised / raised.sum(axis=1, keepdims=True)
+
+def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(logits - logits.mean(axis=1, keepdims=True))
 
 
-def _centre(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    wide = logits.astype(np.float64)
-    return wide - wide.mean(axis=1, keepdims=True)
+@dataclass(frozen=True)
+class Classification(contract.Task):
+    """Each sample is of one class, for each of which the network returns a value."""
+
+    name = "classification"
+    test = "exact McNemar test"
+    intervals = "95% Wilson score intervals; of a difference, Newcombe's (1998, method 10)"
+    paired: ClassVar[type[contract.Paired]] = Paired
+    figure_files: ClassVar[dict[str, str]] = {
+        "classes.png": "Accuracy by class, beside FP32",
+        "confusion.png": "Confusion matrix and its change from FP32",
+    }
+
+    @classmethod
+    def make(cls, config: TaskConfig, setting: Setting) -> Self:
+        """Take class labels, and a network with one output for each class."""
+        return cls(check_classes(cls.name, setting))
+
+    @property
+    def metric(self) -> Metric:
+        """Top-1 accuracy."""
+        return ACCURACY
+
+    def score(self, outputs: Outputs, targets: Targets) -> Scores:
+        """Score probabilities [n, classes], or logits, of which the softmax is taken."""
+        [found] = outputs.values
+        labels = np.asarray(targets.labels)
+        if outputs.final == LOGITS:
+            return Scores(signal.softmax(found), labels, found)
+        return Scores(found, labels, outputs.logits)
+
+    def compare(self, model: Scores, baseline: Scores) -> contract.Comparison:
+        """Compare the top-1 classes."""
+        return Comparison(model, baseline)
+
+    def metrics(self, found: contract.Comparison) -> Metrics:
+        """Add accuracy and delta of each class, where there are not too many."""
+        each: Metrics = {}
+        for label, name in enumerate(metric_names(self.few_names)):
+            each[f"accuracy_{name}"] = found.model.class_accuracy(label)
+            each[f"delta_{name}"] = self._top1(found).class_delta(label)
+        return super().metrics(found) | each
+
+    def summary(self, found: contract.Comparison) -> str:
+        """Return how many are right."""
+        scores, change = found.model, found.delta
+        shown = f"{scores.correct} of {scores.total} correct"
+        return f"{shown} ({scores.accuracy:.2%}, {self.metric.say_change(change)})"
+
+    def arrays(self, found: contract.Comparison) -> dict[str, Array]:
+        """Add the probabilities."""
+        return {"probabilities": found.model.probabilities, **found.paired.arrays()}
+
+    def tables(self, found: contract.Comparison) -> dict[str, Table]:
+        """Return accuracy by class, and the confusion matrix."""
+        top1 = self._top1(found)
+        rows: list[list[object]] = [["class", "accuracy", "baseline_accuracy", "delta"]]
+        for label, name in enumerate(self.class_names):
+            each = (scores.class_accuracy(label) for scores in (top1.model, top1.baseline))
+            rows.append([name, *each, top1.class_delta(label)])
+        counts = zip(self.class_names, top1.model.confusion().tolist(), strict=True)
+        matrix = [["true \\ predicted", *self.class_names], *([name, *row] for name, row in counts)]
+        return {"per_class.csv": rows, "confusion.csv": matrix}
+
+    def figures(self, found: contract.Comparison, title: str) -> "dict[str, Figure]":
+        """Draw the classes and the confusion matrix."""
+        from resnet8ptq.tasks import class_figures
+
+        paired = self._top1(found).paired
+        return {
+            "classes.png": class_figures.classes(paired, self.class_names, title),
+            "confusion.png": class_figures.confusion(paired, self.class_names, title),
+        }
+
+    def doubt(self, baseline: Scores, expected: float | None) -> str | None:
+        """Doubt an accuracy near chance, or below `expected`."""
+        classes, metric = baseline.probabilities.shape[1], self.metric
+        found = f"{metric.show(baseline.accuracy)} ({baseline.correct} of {baseline.total}"
+        if above_chance(baseline.correct, baseline.total, classes) > SIGNIFICANCE:
+            return f"NEAR CHANCE, {found}, {classes} classes)"
+        return contract.doubt_below(f"{found})", wilson(baseline.correct, baseline.total), expected)
+
+    def _top1(self, found: contract.Comparison) -> Comparison:
+        assert isinstance(found, Comparison)  # what `compare` made
+        return found
+
+
+def check_classes(task: str, setting: Setting) -> tuple[str, ...]:
+    """Return the names of the classes.
+
+    Raises:
+        ConfigError: the labels are no classes.
+        ModelError: the network returns other than one value for each class.
+    """
+    contract.check_labels(task, setting, "iu", "classes, integers from 0")
+    returned, known = setting.classes, len(setting.class_names)
+    if returned is None:
+        raise ModelError(
+            f"returns {contract.describe(setting.outputs)}; takes one value for each class; "
+            "task=deviation and task=anomaly score other outputs"
+        )
+    if not setting.named and known < returned:
+        return tuple(map(str, range(returned)))  # the samples may lack the last classes
+    if returned != known:
+        raise ModelError(
+            f"returns {returned} values, but {setting.data} has {known} classes; takes a network "
+            "with one output for each class"
+        )
+    return setting.class_names

@@ -30,10 +30,10 @@ class Record:
     ended: bool = True
 
     @property
-    def accuracy_drop(self) -> float | None:
-        """Baseline's accuracy minus the model's, for sweepers; None where nothing was measured."""
-        delta = self.metrics.get("delta")
-        return None if delta is None else -delta
+    def drop(self) -> float | None:
+        """How much worse than its baseline it is, for sweepers; None where nothing was measured."""
+        delta = self.metrics.get("delta")  # all there is of runs from before there were tasks
+        return self.metrics.get("drop", None if delta is None else -delta)
 
 
 def load_run(store: Store, run_id: str) -> Record:
@@ -90,7 +90,7 @@ def adopt(store: Store, parent_id: str, number: int, record: Record) -> None:
 
 
 def load_compared(store: Store, parent_id: str) -> list[Record]:
-    """Read a sweep's runs back without analyses: those have no accuracy to compare."""
+    """Read a sweep's runs back without analyses: those have nothing to compare."""
     found = load_children(store, parent_id)
     return [record for record in found if record.params.get("analysis.name", "null") == "null"]
 

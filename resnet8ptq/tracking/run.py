@@ -68,15 +68,18 @@ class Run:
         self.journal.params |= params
         self._send(upload.log_batch, params=params)
 
-    def log_datasets(self, data: Dataset, calibration: CalibrationSet) -> None:
-        """Log which images calibrated and which tested, with digests."""
+    def log_datasets(
+        self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
+    ) -> None:
+        """Log which images calibrated and which tested, with digests, and names of classes."""
         drawn, test = calibration.split, data.test
         self.journal.datasets = [
             _describe(f"{data.name}-calibration", drawn, calibration.digest, "calibration"),
             _describe(f"{data.name}-test", test, test.digest, "test"),
         ]
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
-        tags["class_names"] = json.dumps(data.class_names)
+        if class_names:
+            tags["class_names"] = json.dumps(class_names)
         self.journal.tags |= tags
         self._send(upload.log_datasets, self.journal.datasets)
         self._send(upload.log_batch, tags=tags)
@@ -88,8 +91,8 @@ class Run:
     def log_model(self, path: Path, data: Dataset) -> None:
         """Log an ONNX file of the run's folder as an MLflow model too."""
         if path.suffix == ".onnx":
-            shape, classes = list(data.test.input_shape), len(data.class_names)
-            self.journal.model = {"file": path.name, "image_shape": shape, "classes": classes}
+            shape = list(data.test.input_shape)
+            self.journal.model = {"file": path.name, "image_shape": shape}
             self._send(upload.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:

@@ -66,9 +66,12 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     import onnx
 
     proto = onnx.load(folder / described["file"])
-    taken, given = proto.graph.input[0].name, proto.graph.output[0].name
+    taken = proto.graph.input[0].name
     inputs = TensorSpec(np.dtype(np.float32), (-1, *described["image_shape"]), taken)
-    outputs = TensorSpec(np.dtype(np.float32), (-1, described["classes"]), given)
+    outputs = [
+        TensorSpec(np.dtype(np.float32), (-1, *(dim.dim_value or -1 for dim in dims[1:])), name)
+        for name, dims in ((o.name, o.type.tensor_type.shape.dim) for o in proto.graph.output)
+    ]
     packages = ("onnx", "onnxruntime", "numpy")
     versions = machine.versions()
     # What follows has no argument for the store and the experiment.
@@ -80,7 +83,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         run_id=run_id,
         name="model",
         onnx_model=proto,
-        signature=ModelSignature(Schema([inputs]), Schema([outputs])),
+        signature=ModelSignature(Schema([inputs]), Schema(outputs)),
         save_as_external_data=False,
         pip_requirements=[f"{name}=={versions[f'version.{name}']}" for name in packages],
     )

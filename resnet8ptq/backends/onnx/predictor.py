@@ -12,14 +12,9 @@ from resnet8ptq.graph.session import open_runner
 
 def load(path: Path, threads: int) -> Predictor:
     """Load an ONNX file, to run on so many threads."""
-    return Predictor(_open(str(path), threads), partial(_open_logits, path, threads))
-
-
-def _open(model: str | onnx.ModelProto, threads: int) -> Run:
-    run = open_runner(model, threads)
-    return lambda batch: run(batch)[0]
+    return Predictor(open_runner(str(path), threads), partial(_open_logits, path, threads))
 
 
 def _open_logits(path: Path, threads: int) -> Run | None:
     proto = onnx.load(path)
-    return _open(proto, threads) if end_at_logits(proto) else None
+    return open_runner(proto, threads) if end_at_logits(proto) else None

@@ -35,9 +35,9 @@ def _open_logits(content: bytes, threads: int) -> Run | None:
     return None if cut is None else _open(cut, threads)
 
 
-def _run(interpreter: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
     """Run a batch of any size; integers in and out are scaled by the tensors' own parameters."""
-    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (taken,) = interpreter.get_input_details()
     if tuple(taken["shape"]) != batch.shape:
         interpreter.resize_tensor_input(taken["index"], batch.shape)
         interpreter.allocate_tensors()
@@ -47,6 +47,10 @@ def _run(interpreter: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         batch = np.clip(levels, -128, 127).astype(np.int8)
     interpreter.set_tensor(taken["index"], batch)
     interpreter.invoke()
+    return tuple(_read(interpreter, given) for given in interpreter.get_output_details())
+
+
+def _read(interpreter: Any, given: dict[str, Any]) -> NDArray[np.float32]:
     output = interpreter.get_tensor(given["index"])
     if given["dtype"] == np.int8:
         scale, zero_point = given["quantization"]

@@ -134,11 +134,8 @@ class TfliteQuantizer:
             raise ConfigError(
                 f"backend.file: got {file} ({one_line(error)}), takes a quantized .tflite file"
             ) from None
-        if tuple(taken["shape"][1:]) != shape:
-            raise ConfigError(
-                f"backend.file: {file} takes {list(taken['shape'][1:])}, the samples are "
-                f"{list(shape)}"
-            )
+        if (takes := taken["shape"][1:].tolist()) != list(shape):
+            raise ConfigError(f"backend.file: {file} takes {takes}, the samples are {list(shape)}")
         path.write_bytes(content)
         return artifact
 

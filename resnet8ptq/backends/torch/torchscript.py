@@ -24,18 +24,16 @@ MODEL_FILE, FORMAT = "model.pt", "TorchScript"
 
 
 def load(path: Path) -> Predictor:
-    """Load a TorchScript file that `save` wrote; its weights are packed for the engine.
-
-    Never a file from elsewhere: torch runs what it says.
-    """
+    """Load a TorchScript file that `save` wrote; its weights are packed for the engine."""
     return Predictor(partial(infer, _load(path)), partial(_open_logits, path))
 
 
-def infer(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what `module` makes of a batch, dequantized."""
+def infer(module: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+    """Return each output of `module` for a batch, dequantized."""
     with torch.inference_mode():
-        output = module(torch.from_numpy(batch))
-        return np.asarray((output.dequantize() if output.is_quantized else output).numpy())
+        found = module(torch.from_numpy(batch))
+        outputs = found if isinstance(found, list | tuple) else [found]
+        return tuple((o.dequantize() if o.is_quantized else o).numpy() for o in outputs)
 
 
 def _open_logits(path: Path) -> Run | None:

@@ -1,0 +1,250 @@
+"""Without labels: `task=agreement` counts the top-1 classes that stay, `task=deviation` values.
+
+Both say how close a model is to FP32, and nothing of how good either is.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.tasks import classification, contract, resampled, signal
+from resnet8ptq.tasks.contract import (
+    Array,
+    Arrays,
+    Metric,
+    Metrics,
+    Outputs,
+    Setting,
+    Table,
+    Targets,
+)
+from resnet8ptq.tasks.statistics import Values, mcnemar
+
+NOTE = (
+    "No labels: {what} is measured against FP32 in the same framework. How good FP32 itself is was "
+    "not measured, and no accuracy is known."
+)
+RESAMPLES = 9999
+SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
+KL = Metric("kl_divergence", "KL", maximize=False, bounded=False)
+
+
+@dataclass(frozen=True)
+class AgreementPaired(contract.Paired):
+    """Top-1 classes [n] of a model and of its baseline."""
+
+    model: NDArray[np.int64]
+    baseline: NDArray[np.int64]
+
+    @classmethod
+    def read(cls, arrays: Arrays) -> Self:
+        """Read what `arrays` returned."""
+        columns = [arrays["predictions"], arrays["baseline_predictions"]]
+        contract.check_columns(columns, "i")
+        return cls(*columns)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the predictions of both."""
+        return {"predictions": self.model, "baseline_predictions": self.baseline}
+
+    def against(self, other: Self) -> float:
+        """Return the p-value of the exact McNemar test of the samples that agree."""
+        return mcnemar(self.model == self.baseline, other.model == other.baseline)
+
+
+class AgreementScores(classification.Scores):
+    """The FP32 classes stand in for labels, so that what is right is what agrees."""
+
+    @property
+    def fair(self) -> float:
+        """The agreement: what a tie at the top is worth is not known."""
+        return self.value
+
+    def more(self) -> Metrics:
+        """Return nothing: no label is known."""
+        return {}
+
+
+@dataclass(frozen=True)
+class AgreementComparison(classification.Comparison):
+    """Two models of which the second is the yardstick."""
+
+    @property
+    def fair_delta(self) -> float:
+        """The agreement minus 1."""
+        return self.delta
+
+    interval = None  # type: ignore[assignment]
+    p_value = None  # type: ignore[assignment]
+
+    @property
+    def paired(self) -> AgreementPaired:  # type: ignore[override]
+        """The top-1 classes of both."""
+        return AgreementPaired(self.model.predictions, self.baseline.predictions)
+
+    def more(self) -> Metrics:
+        """Return the distance of the outputs."""
+        return {"kl_divergence": self.kl_divergence, "sqnr_db": self.sqnr_db}
+
+
+class _AgainstFp32(contract.Task):
+    """The baseline is the yardstick: it has no value of its own, and no test against itself."""
+
+    def metrics(self, found: contract.Comparison) -> Metrics:
+        """Leave out what would look like a measurement of the baseline."""
+        metrics = super().metrics(found)
+        return {
+            key: value
+            for key, value in metrics.items()
+            if key != "delta" and not key.startswith("baseline_")
+        }
+
+    def summary(self, found: contract.Comparison) -> str:
+        """Return the primary metric, and the SQNR."""
+        shown = f"{self.metric.title} {self.metric.show(found.model.value)}"
+        sqnr_db = found.sqnr_db
+        return shown if sqnr_db is None else f"{shown}, SQNR {sqnr_db:.1f} dB"
+
+
+@dataclass(frozen=True)
+class Agreement(_AgainstFp32):
+    """The network returns a value for each class; labels are not needed."""
+
+    name = "agreement"
+    test = "exact McNemar test of the samples that agree with FP32, between two runs"
+    intervals = "95% Wilson score intervals"
+    note = NOTE.format(what="top-1 agreement")
+    paired: ClassVar[type[contract.Paired]] = AgreementPaired
+
+    @classmethod
+    def make(cls, config: TaskConfig, setting: Setting) -> Self:
+        """Take one output of several values."""
+        if (setting.classes or 0) < 2:
+            raise ModelError(
+                f"returns {contract.describe(setting.outputs)}; task=agreement takes one output, a "
+                "value for each class; task=deviation compares values of any kind"
+            )
+        return cls()
+
+    @property
+    def metric(self) -> Metric:
+        """Fraction of samples whose top-1 class is that of FP32."""
+        return Metric("agreement", "agreement", percent=True)
+
+    @property
+    def beside(self) -> tuple[Metric, ...]:
+        """How far the outputs are from FP32's."""
+        return KL, SQNR
+
+    def score(self, outputs: Outputs, targets: Targets) -> classification.Scores:
+        """Take the top-1 classes: until they are compared, those of FP32 are their own."""
+        unlabelled = Targets(np.zeros(len(outputs), np.int64))
+        found = classification.Classification().score(outputs, unlabelled)
+        return AgreementScores(found.probabilities, found.predictions, found.logits)
+
+    def compare(
+        self, model: classification.Scores, baseline: classification.Scores
+    ) -> AgreementComparison:
+        """Compare with the classes of FP32."""
+        return AgreementComparison(replace(model, labels=baseline.predictions), baseline)
+
+
+def relative_error(found: Array, reference: Array) -> Values:
+    """Return the norm of each sample's error [n], in the root mean square of FP32's norms."""
+    rows = max(1, signal.AT_ONCE // max(1, reference[:1].size))
+    errors, norms = np.empty(len(reference)), np.empty(len(reference))
+    for start in range(0, len(reference), rows):
+        part = slice(start, start + rows)
+        wanted = reference[part].reshape(len(reference[part]), -1).astype(np.float64)
+        given = found[part].reshape(wanted.shape)
+        norms[part] = (wanted**2).sum(axis=1)
+        errors[part] = np.linalg.norm(given - wanted, axis=1)
+    size = np.sqrt(norms.mean())
+    return errors / size if size else errors
+
+
+def _score(outputs: Outputs, reference: Outputs) -> resampled.Scores:
+    """Score outputs by their relative error, of several the mean."""
+    pairs = zip(outputs.values, reference.values, strict=True)
+    errors = np.mean([relative_error(*pair) for pair in pairs], axis=0)
+    return resampled.Scores(outputs, resampled.mean_of(errors), len(outputs), RESAMPLES, errors)
+
+
+@dataclass(frozen=True)
+class DeviationComparison(resampled.Comparison):
+    """The outputs of two models."""
+
+    interval = None
+    p_value = None
+
+    def ratios(self) -> list[float]:
+        """Return noise over signal of each output."""
+        pairs = zip(self.baseline.outputs.values, self.model.outputs.values, strict=True)
+        return [signal.noise_ratio(*pair) for pair in pairs]
+
+
+@dataclass(frozen=True)
+class Deviation(_AgainstFp32):
+    """The network returns anything, in one output or several; labels are not needed.
+
+    Attributes:
+        outputs: the names of the outputs.
+    """
+
+    outputs: tuple[str, ...] = ()
+
+    name = "deviation"
+    test = "paired bootstrap, between two runs"
+    intervals = resampled.INTERVALS
+    note = NOTE.format(what="the relative error of the outputs")
+    paired: ClassVar[type[contract.Paired]] = resampled.Paired
+
+    @classmethod
+    def make(cls, config: TaskConfig, setting: Setting) -> Self:
+        """Take any outputs."""
+        return cls((), tuple(setting.outputs))
+
+    @property
+    def metric(self) -> Metric:
+        """Mean over samples and outputs of |found - FP32| / |FP32|, by the Euclidean norm."""
+        return Metric("relative_error", "relative error", maximize=False, percent=True)
+
+    @property
+    def beside(self) -> tuple[Metric, ...]:
+        """How far the outputs are from FP32's."""
+        return (SQNR,)
+
+    def score(self, outputs: Outputs, targets: Targets) -> resampled.Scores:
+        """Keep the outputs: until they are compared, those of FP32 are their own."""
+        return _score(outputs, outputs)
+
+    def compare(self, model: resampled.Scores, baseline: resampled.Scores) -> DeviationComparison:
+        """Compare with the outputs of FP32."""
+        return DeviationComparison(_score(model.outputs, baseline.outputs), baseline)
+
+    def metrics(self, found: contract.Comparison) -> Metrics:
+        """Add the SQNR of each output, where there are several."""
+        metrics = super().metrics(found)
+        if len(self.outputs) > 1:
+            names = classification.metric_names(self.outputs)
+            ratios = self._ratios(found)
+            metrics |= {
+                f"sqnr_db_{name}": signal.to_db([r]) for name, r in zip(names, ratios, strict=True)
+            }
+        return metrics
+
+    def tables(self, found: contract.Comparison) -> dict[str, Table]:
+        """Return the SQNR of each output."""
+        rows = [
+            [name, signal.to_db([ratio])]
+            for name, ratio in zip(self.outputs, self._ratios(found), strict=True)
+        ]
+        return {"outputs.csv": [["output", "sqnr_db"], *rows]}
+
+    def _ratios(self, found: contract.Comparison) -> list[float]:
+        assert isinstance(found, DeviationComparison)  # what `compare` made
+        return found.ratios()

@@ -1,0 +1,106 @@
+"""Figures of a classification, by class."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from numpy.typing import NDArray
+
+from resnet8ptq.core.figures import show_matrix
+from resnet8ptq.core.text import plain
+from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.tasks.statistics import wilson
+
+SHOWN = 20  # classes; of more, those that changed most
+
+
+def classes(paired: Paired, class_names: Sequence[str], title: str) -> Figure:
+    """Accuracy of each class beside FP32's, with 95% Wilson intervals."""
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    axes = figure.subplots()
+    shown = _changed_most(paired, len(class_names))
+    labels = shown[np.isin(shown, paired.labels)]  # of classes with images
+    places = np.flatnonzero(np.isin(shown, paired.labels))
+    totals = [int((paired.labels == label).sum()) for label in labels]
+    series = (("FP32", paired.baseline_hits, "0.65", -0.2), ("quantized", paired.hits, "C0", 0.2))
+    for name, hits, colour, offset in series:
+        right = [int(hits[paired.labels == label].sum()) for label in labels]
+        accuracy = np.divide(right, totals)
+        low, high = np.transpose([wilson(*counts) for counts in zip(right, totals, strict=True)])
+        axes.bar(
+            places + offset,
+            100 * accuracy,
+            width=0.38,
+            color=colour,
+            yerr=[100 * (accuracy - low), 100 * (high - accuracy)],
+            capsize=3,
+            label=name,
+        )
+    axes.set_xticks(
+        range(len(shown)), [plain(class_names[n]) for n in shown], rotation=30, ha="right"
+    )
+    axes.set_ylim(max(0.0, axes.dataLim.y0), 100)
+    axes.set(title=_title(title, shown, class_names), ylabel="accuracy, %  (bars: 95% interval)")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside upper right", ncols=2)
+    return figure
+
+
+def confusion(paired: Paired, class_names: Sequence[str], title: str) -> Figure:
+    """Counts of images by true and predicted class, and beside them their change from FP32's."""
+    figure = Figure(figsize=(14.5, 7.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    shown = _changed_most(paired, len(class_names))
+    names = [class_names[label] for label in shown]
+    whole = paired.confusion(len(class_names))
+    counts = whole[np.ix_(shown, shown)]
+    shares = counts / np.maximum(whole[shown].sum(axis=1, keepdims=True), 1)
+    show_matrix(left, shares, cmap="Blues", vmin=0, vmax=1)
+    _label_cells(left, counts, shares > 0.5, names, "{}")
+    left.set(title="images")
+    change = paired.confusion_change(len(class_names))[np.ix_(shown, shown)]
+    limit = max(1, int(np.abs(change).max()))
+    show_matrix(right, change, cmap="PuOr", norm=TwoSlopeNorm(0, -limit, limit))
+    _label_cells(right, change, np.abs(change) > 0.6 * limit, names, "{:+d}")
+    right.set(title="change from FP32")
+    figure.suptitle(_title(title, shown, class_names))
+    return figure
+
+
+def _changed_most(paired: Paired, classes: int) -> NDArray[np.int64]:
+    """Return the classes to show: of many, those whose images changed most, in their order."""
+    if classes <= SHOWN:
+        return np.arange(classes)
+    changed = np.bincount(paired.labels[paired.model != paired.baseline], minlength=classes)
+    return np.sort(np.argsort(-changed, kind="stable")[:SHOWN])
+
+
+def _title(title: str, shown: NDArray[np.int64], class_names: Sequence[str]) -> str:
+    if len(shown) == len(class_names):
+        return plain(title)
+    return f"{plain(title)}\nthe {SHOWN} of {len(class_names)} classes that changed most"
+
+
+def _label_cells(
+    axes: Axes,
+    counts: NDArray[np.int64],
+    dark: NDArray[np.bool_],
+    class_names: Sequence[str],
+    text: str,
+) -> None:
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            colour = "white" if dark[row, column] else "black"
+            shown = text.format(count)
+            written = axes.text(
+                column, row, shown, ha="center", va="center", color=colour, fontsize=9
+            )
+            written.set_in_layout(False)  # inside its cell: no need to measure it
+    axes.set_aspect("equal")
+    names = [plain(name) for name in class_names]
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="predicted class", ylabel="true class")

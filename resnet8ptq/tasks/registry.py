@@ -1,0 +1,90 @@
+"""The tasks, by name. A task is imported when a run or a report asks for it, not before."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pkgutil import resolve_name
+from typing import Any
+
+from resnet8ptq.config.limits import check
+from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.registry import look_up
+from resnet8ptq.tasks.contract import Setting, Task
+
+AUTO = "auto"
+TASKS = {
+    "classification": "resnet8ptq.tasks.classification:Classification",
+    "binary": "resnet8ptq.tasks.binary:Binary",
+    "anomaly": "resnet8ptq.tasks.anomaly:Anomaly",
+    "regression": "resnet8ptq.tasks.regression:Regression",
+    "agreement": "resnet8ptq.tasks.agreement:Agreement",
+    "deviation": "resnet8ptq.tasks.agreement:Deviation",
+    "custom": "resnet8ptq.tasks.custom:Custom",
+}
+
+
+def make(config: TaskConfig, setting: Setting) -> Task:
+    """Return the task that `task` names, or that fits the data, set up for them.
+
+    Raises:
+        ConfigError: there is none of that name, or the data lack what it needs.
+        ModelError: the network returns something else than it takes.
+    """
+    task = _find(choose(setting) if config.name == AUTO else config.name)
+    if config.name == AUTO:
+        config = task.schema(task.name)
+    elif not isinstance(config, task.schema):
+        raise ConfigError(f"task.name: got {config.name!r} by itself; takes task={config.name}")
+    return task.make(config, setting)
+
+
+def fingerprint(config: TaskConfig) -> str:
+    """Return a hash of the user's own code that scores; empty without any.
+
+    Raises:
+        ConfigError: there is no such task, or its code cannot be found.
+    """
+    return "" if config.name == AUTO else _find(config.name).fingerprint(config)
+
+
+def choose(setting: Setting) -> str:
+    """Return the task that fits the labels; without any, what the network returns."""
+    if setting.labels is not None:
+        return "regression" if setting.labels.dtype.kind == "f" else "classification"
+    return "agreement" if (setting.classes or 0) > 1 else "deviation"
+
+
+def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:
+    """Return the task that a run was scored by, from its MLflow params.
+
+    Runs from before there were tasks are classifications.
+
+    Raises:
+        TrackingError: the params are not those of a run.
+    """
+    try:
+        task = _find(params.get("scored_as", "classification"))
+        given: dict[str, Any] = {"name": task.name}
+        for name in (field.name for field in fields(task.schema)):
+            if name != "name" and f"task.{name}" in params:
+                given[name] = _parse(params[f"task.{name}"])
+        if target := params.get("task.metric._target_"):
+            given["metric"] = {"_target_": target}
+        config = task.schema(**given)
+        check(config, "task.")
+        return task.recall(config, class_names)
+    except Exception as error:  # whoever writes to the store may have changed them
+        raise TrackingError(f"scored_as: {error}") from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text  # a string, which is logged as it is
+
+
+def _find(name: str) -> type[Task]:
+    found: type[Task] = resolve_name(look_up("task.name", name, TASKS))
+    return found

@@ -1,0 +1,95 @@
+"""`task=regression`: values to predict; the mean absolute error, or the root mean squared one."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import RegressionConfig, TaskConfig
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.tasks import contract, resampled
+from resnet8ptq.tasks.contract import Array, Metric, Outputs, Setting, Targets
+from resnet8ptq.tasks.resampled import Comparison, Paired, Scores
+
+
+@dataclass(frozen=True)
+class Regression(contract.Task):
+    """Each sample has as many values to predict as the network returns.
+
+    Attributes:
+        primary: `mae` or `rmse`: of a sample's values the mean, then over the samples.
+        resamples: see `resampled.Scores`.
+    """
+
+    primary: str = "mae"
+    resamples: int = 9999
+
+    name = "regression"
+    test = resampled.TEST
+    intervals = resampled.INTERVALS
+    paired: ClassVar[type[contract.Paired]] = Paired
+    schema = RegressionConfig
+
+    @classmethod
+    def make(cls, config: TaskConfig, setting: Setting) -> Self:
+        """Take one output with a value for each of a sample's targets."""
+        contract.check_labels(cls.name, setting, "fiu", "values [N, ...]")
+        labels, shapes = np.asarray(setting.labels), list(setting.outputs.values())
+        if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:
+            raise ModelError(
+                f"returns {contract.describe(setting.outputs)}, but {setting.data} has "
+                f"{labels[:1].size} values to predict; takes one output with as many"
+            )
+        return cls.recall(config, ())
+
+    @classmethod
+    def recall(cls, config: TaskConfig, class_names: tuple[str, ...]) -> Self:
+        """Set the task up for what a run has kept."""
+        assert isinstance(config, RegressionConfig)  # see `registry`
+        return cls(primary=config.primary, resamples=config.resamples)
+
+    @property
+    def metric(self) -> Metric:
+        """The error that is judged by."""
+        return _error(self.primary)
+
+    @property
+    def beside(self) -> tuple[Metric, ...]:
+        """The other error."""
+        return (_error("rmse" if self.primary == "mae" else "mae"),)
+
+    def score(self, outputs: Outputs, targets: Targets) -> Scores:
+        """Score the errors of each sample."""
+        wanted, found = _flat(np.asarray(targets.labels)), _flat(outputs.values[0])
+        absolute = np.abs(found - wanted).mean(axis=1)
+        squared = ((found - wanted) ** 2).mean(axis=1)
+        mae = resampled.mean_of(absolute)
+
+        def rmse(chosen: NDArray[np.int64]) -> float:
+            return math.sqrt(squared[chosen].mean())
+
+        every, items = np.arange(len(found)), len(found)
+        if self.primary == "mae":
+            others = {"rmse": rmse(every)}
+            return Scores(outputs, mae, items, self.resamples, absolute, {**others})
+        return Scores(outputs, rmse, items, self.resamples, squared, {"mae": mae(every)})
+
+    def compare(self, model: Scores, baseline: Scores) -> Comparison:
+        """Compare the errors."""
+        return Comparison(model, baseline)
+
+    def arrays(self, found: contract.Comparison) -> dict[str, Array]:
+        """Add what both predict."""
+        predicted = found.model.outputs.values[0], found.baseline.outputs.values[0]
+        names = ("predictions", "baseline_predictions")
+        return {**dict(zip(names, predicted, strict=True)), **found.paired.arrays()}
+
+
+def _error(name: str) -> Metric:
+    return Metric(name, name.upper(), maximize=False, bounded=False)
+
+
+def _flat(values: Array) -> NDArray[np.float64]:
+    return values.reshape(len(values), -1).astype(np.float64)

@@ -1,0 +1,73 @@
+"""What quantization adds to a network's outputs, whatever they mean."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.tasks.contract import Array
+
+AT_ONCE = 2**22  # values: outputs may be large, and lie in a file
+
+Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+def noise_ratio(signal: Array, found: Array, transform: Transform | None = None) -> float:
+    """Return sum (signal - found)**2 / sum signal**2; NaN for a signal of zero.
+
+    Args:
+        signal, found: [n, ...], of the baseline and of the model.
+        transform: of some samples of either, before.
+    """
+    power = noise = 0.0
+    rows = max(1, AT_ONCE // max(1, signal[:1].size))
+    for start in range(0, len(signal), rows):
+        part = slice(start, start + rows)
+        wanted, given = (each[part].astype(np.float64) for each in (signal, found))
+        if transform is not None:
+            wanted, given = transform(wanted), transform(given)
+        power += float((wanted**2).sum())
+        noise += float(((wanted - given) ** 2).sum())
+    return noise / power if power else math.nan
+
+
+def to_db(ratios: Sequence[float]) -> float | None:
+    """Return the SQNR in dB of one or several outputs, of the mean of their noise ratios.
+
+    -10 * log10(noise / signal) (Jayant and Noll, Digital Coding of Waveforms, 1984: signal variance
+    over error variance). None where it is not finite: without noise, or with a signal of zero.
+    """
+    ratio = float(np.mean(ratios))
+    return -10 * math.log10(ratio) if 0 < ratio < math.inf else None
+
+
+def sqnr_db(signal: Sequence[Array], found: Sequence[Array]) -> float | None:
+    """Return the SQNR of all outputs together; see `to_db`."""
+    return to_db([noise_ratio(*pair) for pair in zip(signal, found, strict=True)])
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return probabilities [n, classes] of logits [n, classes]."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
+    return (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def kl_divergence(
+    probabilities: NDArray[np.float32], baseline: NDArray[np.float32], smallest: float
+) -> float:
+    """Return the mean over the samples of KL(baseline || model) in nats (Kullback, Leibler, 1951).
+
+    Args:
+        probabilities, baseline: [n, classes]; both are raised to at least `smallest` and normalized
+            first: an 8-bit softmax has exact zeros, and rows that do not sum to 1. So values below
+            the step of 8 bits do not count, and the result is 0 for equal probabilities and never
+            negative.
+    """
+    p, q = (_raise(found, smallest) for found in (baseline, probabilities))
+    return float((p * np.log(p / q)).sum(axis=1).mean())
+
+
+def _raise(probabilities: NDArray[np.float32], smallest: float) -> NDArray[np.float64]:
+    raised = np.maximum(probabilities.astype(np.float64), smallest)
+    return np.asarray(raised / raised.sum(axis=1, keepdims=True))

@@ -1,0 +1,102 @@
+"""MLPerf Tiny's tasks: where their files are found, and the table of a sweep over them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from calling import call
+from conftest import make_config
+
+from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.experiment import suite
+from resnet8ptq.report.suite import rows
+from resnet8ptq.tracking.history import Record
+
+TASKS = sorted(path.stem for path in Path(__file__).parents[1].glob("conf/benchmark/*.yaml"))
+
+
+@pytest.fixture
+def no_downloads(monkeypatch):
+    def refuse(*_, **__):
+        raise ConnectionError("no network in tests")
+
+    monkeypatch.setattr(suite.pooch, "retrieve", refuse)
+    monkeypatch.delenv("MLPERF_TINY", raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Files of the names that the suite's have, and of other contents."""
+    for task in suite.SUITE.values():
+        for file in filter(None, (task.network, task.data, task.official)):
+            path = tmp_path / file.path.replace("*", "samples")
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"other")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_files_are_found_in_the_folder(name, folder, no_downloads, caplog):
+    asked = make_config(
+        f"benchmark={name}", f"benchmark.folder={folder}", "backend=tflite_file", "dtype=int8"
+    )
+    found, task = suite.settle(asked), suite.SUITE[name]
+    assert found.backend.file == str(folder / task.official.path)
+    if task.network is not None:
+        assert found.model.path == str(folder / task.network.path)
+    if task.data is not None:
+        assert found.data.root == str(folder / task.data.path.replace("*", "samples"))
+    fixed = [file for file in (task.network, task.official) if file is not None and file.sha256]
+    assert caplog.text.count("is not the suite's own file") == len(fixed)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_is_missing_is_unsupported_and_says_where_it_is(name, no_downloads):
+    asked = make_config(f"benchmark={name}", "backend=tflite_file")
+    with pytest.raises(
+        UnsupportedError, match=rf"^benchmark={name}: .* is not in benchmark.folder"
+    ):
+        suite.settle(asked)
+
+
+def test_what_is_set_is_kept(folder, no_downloads):
+    asked = make_config("benchmark=vww", "data.root=mine.npz", "model.path=mine.h5")
+    assert suite.settle(asked) == asked
+
+
+def test_another_task_is_refused():
+    asked = make_config()
+    other = replace(asked, benchmark=replace(asked.benchmark, name="ner"))
+    with pytest.raises(ConfigError, match=r"^benchmark\.name: got 'ner', takes ic \| ic02 \| kws"):
+        suite.settle(other)
+
+
+def test_a_sweep_names_what_it_lacks(tmp_path):
+    """Its row stays in the table, and the sweep has not failed."""
+    done = call(
+        tmp_path, "-m", "benchmark=kws", "backend=onnx,torch", f"benchmark.folder={tmp_path}"
+    )
+    assert done.code == 0, done.err
+    assert "kws/*.npz is not in benchmark.folder=" in done.out
+    cells = [line.split("│")[1:-1] for line in done.out.splitlines() if "│ kws DS-CNN" in line]
+    assert [each[-1].strip() for each in cells] == ["unsupported"] * 2
+
+
+def test_the_table_says_which_targets_are_met():
+    params = {"model": "kws", "backend": "onnx", "dtype": "int8", "benchmark.target": "0.9"}
+    metrics = {"total": 1000.0, "baseline_accuracy": 0.913, "ci95_low": 0.88, "ci95_high": 0.92}
+    metrics |= {"size_bytes": 53936.0}
+    found = rows(
+        [
+            Record("1", params, metrics | {"accuracy": 0.902}, {"status": "ok"}),
+            Record("2", params, metrics | {"accuracy": 0.899}, {"status": "ok"}),
+            Record("3", params, {}, {"status": "unsupported"}),
+        ]
+    )
+    start = ["kws", "onnx", "int8"]
+    end = ["88.0 to 92.0", "90%"]
+    assert found == [
+        [*start, "1,000", "91.30%", "90.20%", *end, "yes", "53.9", "ok"],
+        [*start, "1,000", "91.30%", "89.90%", *end, "no", "53.9", "ok"],
+        [*start, "", "", "", "", "90%", "", "", "unsupported"],
+    ]

@@ -1,0 +1,526 @@
+"""The contract of a task, over all of them; and the statistics, against what is published."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy import stats
+from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, top_k_accuracy_score
+from sklearn.metrics import root_mean_squared_error as sklearn_rmse
+
+from resnet8ptq.config.schema import BinaryConfig, CustomConfig, TaskConfig
+from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
+from resnet8ptq.tasks import binary, classification, custom, registry, signal, statistics
+from resnet8ptq.tasks.anomaly import Anomaly
+from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES, Outputs, Setting, Targets, Task
+from resnet8ptq.tasks.regression import Regression
+
+ITEMS = 120
+RANDOM = np.random.default_rng(0)
+CLASSES = RANDOM.integers(0, 7, ITEMS)
+TWO = CLASSES % 2
+TARGETS = RANDOM.normal(size=(ITEMS, 2)).astype(np.float32)
+WINDOWS = RANDOM.normal(size=(ITEMS, 4)).astype(np.float32)
+CLIPS = np.repeat(np.arange(ITEMS // 2), 2)  # a label for each
+NAMES = tuple("abcdefg")
+
+
+def mean_error(outputs, targets):
+    """A metric of the user's own."""
+    return float(np.abs(outputs - targets).mean())
+
+
+def errors(outputs, targets):
+    """The same with a value for each sample."""
+    return np.abs(outputs - targets).mean(axis=1)
+
+
+def largest(outputs, targets):
+    """One that a user may get wrong."""
+    return outputs.max(axis=0)
+
+
+class Scaled:
+    """One with settings."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, outputs, targets):
+        return self.factor * errors(outputs, targets)
+
+
+def noisy_classes(noise: float, seed: int = 1) -> Outputs:
+    logits = 4 * np.eye(7)[CLASSES] + drawn(seed).normal(size=(ITEMS, 7)) * (1 + noise)
+    return Outputs((logits.astype(np.float32),), None, LOGITS)
+
+
+def drawn(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def noisy_two(noise: float, seed: int = 1) -> Outputs:
+    score = 3 * TWO - 1.5 + drawn(seed).normal(size=ITEMS) * (0.5 + noise)
+    return Outputs(((1 / (1 + np.exp(-score)))[:, None].astype(np.float32),), None, PROBABILITIES)
+
+
+def noisy_windows(noise: float, seed: int = 1) -> Outputs:
+    """Anomalous windows are reconstructed worse."""
+    error = drawn(seed).normal(size=WINDOWS.shape) * (0.2 + noise)
+    return Outputs((WINDOWS + error.astype(np.float32) + 0.4 * (CLIPS % 2)[:, None],), None, VALUES)
+
+
+def noisy_values(noise: float, seed: int = 1) -> Outputs:
+    error = drawn(seed).normal(size=TARGETS.shape) * (0.1 + noise)
+    return Outputs((TARGETS + error.astype(np.float32),), None, VALUES)
+
+
+def noisy_pair(noise: float, seed: int = 1) -> Outputs:
+    return Outputs((*noisy_values(noise, seed).values, 100 * WINDOWS), None, VALUES)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, what is known of the samples, and what a model makes of them with so much noise."""
+
+    task: Task
+    targets: Targets
+    outputs: Callable[..., Outputs]
+    against_fp32: bool = False
+
+
+def windows(chosen: slice | np.ndarray) -> np.ndarray:
+    return WINDOWS[chosen]
+
+
+def own(metric: Any) -> Task:
+    return replace(custom.Custom(), call=metric, direction="minimize", resamples=500)
+
+
+CASES = {
+    "classification": Case(classification.Classification(NAMES), Targets(CLASSES), noisy_classes),
+    "binary": Case(binary.Binary(("no", "yes")), Targets(TWO), noisy_two),
+    "anomaly": Case(Anomaly(), Targets(CLIPS % 2, None, windows), noisy_windows),
+    "clips": Case(Anomaly(), Targets(CLIPS % 2, CLIPS, windows), noisy_windows),
+    "mae": Case(Regression(resamples=500), Targets(TARGETS), noisy_values),
+    "rmse": Case(Regression(primary="rmse", resamples=500), Targets(TARGETS), noisy_values),
+    "number": Case(own(mean_error), Targets(TARGETS), noisy_values),
+    "number for each": Case(own(errors), Targets(TARGETS), noisy_values),
+    "agreement": Case(registry._find("agreement")(), Targets(), noisy_classes, against_fp32=True),
+    "deviation": Case(
+        replace(registry._find("deviation")(), outputs=("scores", "boxes")),  # type: ignore[call-arg]
+        Targets(),
+        noisy_pair,
+        against_fp32=True,
+    ),
+}
+every = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def test_every_task_has_a_case():
+    assert {case.task.name for case in CASES.values()} == set(registry.TASKS)
+
+
+def compare(case: Case, noise: float, other: float = 0.0):
+    found = (case.task.score(case.outputs(each), case.targets) for each in (noise, other))
+    return case.task.compare(*found)
+
+
+def known(metrics):
+    return {key: value for key, value in metrics.items() if value is not None}
+
+
+@every
+def test_a_model_beside_itself_differs_in_nothing(case):
+    found = compare(case, 0.0)
+    metrics = known(case.task.metrics(found))
+    assert found.delta == metrics["drop"] == 0
+    assert metrics.get("p_value", 1.0) == 1
+    assert metrics.get("delta_ci95_low", 0) <= 0 <= metrics.get("delta_ci95_high", 0)
+    assert found.paired.against(found.paired) == 1
+    assert metrics[case.task.metric.name] == found.model.value
+    low, high = metrics["ci95_low"], metrics["ci95_high"]
+    assert low <= found.model.value <= high
+
+
+@every
+def test_a_worse_model_is_told_apart(case):
+    found = compare(case, 3.0)
+    metrics = case.task.metrics(found)
+    assert metrics["drop"] > 0
+    if case.against_fp32:  # the yardstick is measured against nothing
+        assert not [
+            key for key in metrics if key.startswith(("baseline_", "p_value", "delta"))
+        ] or ({metrics[key] for key in metrics if key.startswith(("p_value", "delta"))} == {None})
+    else:
+        assert metrics["p_value"] < 0.01
+        low, high = metrics["delta_ci95_low"], metrics["delta_ci95_high"]
+        assert low <= found.delta <= high
+        assert not low <= 0 <= high
+    better = compare(case, 0.05)
+    assert found.paired.against(better.paired) < 0.01
+    assert found.paired.against(better.paired) == better.paired.against(found.paired)
+    if case.task.name != "binary":  # a single probability has no logits
+        assert found.sqnr_db < better.sqnr_db
+
+
+@every
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_order_of_the_samples_does_not_matter(case, seed):
+    order = np.random.default_rng(seed).permutation(ITEMS)
+    given, targets = case.outputs(0.5), case.targets
+    labels, groups = (
+        None if each is None else each[order] for each in (targets.labels, targets.groups)
+    )
+    turned = Targets(labels, groups, lambda part: WINDOWS[order][part])
+    reference = case.outputs(0.0)
+    found = case.task.compare(*(case.task.score(each, targets) for each in (given, reference)))
+    other = case.task.compare(
+        *(
+            case.task.score(Outputs(tuple(v[order] for v in each.values), None, each.final), turned)
+            for each in (given, reference)
+        )
+    )
+    assert other.model.value == pytest.approx(found.model.value, rel=1e-6)
+    assert other.delta == pytest.approx(found.delta, rel=1e-4, abs=1e-9)
+    mores = (known(each.model.more() | each.more()) for each in (found, other))
+    for (key, value), (_, turned_value) in zip(
+        *(sorted(more.items()) for more in mores), strict=True
+    ):
+        assert turned_value == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+@every
+def test_what_is_kept_reads_back(case, tmp_path):
+    """A report made later tests runs against each other as one made now would."""
+    runs = [compare(case, noise) for noise in (0.5, 0.7)]
+    kept = []
+    for number, found in enumerate(runs):
+        np.savez_compressed(tmp_path / f"{number}.npz", **case.task.arrays(found))
+        with np.load(tmp_path / f"{number}.npz", allow_pickle=False) as read:
+            kept.append(case.task.paired.read(read))
+    assert kept[0].against(kept[1]) == runs[0].paired.against(runs[1].paired)
+    assert kept[0].by_class(2) == runs[0].paired.by_class(2)
+    with pytest.raises((KeyError, ValueError)):
+        case.task.paired.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
+
+
+@every
+def test_a_report_knows_the_task_by_what_is_logged(case):
+    params = case.task.describe()
+    if case.task.name == "regression":
+        params["task.primary"] = case.task.primary
+    if case.task.name == "custom":
+        params |= {"task.direction": "minimize", "task.metric._target_": "own.metric"}
+    found = registry.recall(params, case.task.class_names)
+    assert found.name == case.task.name
+    assert replace(found.metric, title="") == replace(case.task.metric, title="")
+    assert found.class_names == (case.task.class_names if case.task.class_names else ())
+
+
+@every
+def test_figures_and_tables_are_those_that_are_announced(case):
+    found = compare(case, 0.5)
+    drawn = case.task.figures(found, "title $ with \\frac{")
+    assert list(drawn) == list(case.task.figure_files)
+    for rows in case.task.tables(found).values():
+        assert len({len(row) for row in rows}) == 1
+    assert case.task.metric.show(found.model.value) in case.task.summary(found) or (
+        str(found.model.correct) in case.task.summary(found)
+    )
+
+
+@pytest.mark.parametrize("name", ["no such task", "../x"])
+def test_a_store_names_no_code(name):
+    with pytest.raises(TrackingError, match="scored_as: "):
+        registry.recall({"scored_as": name})
+    with pytest.raises(TrackingError, match="scored_as: "):
+        registry.recall({"scored_as": "regression", "task.primary": "__import__"})
+
+
+# Which task fits
+
+
+def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=True) -> Setting:
+    return Setting("pets", labels, names, named, (4,), outputs or {"out": (2,)}, final)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (setting(TWO), "classification"),
+        (setting(TARGETS), "regression"),
+        (setting(None), "agreement"),
+        (setting(None, {"out": (4,)}, LOGITS), "deviation"),  # a reconstruction
+        (setting(None, {"out": (1,)}, LOGITS), "deviation"),
+        (setting(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
+    ],
+)
+def test_the_task_that_fits(given, name):
+    assert registry.make(TaskConfig(), given).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "error", "message"),
+    [
+        ("classification", setting(None), ConfigError, "labels of pets are none, takes classes"),
+        ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], takes classes"),
+        ("classification", setting(TWO, {"out": (3,)}), ModelError, "returns 3 values, but pets"),
+        ("classification", setting(TWO, {"a": (7, 2)}, VALUES), ModelError, "returns a [7, 2]; ta"),
+        ("binary", setting(TWO * 0), ConfigError, "takes two, with samples of both"),
+        ("anomaly", setting(CLASSES), ConfigError, "takes 0 (normal) and 1 (an anomaly)"),
+        ("anomaly", setting(None), ConfigError, "labels of pets are None; takes 0 (normal)"),
+        ("anomaly", setting(TWO), ModelError, "the reconstructed input [4], or a score"),
+        ("regression", setting(None), ConfigError, "are none, takes values [N, ...]"),
+        (
+            "regression",
+            setting(TARGETS, {"out": (3,)}),
+            ModelError,
+            "2 values to predict; takes on",
+        ),
+        ("agreement", setting(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(name, given, error, message):
+    with pytest.raises(error) as caught:
+        registry.make(registry._find(name).schema(name=name), given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_need_their_group():
+    with pytest.raises(ConfigError, match="takes task=binary"):
+        registry.make(TaskConfig("binary"), setting(TWO))
+
+
+def test_a_network_may_know_more_classes_than_unnamed_samples_show():
+    given = setting(TWO, {"out": (5,)}, named=False)
+    assert registry.make(TaskConfig(), given).class_names == ("0", "1", "2", "3", "4")
+
+
+# The user's own metric
+
+
+def made(target: str | None, **arguments: Any) -> Task:
+    config = CustomConfig(metric={"_target_": target, **arguments}, direction="minimize")
+    return registry.make(config, setting(TARGETS))
+
+
+def test_functions_and_classes_are_called():
+    function = made(f"{__name__}.errors")
+    scaled = made(f"{__name__}.Scaled", factor=10)
+    values = [task.score(noisy_values(0.5), Targets(TARGETS)).value for task in (function, scaled)]
+    assert values[1] == pytest.approx(10 * values[0])
+    assert function.metric.title == "errors"
+
+
+def test_other_code_of_a_metric_is_another_identity(tmp_path, monkeypatch):
+    """A sweep that is continued must not take what another metric found."""
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for number in (1, 2):
+        path = tmp_path / "edited_metric.py"
+        path.write_text(f"def metric(outputs, targets):\n    return {number}\n")
+        config = CustomConfig(metric={"_target_": "edited_metric.metric"})
+        found.append(registry.fingerprint(config))
+    assert found[0] != found[1]
+    assert registry.fingerprint(CustomConfig(metric={"_target_": "math.sqrt"})) == ""
+    assert registry.fingerprint(TaskConfig()) == registry.fingerprint(BinaryConfig()) == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (None, "task.metric._target_: got null, takes a callable"),
+        ("no_such_module.metric", r"got no_such_module.metric \("),
+        (f"{__name__}.ITEMS", f"got {__name__}.ITEMS"),
+        (f"{__name__}.largest", r"largest returns \(2,\)"),
+        ("math.sqrt", "sqrt failed"),
+    ],
+)
+def test_what_is_no_metric_is_refused_in_one_line(target, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        made(target).score(noisy_values(0.5), Targets(TARGETS))
+    assert "\n" not in str(caught.value)
+
+
+# Against others
+
+
+def test_classification_agrees_with_scikit_learn():
+    found = classification.Classification(NAMES).score(noisy_classes(2.0), Targets(CLASSES))
+    more = found.more()
+    assert more["macro_f1"] == pytest.approx(f1_score(CLASSES, found.predictions, average="macro"))
+    expected = top_k_accuracy_score(CLASSES, found.probabilities, k=5)
+    assert more["top5_accuracy"] == pytest.approx(expected)
+
+
+def test_regression_agrees_with_scikit_learn():
+    found = Regression().score(noisy_values(0.5), Targets(TARGETS))
+    [values] = noisy_values(0.5).values
+    assert found.value == pytest.approx(mean_absolute_error(TARGETS, values), rel=1e-5)
+    of_all = sklearn_rmse(TARGETS.ravel(), values.ravel())
+    assert found.more()["rmse"] == pytest.approx(of_all, rel=1e-5)
+
+
+@given(
+    arrays.arrays(np.float64, 30, elements=st.sampled_from([0.0, 0.25, 0.5, 0.75])),
+    arrays.arrays(np.bool_, 30).filter(lambda labels: 0 < labels.sum() < 30),
+)
+@settings(deadline=None, max_examples=50)
+def test_auc_is_scikit_learns_with_ties(scores, positive):
+    found = statistics.auc(scores, positive)
+    assert found.value == pytest.approx(roc_auc_score(positive, scores))
+    turned = statistics.auc(-scores, positive)
+    assert turned.value == pytest.approx(1 - found.value)
+    low, high = found.interval
+    assert 0 <= low <= found.value <= high <= 1
+
+
+@pytest.mark.parametrize("groups", [None, CLIPS])
+def test_anomaly_scores_are_means_over_clips(groups):
+    outputs = noisy_windows(0.3)
+    found = Anomaly(max_fpr=0.2).score(outputs, Targets(CLIPS % 2, groups, windows))
+    each = ((outputs.values[0] - WINDOWS) ** 2).mean(axis=1)
+    scores, labels = each, CLIPS % 2
+    if groups is not None:
+        scores, labels = each.reshape(-1, 2).mean(axis=1), np.arange(ITEMS // 2) % 2
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
+    assert found.value == pytest.approx(roc_auc_score(labels, scores))
+    assert found.more()["pauc"] == pytest.approx(roc_auc_score(labels, scores, max_fpr=0.2))
+
+
+def test_the_windows_of_a_clip_have_one_label():
+    with pytest.raises(DataError, match="a group has samples of both labels"):
+        Anomaly().score(noisy_windows(0.3), Targets(np.arange(ITEMS) % 2, CLIPS, windows))
+
+
+def test_one_output_is_two_classes():
+    """A sigmoid, its logit, and a softmax of both say the same."""
+    [one] = noisy_two(0.5).values
+    logit = np.log(one / (1 - one))
+    same = (
+        Outputs((one,)),
+        Outputs((logit,), None, LOGITS),
+        Outputs((np.concatenate([1 - one, one], axis=1),)),
+        Outputs((np.concatenate([0 * logit, logit], axis=1),), None, LOGITS),
+    )
+    task = binary.Binary(("no", "yes"), threshold=0.3)
+    for outputs in same:
+        found = task.score(outputs, Targets(TWO))
+        assert found.accuracy == ((one[:, 0] > 0.3) == TWO).mean()
+        assert found.value == pytest.approx(roc_auc_score(TWO, one[:, 0]))
+
+
+def test_newcombe_as_published():
+    """Newcombe (1998), table II: 36, 12, 2, 0; and the study of Bentur et al. (2009): 1, 1, 7, 12,
+    as Fagerland, Lydersen and Laake work it out (2014)."""
+    for cells, expected in (
+        ((36, 12, 2, 0), (0.0569, 0.3404)),
+        ((1, 1, 7, 12), (-0.507, -0.026)),
+    ):
+        ours = np.repeat([True, True, False, False], cells)
+        theirs = np.repeat([True, False, True, False], cells)
+        assert statistics.newcombe(ours, theirs) == pytest.approx(expected, abs=5e-4)
+        low, high = statistics.newcombe(theirs, ours)
+        assert (-high, -low) == pytest.approx(expected, abs=5e-4)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=10)
+def test_delong_agrees_with_a_bootstrap(seed):
+    random = np.random.default_rng(seed)
+    positive = np.arange(400) % 3 == 0
+    shared = random.normal(size=400)
+    ours, theirs = (positive + shared + random.normal(size=400) for _ in range(2))
+    found = [statistics.auc(scores, positive) for scores in (ours, theirs)]
+    low, high = statistics.delong(*found)[0]
+
+    def difference(chosen):
+        return np.subtract(
+            *(statistics.auc(each[chosen], positive[chosen]).value for each in (ours, theirs))
+        )
+
+    error = statistics.bootstrap(difference, 400, 300).std()
+    assert (high - low) / (2 * statistics.Z95) == pytest.approx(error, rel=0.25)
+    assert low <= found[0].value - found[1].value <= high
+
+
+def test_delong_keeps_its_level():
+    """Of two equally good rankings, one in twenty differs at 5%."""
+    positive = np.arange(200) % 2 == 0
+    p_values = []
+    for seed in range(400):
+        random = np.random.default_rng(seed)
+        scores = positive + random.normal(size=(3, 200))
+        pair = [statistics.auc(scores[2] + scores[each], positive) for each in (0, 1)]
+        p_values.append(statistics.delong(*pair)[1])
+    assert 0.02 < (np.array(p_values) < 0.05).mean() < 0.09
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.08])
+def test_the_bootstrap_is_scipys(shift):
+    random = np.random.default_rng(3)
+    ours, theirs = random.normal(size=300) + shift, random.normal(size=300)
+    ours += theirs
+    replicates = [
+        statistics.bootstrap(lambda chosen, v=values: float(v[chosen].mean()), 300, 4000)
+        for values in (ours, theirs)
+    ]
+    expected = stats.bootstrap(
+        (ours, theirs),
+        lambda a, b, axis: a.mean(axis) - b.mean(axis),
+        paired=True,
+        method="percentile",
+        n_resamples=4000,
+        rng=0,
+    )
+    found = statistics.bootstrap_interval(replicates[0] - replicates[1])
+    width = expected.confidence_interval.high - expected.confidence_interval.low
+    assert found == pytest.approx(expected.confidence_interval, abs=0.06 * width)
+    p_value = statistics.bootstrap_p(replicates[0] - replicates[1])
+    assert p_value == pytest.approx(stats.ttest_rel(ours, theirs).pvalue, abs=0.03)
+
+
+@given(arrays.arrays(np.float32, (9, 3), elements=st.floats(-2, 2, width=32)), st.floats(0.01, 1))
+@settings(deadline=None, max_examples=30)
+def test_sqnr_of_several_outputs_is_that_of_the_mean_noise(values, noise):
+    """By hand: noise that is a fraction f of every value has f**2 of the signal's power."""
+    if not np.abs(values).max() > 1e-3:
+        return
+    wide = values.astype(np.float64)
+    one = signal.sqnr_db([wide], [wide * (1 + noise)])
+    assert one == pytest.approx(-20 * math.log10(noise), abs=1e-6)
+    both = signal.sqnr_db([wide, 100 * wide], [wide * (1 + noise), 100 * wide])
+    assert both == pytest.approx(one + 10 * math.log10(2), abs=1e-6)
+
+
+# Many classes
+
+
+def test_a_thousand_classes_stay_readable():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 1000, 3000)
+    names = tuple(f"class {number}" for number in range(1000))
+    task = classification.Classification(names)
+    pair = []
+    for noise in (1.0, 1.1):
+        logits = random.normal(size=(3000, 1000)).astype(np.float32) * noise
+        logits[np.arange(3000), labels] += 4
+        pair.append(task.score(Outputs((logits,), None, LOGITS), Targets(labels)))
+    found = task.compare(*pair)
+    metrics = task.metrics(found)
+    assert len(metrics) < 40
+    assert task.few_names == ()
+    assert len(task.tables(found)["per_class.csv"]) == 1001
+    for figure in task.figures(found, "many").values():
+        assert len(figure.axes[0].get_xticks()) == 20
+        assert "the 20 of 1000 classes" in (
+            figure.axes[0].get_title() + getattr(figure, "get_suptitle", str)()
+        )
