@@ -11,6 +11,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
+from conftest import runtime_of_all_cores
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
@@ -322,8 +323,8 @@ def test_a_relative_or_home_folder_is_made_absolute(tmp_path, monkeypatch):
 
 
 def test_a_run_may_use_the_threads_that_are_set_or_all(tmp_path):
-    assert cache.runtime(str(tmp_path), 3) == machine.Runtime(tmp_path, 3, True)
-    assert cache.runtime(str(tmp_path), None) == machine.Runtime(
+    assert runtime_of_all_cores(str(tmp_path), 3) == machine.Runtime(tmp_path, 3, True)
+    assert runtime_of_all_cores(str(tmp_path), None) == machine.Runtime(
         tmp_path, machine.threads(None), False
     )
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from calling import NO_REAL_FILES, Called, call, call_process
+from calling import NO_REAL_FILES, QUICK, Called, call, call_process
 from conftest import make_config, new_store
 from test_cifar10 import write_folder
 
@@ -184,7 +184,7 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
     assert found.run_id == newer.parent_id
 
 
-CELLS = ("-m", "dtype=int8,uint8,u8s8", "data=shapes", "latency.enabled=false")
+CELLS = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_sweep_prints_every_cell_and_the_reason(sweep: Called) -> None:
         ("torch", "uint8"): "unsupported",
     }
     assert f"unsupported: {REASON} (torch uint8" in sweep.out
-    assert "shapes, resnet8, 5,000 test images" in sweep.out
+    assert "shapes, resnet8, 500 held-out training images" in sweep.out
     assert "Traceback" not in sweep.err
     assert "Warning" not in sweep.err
 
