@@ -10,10 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import parallel, results
+from benchmarks import calibration, parallel, results
 from benchmarks.setting import Setting
 
 NEEDED = ("CIFAR10_DIR", "RESNET8_H5")
+OPTIONAL = {"parallel": (parallel, "joblib,slurm,ray"), "calibration": (calibration, "bench")}
 
 
 def main() -> int:
@@ -33,8 +34,8 @@ def main() -> int:
         for name in [] if arguments.render else arguments.sections or results.SECTIONS:
             if name in arguments.skip:
                 continue
-            if name == "parallel" and not parallel.is_available():
-                setting.say("parallel: left out: pip install -e '.[joblib,slurm,ray]'")
+            if name in OPTIONAL and not OPTIONAL[name][0].is_available():
+                setting.say(f"{name}: left out: pip install -e '.[{OPTIONAL[name][1]}]'")
                 continue
             setting.say(f"== {name}")
             measured = results.describe(arguments.rounds)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import (
+    calibration,
     equality,
     evaluation,
     memory,
@@ -39,6 +40,9 @@ SECTIONS = {
         {"A sweep of 24": sweeps.render_sweep24, "One more configuration": sweeps.render_added},
     ),
     "memory": Section(memory.measure, {"Memory of calibration": memory.render}),
+    "calibration": Section(
+        calibration.measure, {"Calibrating a network of real size": calibration.render}
+    ),
     "evaluation": Section(evaluation.measure, {"Evaluation": evaluation.render}),
     "steps": Section(steps.measure, {"Where the time goes": steps.render}),
     "startup": Section(startup.measure, {"Start-up": startup.render}),

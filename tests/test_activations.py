@@ -162,6 +162,20 @@ def test_threads_do_not_change_the_statistics(
     assert find(shapes_model, split, one) == find(shapes_model, split, two)
 
 
+@pytest.mark.parametrize("method", ["moving_average", "percentile"])
+def test_a_small_budget_does_not_change_the_statistics(
+    shapes_model: Fp32Model,
+    split: Split,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    roomy, tight = (configure(tmp_path / n, f"calib={method}", "calib.batch_size=20") for n in "12")
+    whole = find(shapes_model, split, roomy)
+    monkeypatch.setattr(activations, "BUDGET", 1)  # byte: one sample at once
+    assert find(shapes_model, split, tight) == whole
+
+
 @given(
     values=arrays.arrays(
         np.float32, st.integers(1, 300), elements=st.floats(-8, 8, width=32, allow_subnormal=False)

@@ -8,7 +8,9 @@ one has left there, whichever process that was.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 import onnx
 
 from resnet8ptq.calibration.methods import describe_method, find_method, find_range
-from resnet8ptq.calibration.passes import run_pass
+from resnet8ptq.calibration.passes import Batch, run_pass
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files
@@ -26,6 +28,7 @@ from resnet8ptq.graph.layers import float_tensors
 from resnet8ptq.graph.session import open_session
 
 Stats = dict[str, TensorStats]
+BUDGET = 2**28  # bytes of activations that are observed at once, if one sample has no more
 _FILES = {"ranges": "ranges.npz", "histograms": "histograms.npz"}
 
 
@@ -123,10 +126,23 @@ class Activations:
         del proto.graph.output[:]
         proto.graph.output.extend(values)
         session = open_session(proto.SerializeToString(), self.runtime.threads)
-        for batch in run_pass(stage, self.calibration, self.calib):
-            tensors = dict(zip(names, session.run(names, {source: batch}), strict=True))
-            for name, values in {source: batch, **tensors}.items():
-                stats[name].observe(values, stage, self.calib)
+
+        def run(batch: Batch) -> list[Batch]:
+            return [batch, *session.run(names, {source: batch})]
+
+        (sample,) = self.calibration.take(np.arange(1)).batches(1)
+        at_once = max(1, BUDGET // sum(values.nbytes for values in run(sample)))
+        with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy works beside itself
+            for batch in run_pass(stage, self.calibration, self.calib):
+                for start in range(0, len(batch), at_once):
+                    observe = partial(
+                        TensorStats.observe,
+                        stage=stage,
+                        config=self.calib,
+                        new_batch=start == 0,
+                    )
+                    values = run(batch[start : start + at_once])
+                    list(pool.map(observe, stats.values(), values))
         every = stats.values()
         arrays: dict[str, Any] = {"names": np.array(list(stats))}
         if stage == "ranges":

@@ -46,8 +46,11 @@ class TensorStats:
         """Bin edges [len(counts) + 1]."""
         return np.linspace(-self.threshold, self.threshold, len(self.counts) + 1)
 
-    def observe_range(self, values: NDArray[np.float32]) -> None:
+    def observe_range(self, values: NDArray[np.float32], new_batch: bool = True) -> None:
         """First pass: widen the range.
+
+        Args:
+            new_batch: the values begin a batch; else they belong to that of the last call.
 
         Raises:
             QuantizationError: a value is NaN or infinite.
@@ -56,6 +59,9 @@ class TensorStats:
         if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
             raise QuantizationError("an activation of the calibration images is NaN or infinite")
         self.low, self.high = min(self.low, low), max(self.high, high)
+        if not new_batch:
+            last_low, last_high = self.batches.pop()
+            low, high = min(low, last_low), max(high, last_high)
         self.batches.append((low, high))
 
     def observe_histogram(self, values: NDArray[np.float32], num_bins: int) -> None:
@@ -65,10 +71,16 @@ class TensorStats:
         count_into(self.counts, values.reshape(-1), self.threshold)
         self.zeros += values.size - int(np.count_nonzero(values))
 
-    def observe(self, values: NDArray[np.float32], stage: str, config: CalibConfig) -> None:
-        """Take what the pass `stage` of `run_passes` is for."""
+    def observe(
+        self,
+        values: NDArray[np.float32],
+        stage: str,
+        config: CalibConfig,
+        new_batch: bool = True,
+    ) -> None:
+        """Take what the pass `stage` of `run_passes` is for; `new_batch`: see `observe_range`."""
         if stage == "ranges":
-            self.observe_range(values)
+            self.observe_range(values, new_batch)
         else:
             self.observe_histogram(values, config.num_bins)
 

