@@ -59,6 +59,7 @@ def test_the_same_run_has_one_identity() -> None:
     for kept_elsewhere in (
         *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
         *("report.max_drop=0.1", "sweep.resume=true", "objectives=[accuracy]"),
+        "+per_backend.torch.float_output=true",
     ):
         assert identity.find(make_config(*SHAPES, kept_elsewhere)) == first
 
