@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from filelock import FileLock
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
@@ -27,18 +28,26 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
-from resnet8ptq.core import machine
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.evaluation import pace
 from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.models import model
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from resnet8ptq.tracking.store import Store
 
+# Nothing here depends on how busy the machine is.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
 TESTED = 500  # images
+TIMED = (  # a run that is timed, if not for long
+    *("data=shapes", "evaluate.split=held_out", f"held_out_images={TESTED}"),
+    *("latency.repeats=20", "latency.batch_repeats=2"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,6 +86,26 @@ def forget_store() -> Iterator[None]:
     """MLflow names the store in use in the environment; no later test is to log there."""
     yield
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+runtime_of_all_cores = work_cache.runtime
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The frameworks take one thread here: the other cores have tests of their own.
+
+    Two that share a core wait for each other: torch then takes three times the CPU's time. And the
+    fastest batches are found with fewer images.
+    """
+
+    def runtime(folder: str | None, threads: int | None) -> Runtime:
+        return replace(runtime_of_all_cores(folder, threads), threads=threads or THREADS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work_cache, "runtime", runtime)
+        patch.setattr(pace, "TRIAL_IMAGES", 32)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -162,7 +191,7 @@ def bench_of(config: RunConfig, fp32: model.Fp32Model) -> Bench:
     return Bench(fp32.sha256, runtime_of(config), config.evaluate.batch_size)
 
 
-THREADS = machine.threads(None)
+THREADS = 1
 Probabilities = NDArray[np.float32]
 
 
@@ -211,7 +240,7 @@ def quantize(quantize_anew: Quantize) -> Quantize:
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     """One real sweep for everything that only looks at it: two frameworks, one unsupported cell."""
-    args = ("-m", "backend=onnx,torch", "dtype=int8,uint8", "data=shapes")
+    args = ("-m", "backend=onnx,torch", "dtype=int8,uint8", *TIMED)
     shared = shared_folder(tmp_path_factory)
     folder, record = shared / "sweep", shared / "sweep.json"
     with FileLock(shared / "sweep.lock"):  # the first process that wants it makes it

@@ -11,6 +11,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
+from conftest import runtime_of_all_cores
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,6 +153,13 @@ def folder_for_file(folder: Path) -> None:
     (folder / "one.txt").mkdir()
 
 
+def link_for_file(folder: Path) -> None:
+    secret = folder.parent / "secret"
+    secret.write_text("one")  # the same content
+    (folder / "one.txt").unlink()
+    (folder / "one.txt").symlink_to(secret)
+
+
 def edit(folder: Path, **change: object) -> None:
     path = folder / "entry.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -160,7 +168,7 @@ def edit(folder: Path, **change: object) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        *(damage_bytes, truncate, remove_file, folder_for_file),
+        *(damage_bytes, truncate, remove_file, folder_for_file, link_for_file),
         *(remove_record, garble_record, edit_key, edit_hash, empty_record, listed_record),
     ],
 )
@@ -171,6 +179,7 @@ def test_a_damaged_entry_is_made_again_with_a_warning(tmp_path, make, caplog, da
         assert cache.entry(tmp_path, "models", KEY, make) == folder
     assert make.calls == 2
     assert (folder / "one.txt").read_text() == "one"
+    assert not (folder / "one.txt").is_symlink()
     assert (folder / "two.bin").read_bytes() == b"two"
     [record] = caplog.records
     assert record.getMessage() == f"cache: {folder} is damaged; making it again"
@@ -322,8 +331,8 @@ def test_a_relative_or_home_folder_is_made_absolute(tmp_path, monkeypatch):
 
 
 def test_a_run_may_use_the_threads_that_are_set_or_all(tmp_path):
-    assert cache.runtime(str(tmp_path), 3) == machine.Runtime(tmp_path, 3, True)
-    assert cache.runtime(str(tmp_path), None) == machine.Runtime(
+    assert runtime_of_all_cores(str(tmp_path), 3) == machine.Runtime(tmp_path, 3, True)
+    assert runtime_of_all_cores(str(tmp_path), None) == machine.Runtime(
         tmp_path, machine.threads(None), False
     )
 

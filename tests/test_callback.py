@@ -70,6 +70,7 @@ def test_a_failed_report_does_not_hide_a_failed_job(
 def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
     splits = "evaluate.split=test,held_out"
     quick = ("data=shapes", "calib.samples_per_class=5", "latency.enabled=false", "threads=1")
+    quick = (*quick, "held_out_images=500")
     found = call(tmp_path, "-m", splits, *quick, **NO_REAL_FILES)
     assert found.code == 0, found.err
     assert found.parent.info.status == "FINISHED"
@@ -78,7 +79,7 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
     sections = report.read_text().split("\n## ")[1:]
     assert [section.splitlines()[0] for section in sections] == [
         "shapes, resnet8, 5,000 test images",
-        "shapes, resnet8, 2,000 held-out training images",
+        "shapes, resnet8, 500 held-out training images",
     ]
     for number, section in enumerate(sections, 1):
         assert "1 combinations asked for: 1 measured" in section

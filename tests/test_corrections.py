@@ -193,8 +193,10 @@ def test_the_grid_is_found_again(
     np.testing.assert_array_equal(again.quantize(placed), levels)
 
 
-@pytest.mark.parametrize(("dtype", "per_channel"), SCHEMES)
-@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "per_channel", "relu"),
+    [(*scheme, relu) for scheme, relu in zip(SCHEMES, (False, True, True, False), strict=True)],
+)
 def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: bool) -> None:
     config = configure(f"dtype={dtype}", f"per_channel={per_channel}")
     scheme = WeightScheme.of(config)

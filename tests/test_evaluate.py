@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_config, quantizer_of, runtime_of
+from conftest import make_config, quantizer_of, runtime_of_all_cores
 
 from resnet8ptq.core import machine
 from resnet8ptq.data.dataset import Split
@@ -24,6 +24,7 @@ class Counting:
         self.now, self.cost, self.batches = 0.0, cost, []
         monkeypatch.setattr(trial, "make_quantizer", lambda config, runtime: self)
         monkeypatch.setattr(pace.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(pace, "TRIAL_IMAGES", 256)
         monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
 
     def load(self, path: Path, threads: int) -> "Counting":
@@ -44,7 +45,8 @@ def images(count: int) -> Split:
 
 def run(count: int, cache: Path, *overrides: str, network: str = "a") -> evaluate.Evaluation:
     config = make_config("data=shapes", f"cache_dir={cache}", *overrides)
-    bench = Bench(network, runtime_of(config), config.evaluate.batch_size)
+    runtime = runtime_of_all_cores(config.cache_dir, config.threads)
+    bench = Bench(network, runtime, config.evaluate.batch_size)
     return bench.evaluate(config, Path("nowhere"), images(count))
 
 

@@ -135,7 +135,8 @@ def test_a_run_has_latency_metrics_unless_disabled(enabled: bool, tmp_path: Path
         def __getattr__(self, name: str):
             return lambda *args, **kwargs: None
 
-    config = make_config(*FEW, "calib.samples_per_class=5")
+    few = ("calib.samples_per_class=5", "evaluate.split=held_out", "held_out_images=200")
+    config = make_config(*FEW, *few)
     config = replace(config, latency=replace(config.latency, enabled=enabled))
     metrics = run_experiment(config, tmp_path, Silent()).to_metrics()
     assert (metrics.keys() >= OWN) is enabled

@@ -22,7 +22,7 @@ from resnet8ptq.tasks.classification import (
     confusion,
     metric_names,
 )
-from resnet8ptq.tasks.statistics import holm, mcnemar, wilson
+from resnet8ptq.tasks.statistics import above_chance, holm, mcnemar, wilson
 
 
 def scores_of(rows: list[list[float]], labels: list[int]) -> Scores:
@@ -159,6 +159,7 @@ def test_flips_by_hand():
     [
         (0, 0, 1.0),
         (1, 0, 1.0),
+        (2, 0, 0.5),  # 2 / 2**2
         (5, 0, 0.0625),  # 2 / 2**5
         (0, 5, 0.0625),
         (4, 1, 0.375),  # 2 * (1 + 5) / 2**5
@@ -218,6 +219,7 @@ def test_class_delta_by_hand():
 # Against the libraries that take too long to import in a run
 
 flips = st.tuples(st.integers(0, 600), st.integers(0, 600))
+counts = st.integers(1, 20_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 p_values = st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.01, 0.02, 0.5]), max_size=40)
 
 
@@ -232,7 +234,7 @@ def test_mcnemar_is_scipys_binomial_test(flips):
     assert abs(ours - theirs) > 1 or mcnemar(hits, ~hits) == 1
 
 
-@given(st.integers(1, 20_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+@given(counts)
 @example((0, 10))  # without care, -3e-17
 @example((16, 16))  # 1 + 2e-16
 @settings(deadline=None)
@@ -241,6 +243,15 @@ def test_wilson_is_scipys_interval(counts):
     low, high = wilson(*counts)
     assert 0 <= low <= high <= 1
     assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-12, abs=1e-15)
+
+
+@given(counts, st.integers(2, 1000))
+@example((0, 10), 2)
+@example((10, 10), 2)
+@settings(deadline=None)
+def test_above_chance_is_scipys_binomial_test(counts, classes):
+    expected = binomtest(*counts, 1 / classes, alternative="greater").pvalue
+    assert above_chance(*counts, classes) == pytest.approx(expected, rel=1e-9, abs=1e-300)
 
 
 @given(p_values)

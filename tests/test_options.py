@@ -66,7 +66,7 @@ def test_option_keeps_the_accuracy(
     config.latency.enabled = False
     whole = locate.load(config.data.name, config.data.root)
     dataset = replace(
-        whole, train=whole.train.take(np.arange(1500)), test=whole.test.take(np.arange(IMAGES))
+        whole, train=whole.train.take(np.arange(1000)), test=whole.test.take(np.arange(IMAGES))
     )
     fp32 = model.load(config.model, whole, cache.folder(None))
     held_out = draw_held_out(dataset, config.held_out_images)

@@ -241,14 +241,11 @@ def test_fp32_accuracy_is_reproduced(
 
 
 # Measured with onnxruntime 1.31.1 and torch 2.13: minmax, batch normalization folded, percent.
+# Each dtype, granularity and framework once; test_backends.py has all of them on `shapes`.
 REFERENCE = [
     ("onnx", "int8", "false", 86.75),
-    ("onnx", "int8", "true", 86.99),
-    ("onnx", "uint8", "false", 86.72),
     ("onnx", "uint8", "true", 86.85),
     ("onnx", "u8s8", "false", 86.75),
-    ("onnx", "u8s8", "true", 87.01),
-    ("torch", "int8", "false", 86.84),
     ("torch", "int8", "true", 86.88),
 ]
 

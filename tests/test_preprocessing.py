@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate
-from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing, arrange
 
 PIXELS = np.arange(256, dtype=np.uint8)
@@ -115,6 +115,27 @@ def test_preprocessing_and_dtype_are_part_of_the_identity():
     ]
     assert len({split.digest for split in splits}) == 3
     assert split_of(images, layout=(0,)).digest == splits[0].digest
+
+
+def test_both_splits_are_arranged():
+    images = np.zeros((2, 4, 3, 3), np.uint8)
+    plain = Dataset("made up", ("a",), split_of(images), split_of(images[:1]))
+    found = plain.arranged((2, 0, 1))
+    assert [split.layout for split in (found.train, found.test)] == [(2, 0, 1)] * 2
+    assert (len(found.train), len(found.test)) == (2, 1)
+    assert plain.arranged(None) is plain
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((2, 4, 3, 1), np.uint8, True),
+        ((2, 4, 3), np.uint8, False),
+        ((2, 4, 3, 3), np.float32, False),
+    ],
+)
+def test_what_counts_as_pictures(shape, dtype, expected):
+    assert split_of(np.zeros(shape, dtype)).has_pictures == expected
 
 
 def test_resizing_stored_pictures(cache_root):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from calling import NO_REAL_FILES, Called, call, call_process
+from calling import NO_REAL_FILES, QUICK, Called, call, call_process
 from conftest import make_config, new_store
 from test_cifar10 import write_folder
 
@@ -59,6 +59,7 @@ def test_the_same_run_has_one_identity() -> None:
     for kept_elsewhere in (
         *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
         *("report.max_drop=0.1", "sweep.resume=true", "objectives=[accuracy]"),
+        "+per_backend.torch.float_output=true",
     ):
         assert identity.find(make_config(*SHAPES, kept_elsewhere)) == first
 
@@ -184,7 +185,7 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
     assert found.run_id == newer.parent_id
 
 
-CELLS = ("-m", "dtype=int8,uint8,u8s8", "data=shapes", "latency.enabled=false")
+CELLS = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
 
 
 @pytest.mark.slow

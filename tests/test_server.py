@@ -26,7 +26,7 @@ from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.run import start_parent
 from resnet8ptq.tracking.store import Store, open_store
 
-PROCESSES, RUNS = 8, 25  # runs of each
+PROCESSES, RUNS = 8, 6  # runs of each
 
 
 @pytest.fixture(scope="module")

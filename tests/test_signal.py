@@ -40,9 +40,9 @@ def with_probabilities(rows):
 
 
 def test_sqnr_by_hand():
-    # Centred: signal (3, -3), (1, -1), power 20; noise (1, -1), (0, 0), power 2.
-    baseline, model = with_logits([[6, 0], [1, -1]]), with_logits([[4, 0], [1, -1]])
-    assert Comparison(model, baseline).sqnr_db == pytest.approx(10 * math.log10(20 / 2))
+    # Centred: signal (3, -3), (3, -3), power 36; noise (1, -1), (0, 0), power 2.
+    baseline, model = with_logits([[6, 0], [3, -3]]), with_logits([[4, 0], [3, -3]])
+    assert Comparison(model, baseline).sqnr_db == pytest.approx(10 * math.log10(36 / 2))
 
 
 def test_sqnr_ignores_what_a_softmax_ignores():
@@ -66,10 +66,10 @@ def test_sqnr_that_is_no_number_is_none(model, baseline):
 
 
 def test_kl_divergence_by_hand():
-    baseline = with_probabilities([[0.5, 0.5], [0.25, 0.75]])
-    model = with_probabilities([[0.25, 0.75], [0.25, 0.75]])
+    baseline = with_probabilities([[0.5, 0.5], [0.25, 0.75], [0.25, 0.75]])
+    model = with_probabilities([[0.25, 0.75], [0.25, 0.75], [0.25, 0.75]])
     first = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    assert Comparison(model, baseline).kl_divergence == pytest.approx(first / 2)
+    assert Comparison(model, baseline).kl_divergence == pytest.approx(first / 3)
 
 
 def test_kl_divergence_takes_zeros():

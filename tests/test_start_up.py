@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from calling import COMMAND, clean_environment
+from calling import COMMAND, QUICK, clean_environment
 
 from resnet8ptq.models.model import Fp32Model
 
@@ -43,7 +43,7 @@ def test_questions_are_answered_without_the_libraries(tmp_path: Path, args: list
 def test_a_cached_run_imports_its_own_framework_only(
     tmp_path: Path, shapes_model: Fp32Model
 ) -> None:
-    modules = imported(tmp_path, "backend=onnx", "data=shapes", "latency.enabled=false")
+    modules = imported(tmp_path, "backend=onnx", *QUICK)
     assert "onnxruntime" in modules
     assert not modules & (FRAMEWORKS | YARDSTICKS | REPORT)
 
