@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
 from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.table import parse_names
+from resnet8ptq.tasks.classification import Classification
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import SWEEP_FILE
 from resnet8ptq.tracking.store import Store, open_store
@@ -408,14 +411,15 @@ def test_hostile_predictions_are_one_error(tmp_path: Path, write: Callable[[Path
     path = tmp_path / "predictions.npz"
     write(path)
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
-        comparison._read(Record("id", {}, {}, {}), path, comparison._read_predictions)
+        reader = partial(comparison._read_predictions, Classification())
+        comparison._read(Record("id", {}, {}, {}), path, reader)
     line(caught.value)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[1]", "null", NASTY])
 def test_class_names_of_a_store_are_names_or_one_error(text: str) -> None:
     with pytest.raises(TrackingError, match="class_names"):
-        comparison._parse_names(text)
+        parse_names(text)
 
 
 # Names

@@ -122,7 +122,7 @@ def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
     given = ("data=arrays", f"data.root={files[data]}", f"model.path={files[network]}")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        return call(folder, *given, *overrides, *QUICK, *more)
+        return call(folder, *more, *given, *overrides, *QUICK)
 
 
 def test_every_task_is_run():

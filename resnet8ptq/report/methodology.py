@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from resnet8ptq.report.comparison import SIGNIFICANCE, Comparison
 from resnet8ptq.tracking.history import Record
 
+BASELINE = ", against the FP32 baseline of the same framework"
+
 
 def describe(comparison: Comparison) -> list[tuple[str, str]]:
     """Return (subject, text) pairs; where runs differ, every value is named."""
@@ -48,12 +50,12 @@ def describe(comparison: Comparison) -> list[tuple[str, str]]:
             f"{drawn} training images of each class, seed "
             f"{param('seed')}, digest of the draw {tag('calibration_digest')[:16]}…",
         ),
-        ("task", f"{task.name}: {task.metric.title}{'; ' * bool(task.note)}{task.note}"),
+        ("task", f"{task.name}, judged by {task.metric.title}"),
         ("what is evaluated", "the artifact as it was written, loaded again from disk"),
         (
             "tests",
-            f"{task.test}, paired on the same images, against the FP32 baseline of the same "
-            f"framework; Holm's correction within a family; significant below {SIGNIFICANCE}",
+            f"{task.test}, paired on the same images{'' if task.note else BASELINE}; Holm's "
+            f"correction within a family; significant below {SIGNIFICANCE}",
         ),
         ("intervals", task.intervals),
         (

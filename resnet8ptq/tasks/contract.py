@@ -344,14 +344,8 @@ class Task(ABC):
             "drop": self.metric.drop(found.delta, baseline.value),
             "p_value": found.p_value,
             "total": model.total,
-            **dict(zip(("ci95_low", "ci95_high"), model.interval or (None, None), strict=True)),
-            **dict(
-                zip(
-                    ("delta_ci95_low", "delta_ci95_high"),
-                    found.interval or (None, None),
-                    strict=True,
-                )
-            ),
+            **_ends("ci95", model.interval),
+            **_ends("delta_ci95", found.interval),
             **model.more(),
             **{f"baseline_{key}": value for key, value in baseline.more().items()},
             **found.more(),
@@ -386,6 +380,11 @@ class Task(ABC):
         """Return what the task came to, as MLflow params."""
         metric = self.metric
         return {"scored_as": self.name, "metric": metric.name, "metric_direction": metric.direction}
+
+
+def _ends(name: str, interval: Interval | None) -> Metrics:
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 def check_columns(columns: Sequence[Array], kind: str) -> None:
