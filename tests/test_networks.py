@@ -27,6 +27,7 @@ class Expected:
     gives: tuple[str, ...]
     final: str
     opset: int = 17  # of the file
+    spread: float = 1.0  # standard deviation of the samples
 
 
 NETWORKS = {
@@ -53,7 +54,12 @@ NETWORKS = {
         (28, 28), "Input3 [1, 28, 28] float32", ("Plus214_Output_0 [10] float32",), LOGITS, 8
     ),
     "detectors/yolox_nano.onnx": Expected(
-        (416, 416, 3), "images [3, 416, 416] float32", ("output [3549, 85] float32",), VALUES, 11
+        (416, 416, 3),
+        "images [3, 416, 416] float32",
+        ("output [3549, 85] float32",),
+        VALUES,
+        11,
+        60,
     ),
     "networks/mobilenet_v1_0.25_224.h5": Expected(
         (224, 224, 3),
@@ -94,8 +100,8 @@ from resnet8ptq.models import conversion
 
 folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[3])
 made, report = Path(sys.argv[2]), []
-for index, (name, shape) in enumerate(wanted):
-    samples = np.random.default_rng(0).normal(size=(6, *shape)).astype(np.float32)
+for index, (name, shape, spread) in enumerate(wanted):
+    samples = spread * np.random.default_rng(0).normal(size=(6, *shape)).astype(np.float32)
     (made / str(index)).mkdir()
     try:
         conversion.convert(folder / name, made / str(index), samples)
@@ -111,8 +117,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Conversion | str
     """What came of each: the record, or the error."""
     assert FOLDER is not None
     folder = tmp_path_factory.mktemp("networks")
-    wanted = [(name, each.samples) for name, each in NETWORKS.items()]
-    wanted += [(name, shape) for name, (shape, _) in REFUSED.items()]
+    wanted = [(name, each.samples, each.spread) for name, each in NETWORKS.items()]
+    wanted += [(name, shape, 1.0) for name, (shape, _) in REFUSED.items()]
     command = [sys.executable, "-c", PROBE, FOLDER, str(folder), json.dumps(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]

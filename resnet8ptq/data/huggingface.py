@@ -5,6 +5,7 @@ is run.
 """
 
 import hashlib
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
         ConfigError: `datasets` is not installed, or the settings do not say what is what.
         DataError: it is damaged, or a cell does not fit; names the row and the column.
     """
+    logging.getLogger("datasets").setLevel(logging.WARNING)  # lists the frameworks that it finds
     try:
         import datasets
     except ImportError:

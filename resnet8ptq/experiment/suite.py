@@ -104,18 +104,6 @@ SUITE = {
             "anomaly_detection/trained_models/ad01_int8.tflite",
         ),
     ),
-    "sww": Task(
-        network=File(
-            "str_ww/str_ww_ref_model.h5",
-            "b0f267a8ba0bcb911c1098229c32fac21996e4191c9c60d1fda80adaa70a8add",
-            "streaming_wakeword/trained_models/str_ww_ref_model.h5",
-        ),
-        data=File("str_ww/*.npz", source=_FEATURES),
-        official=File(
-            "str_ww/strm_ww_int8.tflite",
-            url=None,
-        ),
-    ),
 }
 
 

@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from resnet8ptq.core.text import show
-from resnet8ptq.report.table import combination
+from resnet8ptq.report.table import combination, task_of
 from resnet8ptq.tracking.history import Record
 
 COLUMNS = (
-    *("network", "framework", "dtype", "samples", "FP32", "accuracy", "95% interval"),
+    *("network", "framework", "dtype", "samples", "metric", "FP32", "found", "95% interval"),
     *("target", "met", "size kB", "status"),
 )
 
@@ -23,25 +23,27 @@ def is_suite(records: Sequence[Record]) -> bool:
 
 
 def rows(records: Sequence[Record]) -> list[list[str]]:
-    """Return cells under COLUMNS, a row for each run; `met` is of the accuracy as measured."""
+    """Return cells under COLUMNS, a row for each run; `met` is of the metric as measured."""
     return [_row(record) for record in records]
 
 
 def _row(record: Record) -> list[str]:
-    metrics, found = record.metrics, combination(record)
+    metrics, found, metric = record.metrics, combination(record), task_of([record]).metric
     target = float(record.params.get("benchmark.target", "nan"))
     names = [record.params.get("model", "?"), found.framework, found.dtype]
     status = record.tags.get("status", "?")
-    if "accuracy" not in metrics:
-        return [*names, *[""] * 4, f"{target:.0%}", "", "", status]
+    if metric.name not in metrics:
+        return [*names, *[""] * 5, f"{target:g}", "", "", status]
+    interval = [metrics.get(f"ci95_{end}") for end in ("low", "high")]
     return [
         *names,
         f"{metrics['total']:,.0f}",
-        f"{metrics['baseline_accuracy']:.2%}",
-        f"{metrics['accuracy']:.2%}",
-        f"{100 * metrics['ci95_low']:.1f} to {100 * metrics['ci95_high']:.1f}",
-        f"{target:.0%}",
-        "yes" if metrics["accuracy"] >= target else "no",
+        metric.title,
+        metric.show(metrics[f"baseline_{metric.name}"]),
+        metric.show(metrics[metric.name]),
+        " to ".join(metric.show(end) for end in interval if end is not None),
+        metric.show(target),
+        "yes" if metrics[metric.name] >= target else "no",
         f"{metrics['size_bytes'] / 1000:.1f}",
         status,
     ]
