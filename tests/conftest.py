@@ -2,15 +2,17 @@
 
 import copy
 import json
+import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation import pace
 from resnet8ptq.evaluation.trial import Bench
-from resnet8ptq.models import model
+from resnet8ptq.models import conversion, model
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from resnet8ptq.tracking.store import Store
@@ -110,17 +112,24 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_converter() -> Iterator[None]:
-    """TFLite conversions share a process: TensorFlow takes four seconds to start."""
+    """Conversions share a process: TensorFlow takes four seconds to start, torch three."""
     from resnet8ptq.backends.tflite import quantizer
 
     pools: list[ProcessPoolExecutor] = []
 
-    def share(*args: Any, **kwargs: Any) -> nullcontext[ProcessPoolExecutor]:
+    @contextmanager
+    def share(*_: object, **__: object) -> Iterator[ProcessPoolExecutor]:
         if not pools:
-            pools.append(ProcessPoolExecutor(*args, **kwargs))
-        return nullcontext(pools[0])
+            context = multiprocessing.get_context("spawn")
+            pools.append(ProcessPoolExecutor(1, context, conversion.limit_process))
+        try:
+            yield pools[0]
+        except BrokenProcessPool:
+            pools.clear()
+            raise
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "ProcessPoolExecutor", share)
         patch.setattr(quantizer, "ProcessPoolExecutor", share)
         yield
     for pool in pools:
