@@ -71,7 +71,7 @@ def check(config: RunConfig) -> None:
     _check_data(config.data)
     _check_preprocess(config.preprocess)
     check_task(config.task)
-    _check_backend(config.backend, config.benchmark.name is not None)
+    _check_backend(config.backend)
     _check_calib(config.calib)
     _check_quantization(config)
     _check_method(config)
@@ -95,14 +95,12 @@ def check(config: RunConfig) -> None:
     _check_timed(config)
 
 
-def _check_backend(backend: BackendConfig, benchmark: bool) -> None:
+def _check_backend(backend: BackendConfig) -> None:
     if isinstance(backend, TorchConfig):
         _one_of("backend.flow", backend.flow, FLOWS)
         _one_of("backend.engine", backend.engine, ENGINES)
     elif isinstance(backend, TfliteConfig):
         _one_of("backend.flow", backend.flow, TFLITE_FLOWS)
-        given = backend.flow == "convert" or backend.file is not None or benchmark
-        _require("backend.file", "null", given, "a quantized .tflite file with backend.flow=file")
     elif backend.name == "torch":
         raise ConfigError("backend.name: got 'torch' by itself; takes backend=torch")
 
