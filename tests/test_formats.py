@@ -212,6 +212,11 @@ def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, o
     assert noise < (0.2 if quantized else 1e-5) * np.abs(expected).max()
 
 
+def test_the_file_to_score_is_asked_for():
+    with pytest.raises(ConfigError, match=r"^backend\.file: got null, takes a quantized \.tflite"):
+        quantizer_of(make_config("backend=tflite_file")).resolve()
+
+
 def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
     network = Fp32Model("own", kept / "float.tflite", "", kept, True, record_of(kept, "logits"))
     split = Split(np.zeros((2, 8, 6, 3), np.float32), np.zeros(2, np.int64), "")
