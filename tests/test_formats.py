@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from conftest import make_config, quantizer_of
@@ -23,8 +22,8 @@ from safetensors.torch import save_file
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion, locate, sources
-from resnet8ptq.models.batch import runner
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.model import Fp32Model
@@ -204,7 +203,7 @@ def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, o
     quantizer = quantizer_of(make_config("backend=tflite", *asked))
     artifact = quantizer.quantize(network, Split(samples, np.zeros(40, np.int64), ""), tmp_path)
     onnx_path = kept / f"{name}.converted" / conversion.FOLDED
-    [expected] = runner(onnx.load(onnx_path))(samples)
+    [expected] = open_runner(str(onnx_path))(samples)
     got = quantizer.load(artifact.path, 1).predict(samples)
     quantized = overrides != ["dtype=fp32"]
     assert artifact.quantized_layers == (2 if quantized else 0)
