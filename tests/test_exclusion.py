@@ -18,6 +18,7 @@ from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.experiment import exclusion
 from resnet8ptq.experiment.exclusion import Exclusion
 from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.experiment.fit import settle_task
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -87,7 +88,7 @@ def test_nothing_is_ranked_where_nothing_has_to_stay_in_float() -> None:
 def test_table_has_a_row_for_each_trial() -> None:
     tried = trials(lambda nodes: 3 - len(nodes))
     assert select(lambda: NODES, tried, 1) == NODES[:2]
-    rows = list(csv.DictReader(to_csv(tried.steps).splitlines()))
+    rows = list(csv.DictReader(to_csv(tried.steps, "accuracy").splitlines()))
     assert [row["nodes"].split() for row in rows][:3] == [[], NODES[:1], NODES[:2]]
     assert [float(row["drop"]) for row in rows][:3] == [3, 2, 1]
 
@@ -97,7 +98,8 @@ def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -
     samples = config.calib.samples_per_class
     calibration = draw_calibration(dataset, samples, config.seed, [held_out]).split
     bench = bench_of(config, fp32)
-    return exclusion.choose(config, bench, fp32, fp32, calibration, held_out, folder)
+    task = settle_task(config.task, dataset, held_out, fp32)
+    return exclusion.choose(config, bench, task, fp32, fp32, calibration, held_out, folder)
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch"])  # TFLite quantizes all or nothing

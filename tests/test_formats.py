@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from conftest import make_config, quantizer_of
@@ -23,8 +22,8 @@ from safetensors.torch import save_file
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion, locate, sources
-from resnet8ptq.models.batch import runner
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.model import Fp32Model
@@ -204,12 +203,17 @@ def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, o
     quantizer = quantizer_of(make_config("backend=tflite", *asked))
     artifact = quantizer.quantize(network, Split(samples, np.zeros(40, np.int64), ""), tmp_path)
     onnx_path = kept / f"{name}.converted" / conversion.FOLDED
-    [expected] = runner(onnx.load(onnx_path))(samples)
+    [expected] = open_runner(str(onnx_path))(samples)
     got = quantizer.load(artifact.path, 1).predict(samples)
     quantized = overrides != ["dtype=fp32"]
     assert artifact.quantized_layers == (2 if quantized else 0)
     noise = np.abs(np.asarray(got).reshape(expected.shape) - expected).max()
     assert noise < (0.2 if quantized else 1e-5) * np.abs(expected).max()
+
+
+def test_the_file_to_score_is_asked_for():
+    with pytest.raises(ConfigError, match=r"^backend\.file: got null, takes a quantized \.tflite"):
+        quantizer_of(make_config("backend=tflite_file")).resolve()
 
 
 def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):

@@ -217,7 +217,7 @@ PASSWORD = "http://user:hunter2@127.0.0.1:9"
 ERRORS: list[tuple[list[str], dict[str, str], int, str]] = [
     (["backend=onxx"], {}, 2, "onxx"),
     ([f"tracking.uri={PASSWORD}"], {}, 2, "tracking.uri: holds a password"),
-    (["model.path=/nonexistent.h5"], {}, 1, "model.path: got /nonexistent.h5"),
+    (["model.path=/nonexistent.h5"], {}, 2, "model.path: got /nonexistent.h5"),
     ([], {"MLFLOW_TRACKING_URI": PASSWORD}, 1, "http://127.0.0.1:9 "),
 ]
 
@@ -278,9 +278,9 @@ def test_help_lists_the_groups(tmp_path: Path) -> None:
     found = call(tmp_path, "--help")
     assert found.code == 0
     for line in (
-        "backend: onnx, tflite, torch",
+        "backend: onnx, tflite, tflite_file, torch",
         "dtype: fp32, int8, u8s8, uint8",
-        "data: arrays, cifar10, folder, shapes",
+        "data: arrays, cifar10, folder, huggingface, shapes, table",
     ):
         assert line in found.out
     assert "schema" not in found.out

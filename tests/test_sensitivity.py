@@ -204,7 +204,7 @@ def test_network_is_cut_before_its_softmax(
 def test_figure_has_a_row_for_each_layer() -> None:
     figure = plots.sensitivity(
         ["conv", "dense"], [30.0, 40.0], [0.1, -0.1], [5.0, -1.0],
-        whole_sqnr_db=25.0, output="logits", title="title",
+        whole_sqnr_db=25.0, output="logits", lost="accuracy lost", title="title",
     )  # fmt: skip
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["conv  30.0", "dense  40.0"]

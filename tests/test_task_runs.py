@@ -122,7 +122,8 @@ def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
     given = ("data=arrays", f"data.root={files[data]}", f"model.path={files[network]}")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        return call(folder, *more, *given, *overrides, *QUICK)
+        multirun = [word for word in more if word == "-m"]  # which goes before all else
+        return call(folder, *multirun, *given, *overrides, *QUICK, *more[len(multirun) :])
 
 
 def test_every_task_is_run():

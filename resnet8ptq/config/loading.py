@@ -70,10 +70,6 @@ def _check_together(config: RunConfig) -> None:
     """Refuse settings that do not fit each other, or that another leaves without effect."""
     if config.backend.name == "torch" and not isinstance(config.backend, TorchConfig):
         raise ConfigError("backend.name: got 'torch' by itself; takes backend=torch")
-    if isinstance(config.backend, TfliteConfig) and config.backend.flow == "file":
-        given = config.backend.file is not None or config.benchmark.name is not None
-        takes = "a quantized .tflite file with backend.flow=file"
-        require("backend.file", config.backend.file, given, takes)
     bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
     require("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)

@@ -38,7 +38,7 @@ def sensitivity(
         axes.bar_label(bars, fmt=label, padding=3, fontsize=9)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.margins(x=0.3)  # room for the labels
-        axes.set_xlabel(name)
+        axes.set_xlabel(plain(name))
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     # The line would cross numbers at the bars' ends: here they stand by the names.

@@ -19,7 +19,7 @@ COLUMNS = (
 
 def is_suite(records: Sequence[Record]) -> bool:
     """Tell whether the runs are of tasks of a suite."""
-    return any(record.params.get("benchmark.name", "") not in ("", "None") for record in records)
+    return any(record.params.get("benchmark.name", "null") != "null" for record in records)
 
 
 def rows(records: Sequence[Record]) -> list[list[str]]:

@@ -123,7 +123,11 @@ class TfliteQuantizer:
         backend = self.config.backend
         if not isinstance(backend, TfliteConfig) or backend.flow != "file":
             return None
-        return Path(str(backend.file)).expanduser()
+        if backend.file is None:
+            raise ConfigError(
+                "backend.file: got null, takes a quantized .tflite file with backend.flow=file"
+            )
+        return Path(backend.file).expanduser()
 
     def _copy(self, file: Path, path: Path, shape: tuple[int, ...]) -> Artifact:
         try:

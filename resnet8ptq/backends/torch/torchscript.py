@@ -86,9 +86,10 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.body = body
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return probabilities [n, classes] for raw pixels [n, H, W, C]."""
-        return self.body(images)
+    def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Return the output [n, ...] for network inputs [n, ...], or several."""
+        found = self.body(images)
+        return tuple(found) if isinstance(found, list) else found  # a list cannot be traced
 
 
 def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
