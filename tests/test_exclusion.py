@@ -152,5 +152,5 @@ def test_auto_counts_as_none_until_it_is_chosen(shapes_model: Fp32Model) -> None
 
 
 def test_sensitivity_with_a_choice_of_its_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"nodes_to_exclude: got auto, takes \[\]"):
+    with pytest.raises(ConfigError, match=r"nodes_to_exclude: got 'auto', takes \[\]"):
         make_config("+analysis=sensitivity", "nodes_to_exclude=auto")

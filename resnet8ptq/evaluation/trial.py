@@ -35,10 +35,12 @@ class Trial:
     """An artifact, and what it does on some images after it was loaded from disk.
 
     Attributes:
+        size_bytes: of the artifact's file as it was made: the next trial may replace it.
         quantize_s: conversion, and calibration where the cache has nothing to offer, in seconds.
     """
 
     artifact: Artifact
+    size_bytes: int
     quantize_s: float
     evaluation: Evaluation
 
@@ -79,7 +81,9 @@ class Bench:
         start = time.perf_counter()
         artifact = quantizer.quantize(network, calibration, folder, ranges)
         seconds = time.perf_counter() - start
-        return Trial(artifact, seconds, self.evaluate(config, artifact.path, scored, label))
+        size_bytes = artifact.size_bytes
+        evaluation = self.evaluate(config, artifact.path, scored, label)
+        return Trial(artifact, size_bytes, seconds, evaluation)
 
     def evaluate(
         self,

@@ -143,15 +143,14 @@ def rank_layers(
 def _compare(judge: Judge, name: str, node: str, trial: Trial, reference: Trial) -> Layer:
     found = judge.compare(trial, reference)
     sqnr_db = found.sqnr_db  # None: the outputs are equal
-    size_bytes = trial.artifact.size_bytes
     return Layer(
         name=name,
         node=node,
         sqnr_db=math.inf if sqnr_db is None else sqnr_db,
         value=found.model.value,
         lost=judge.task.metric.drop(found.delta, found.baseline.value),
-        size_bytes=size_bytes,
-        saved_bytes=reference.artifact.size_bytes - size_bytes,
+        size_bytes=trial.size_bytes,
+        saved_bytes=reference.size_bytes - trial.size_bytes,
     )
 
 
@@ -170,5 +169,5 @@ def _analyse(
         whole=_compare(judge, "all_layers", "", measured(config), reference),
         images=fp32.model.total,
         fp32_value=fp32.model.value,
-        fp32_size_bytes=reference.artifact.size_bytes,
+        fp32_size_bytes=reference.size_bytes,
     )
