@@ -131,7 +131,10 @@ def kept_globals() -> Iterator[None]:
     handlers, level, terminated = root.handlers[:], root.level, signal.getsignal(signal.SIGTERM)
     forget()
     try:
-        yield
+        # Hydra's set-up of the log closes every handler there is; absl's, which tf2onnx imports,
+        # closes the stream that pytest captures with it.
+        with mock.patch.object(logging, "_handlerList", []):
+            yield
     finally:
         for handler in root.handlers:
             if handler not in handlers:

@@ -257,7 +257,7 @@ class Server:
         )
         with requests.Session() as session:
             session.mount(
-                "http://", HTTPAdapter(max_retries=Retry(60, backoff_factor=0.2, backoff_max=1))
+                "http://", HTTPAdapter(max_retries=Retry(300, backoff_factor=0.2, backoff_max=1))
             )
             session.get(f"{self.uri}/health", timeout=30)
 
