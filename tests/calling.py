@@ -115,6 +115,8 @@ def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[st
         mock.patch.dict(os.environ, clean_environment(**env), clear=True),
         mock.patch.object(sys, "argv", argv),
         mock.patch.object(store, "_make_database", partial(copy_database, store._make_database)),
+        # Hydra closes every handler that there is, and absl's closes what it writes to: pytest's.
+        mock.patch.object(logging, "_handlerList", []),
         redirect_stdout(out),
         redirect_stderr(err),
         pytest.raises(SystemExit) as ended,
@@ -131,10 +133,7 @@ def kept_globals() -> Iterator[None]:
     handlers, level, terminated = root.handlers[:], root.level, signal.getsignal(signal.SIGTERM)
     forget()
     try:
-        # Hydra's set-up of the log closes every handler there is; absl's, which tf2onnx imports,
-        # closes the stream that pytest captures with it.
-        with mock.patch.object(logging, "_handlerList", []):
-            yield
+        yield
     finally:
         for handler in root.handlers:
             if handler not in handlers:

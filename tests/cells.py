@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from resnet8ptq.report import table
-from resnet8ptq.report.comparison import Cell, Comparison, compare
+from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.classification import Paired
 from resnet8ptq.tasks.statistics import mcnemar
 from resnet8ptq.tracking.history import Record
@@ -57,7 +57,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
     return Record(run_id, params, metrics, tags)
 
 
-def sweep(*cells: tuple[str, np.ndarray, dict[str, float | str]]) -> Comparison:
+def sweep(*cells: tuple[str, np.ndarray, dict[str, float | str]]) -> Family:
     """Compare measured cells given as (run id, predictions, changes of params and metrics)."""
     records = [record(run_id, model, **changes) for run_id, model, changes in cells]
     made = [

@@ -108,7 +108,7 @@ def test_run_page_shows_metrics_and_figures(sweep: Called, ui: str, page: Page) 
     address = f"{ui}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
     page.goto(address)
     expect(page.get_by_text("accuracy", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
-    expect(page.get_by_text(str(run.data.metrics["accuracy"]), exact=True)).to_be_visible()
+    expect(page.get_by_text(str(run.data.metrics["accuracy"]), exact=True).first).to_be_visible()
     picture = page.locator("img[src*='confusion.png'], img[src^='blob:']").first
     open_artifact(page, f"{address}/artifacts/confusion.png", picture)
     assert picture.evaluate("image => image.complete && image.naturalWidth") > 500

@@ -17,7 +17,7 @@ from resnet8ptq.experiment import plots, sensitivity_table
 from resnet8ptq.experiment.sensitivity import Layer, SensitivityResult
 from resnet8ptq.report import page, table
 from resnet8ptq.report import plots as sweep_plots
-from resnet8ptq.report.comparison import Comparison, compare
+from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.tasks import class_figures
 
 NASTY = (
@@ -29,7 +29,7 @@ SIGNS = ("\x1b", "\x07", "\x00", "\u202e", "\r")
 
 
 @pytest.fixture
-def found() -> Comparison:
+def found() -> Family:
     """A sweep in whose records every text that may come from outside is the nasty one."""
     settings = {"model.name": NASTY, "calib": NASTY, "seed": NASTY}
     whole = sweep(
@@ -58,7 +58,7 @@ class Tags(HTMLParser):
         assert tag != "img" or str(dict(attrs)["src"]).startswith("data:")
 
 
-def test_the_page_has_no_elements_but_its_own(found: Comparison) -> None:
+def test_the_page_has_no_elements_but_its_own(found: Family) -> None:
     markdown = page.to_markdown([found], ReportConfig(), {"trade_offs.png": b"x"})
     html = page.to_html(markdown, table.title(found.records), {"trade_offs.png": b"x"})
     seen = Tags(html)
@@ -70,7 +70,7 @@ def test_the_page_has_no_elements_but_its_own(found: Comparison) -> None:
         assert sign not in markdown
 
 
-def test_rows_of_the_markdown_table_keep_their_cells(found: Comparison) -> None:
+def test_rows_of_the_markdown_table_keep_their_cells(found: Family) -> None:
     text = page.to_markdown([found], ReportConfig(), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("|")]
     rows = rows[: 2 + len(table.rows(found.records))]
@@ -79,13 +79,13 @@ def test_rows_of_the_markdown_table_keep_their_cells(found: Comparison) -> None:
     assert len(rows) == 2 + len(table.rows(found.records))
 
 
-def shown(records: Comparison) -> str:
+def shown(records: Family) -> str:
     out = io.StringIO()
     table.print_table(records.records, Console(file=out, width=2000, color_system=None))
     return out.getvalue()
 
 
-def test_the_terminal_gets_the_text_as_it_is_and_nothing_to_act_on(found: Comparison) -> None:
+def test_the_terminal_gets_the_text_as_it_is_and_nothing_to_act_on(found: Family) -> None:
     text = shown(found)
     for sign in SIGNS:
         assert sign not in text
@@ -105,7 +105,7 @@ def test_a_layer_s_name_steers_no_terminal() -> None:
 
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # no room for such names
 @pytest.mark.parametrize("name", ["$\\frac{$", "\\$x", "x" * 10_000])
-def test_figures_take_any_name(found: Comparison, name: str) -> None:
+def test_figures_take_any_name(found: Family, name: str) -> None:
     paired = found.cells[0].paired
     assert paired is not None
     names = [f"{name}{n}" for n in range(10)]
@@ -119,14 +119,14 @@ def test_figures_take_any_name(found: Comparison, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
-def test_figures_of_a_sweep_take_any_text(found: Comparison) -> None:
+def test_figures_of_a_sweep_take_any_text(found: Family) -> None:
     text = NASTY.replace("\u202e", "")  # for which the font has no glyph, and warns
     ranges = {"activations": {text: [0.0, 1.0]}, "weights": {text: [-1.0, 1.0]}}
     cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
     for draw in (sweep_plots.trade_offs, sweep_plots.class_impact, sweep_plots.weight_ranges):
-        figure = draw(Comparison(cells))
+        figure = draw(Family(cells))
         assert figure is None or figures.to_png(figure).startswith(b"\x89PNG")
-    figure = sweep_plots.activation_ranges(Comparison(cells), "onnx")
+    figure = sweep_plots.activation_ranges(Family(cells), "onnx")
     assert figure is not None
     assert figures.to_png(figure).startswith(b"\x89PNG")
     layers = plots.sensitivity(
@@ -139,18 +139,18 @@ def test_figures_of_a_sweep_take_any_text(found: Comparison) -> None:
     assert figures.to_png(layers).startswith(b"\x89PNG")
 
 
-def test_files_of_the_report_stay_in_its_folder(found: Comparison) -> None:
+def test_files_of_the_report_stay_in_its_folder(found: Family) -> None:
     ranges = {"activations": {"x": [0.0, 1.0]}, "weights": {}}
     cells = tuple(replace(cell, ranges=ranges) for cell in found.cells)
     for cell in cells:
         cell.record.params["backend"] = "../../x"
         cell.record.params["calib"] = "minmax"
-    drawn = page._draw(Comparison(tuple(replace(cell, label="x") for cell in cells)))
+    drawn = page._draw(Family(tuple(replace(cell, label="x") for cell in cells)))
     assert any(name.startswith("ranges_") for name in drawn)
     assert not any("/" in name for name in drawn)
 
 
-def test_a_spreadsheet_finds_no_formula(found: Comparison) -> None:
+def test_a_spreadsheet_finds_no_formula(found: Family) -> None:
     values = ["=cmd()", "+1+cmd()", "-x", "@SUM(1)", "\tx", "-1.5", "+2e-3", "x=1", "", "-inf"]
     text = files.to_csv([[*values, -1.5, None, np.float64(-2)]])
     [row] = csv.reader(io.StringIO(text))

@@ -11,7 +11,7 @@ from conftest import make_config
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import page, spread, table
-from resnet8ptq.report.comparison import Comparison, compare
+from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.families import group
 from resnet8ptq.report.plots import activation_ranges, class_impact, trade_offs, weight_ranges
 from resnet8ptq.tracking.run import start_parent, start_run
@@ -22,7 +22,7 @@ LIMITS = ReportConfig()
 
 
 @pytest.fixture
-def found() -> Comparison:
+def found() -> Family:
     measured = sweep(
         ("a", predictions(lost=30, label=1), {}),
         ("b", predictions(won=2), {"backend": "torch", "calib": "entropy"}),
@@ -32,7 +32,7 @@ def found() -> Comparison:
     return compare(cells)
 
 
-def test_every_requested_cell_and_reason_is_in_the_table(found: Comparison) -> None:
+def test_every_requested_cell_and_reason_is_in_the_table(found: Family) -> None:
     text = page.to_markdown([found], LIMITS, {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + 2 + 4  # head, baselines, cells
@@ -40,28 +40,28 @@ def test_every_requested_cell_and_reason_is_in_the_table(found: Comparison) -> N
     assert "calib.percentile: got 120" in text
 
 
-def test_summary_counts_and_says_who_is_worse(found: Comparison) -> None:
+def test_summary_counts_and_says_who_is_worse(found: Family) -> None:
     text = page.to_markdown([found], LIMITS, {})
     assert "4 combinations asked for: 2 measured, 1 unsupported, 1 failed" in text
     assert "Significantly worse than FP32: 1 of the 2 quantized models; for the other 1" in text
     assert "onnx int8 minmax per tensor: significantly worse on dog" in text
 
 
-def test_numbers_equal_the_records(found: Comparison) -> None:
+def test_numbers_equal_the_records(found: Family) -> None:
     text = page.to_markdown([found], LIMITS, {})
     for cell in found.measured:
         assert f"{cell.metric('accuracy'):.2%}" in text
         assert f"{100 * cell.metric('delta'):+.2f}" in text
 
 
-def test_text_from_outside_is_escaped_in_the_page(found: Comparison) -> None:
+def test_text_from_outside_is_escaped_in_the_page(found: Family) -> None:
     html = page.to_html(page.to_markdown([found], LIMITS, {}), "title", {})
     assert "<b>kernel</b>" not in html
     assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in html
     assert "<script" not in html.lower()
 
 
-def test_the_page_holds_its_figures_and_asks_for_nothing(found: Comparison) -> None:
+def test_the_page_holds_its_figures_and_asks_for_nothing(found: Family) -> None:
     images = {"trade_offs.png": b"\x89PNG"}
     html = page.to_html(page.to_markdown([found], LIMITS, images), "title", images)
     assert '<img src="data:image/png;base64,iVBORw==' in html
@@ -75,7 +75,7 @@ def test_nothing_measured_recommends_nothing() -> None:
     assert "## Recommendation" not in text
 
 
-def test_limits_show_as_pass_and_fail(found: Comparison) -> None:
+def test_limits_show_as_pass_and_fail(found: Family) -> None:
     strict = ReportConfig(max_drop=0.01)
     text = page.to_markdown([found], strict, {})
     assert "fail: drop \\> 1 points" in text
@@ -101,7 +101,7 @@ def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label() -> None:
     ]
 
 
-def test_figures_are_drawn_where_there_is_data(found: Comparison) -> None:
+def test_figures_are_drawn_where_there_is_data(found: Family) -> None:
     assert class_impact(found) is not None
     assert trade_offs(found) is not None
     assert activation_ranges(found, "onnx") is None
@@ -117,7 +117,7 @@ def test_figures_are_drawn_where_there_is_data(found: Comparison) -> None:
     assert trade_offs(empty) is None
 
 
-def families() -> list[Comparison]:
+def families() -> list[Family]:
     """Two runs on one set of images, one on another, one that came to none."""
     made = [
         *sweep(("a", predictions(lost=30), {}), ("b", predictions(won=2), {"seed": "2"})).cells,
@@ -152,7 +152,7 @@ def test_each_set_of_images_has_a_section_of_its_own() -> None:
     assert "corrected for" not in second
 
 
-def test_one_set_of_images_needs_no_heading(found: Comparison) -> None:
+def test_one_set_of_images_needs_no_heading(found: Family) -> None:
     text = page.to_markdown([found], LIMITS, {})
     assert text.startswith("# Quantization report: pets, net, 1,000 test images\n\n## Summary\n")
     assert "sets of images" not in text

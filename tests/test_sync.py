@@ -257,7 +257,7 @@ class Server:
         )
         with requests.Session() as session:
             session.mount(
-                "http://", HTTPAdapter(max_retries=Retry(300, backoff_factor=0.2, backoff_max=1))
+                "http://", HTTPAdapter(max_retries=Retry(120, backoff_factor=0.2, backoff_max=1))
             )
             session.get(f"{self.uri}/health", timeout=30)
 
@@ -272,9 +272,11 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     found = Server(tmp_path)
     copy_database(_make_database, tmp_path / "server.db")
-    found.start()
-    yield found
-    found.kill()
+    try:
+        found.start()
+        yield found
+    finally:
+        found.kill()
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Family:
     """The cells of one family, tested together: all were scored on the same images."""
 
     cells: tuple[Cell, ...]
@@ -107,12 +107,12 @@ class Comparison:
         return [cell.metric(f"delta_{name}") for name in metric_names(self.class_names)]
 
 
-def load(store: Store, records: Sequence[Record]) -> list[Comparison]:
+def load(store: Store, records: Sequence[Record]) -> list[Family]:
     """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs."""
     return [_load_family(store, family) for family in families.group(records)]
 
 
-def _load_family(store: Store, records: Sequence[Record]) -> Comparison:
+def _load_family(store: Store, records: Sequence[Record]) -> Family:
     labels = table.labels(records)
     task = table.task_of(records)
     return compare([_load_cell(store, task, *pair) for pair in zip(records, labels, strict=True)])
@@ -159,21 +159,21 @@ def _read_ranges(path: Path) -> dict[str, Any]:
     return dict(ranges)
 
 
-def compare(cells: Sequence[Cell]) -> Comparison:
+def compare(cells: Sequence[Cell]) -> Family:
     """Test every cell of one family against its baseline, whole and by class; Holm's correction."""
-    comparison = Comparison(tuple(cells))
-    names, measured = comparison.class_names, comparison.measured
+    family = Family(tuple(cells))
+    names, measured = family.class_names, family.measured
     by_class = []
     for cell in measured:
         paired = cell.paired
         assert paired is not None  # that is what measured means
         by_class += paired.by_class(len(names))
-    adjusted = table.adjusted_p(comparison.records)
+    adjusted = table.adjusted_p(family.records)
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {
         id(cell): tuple(
             name
-            for name, p, delta in zip(names, row, comparison.class_deltas(cell), strict=True)
+            for name, p, delta in zip(names, row, family.class_deltas(cell), strict=True)
             if p < SIGNIFICANCE and delta < 0
         )
         for cell, row in zip(measured, class_p, strict=True)
@@ -186,7 +186,7 @@ def compare(cells: Sequence[Cell]) -> Comparison:
         )
         for cell in cells
     ]
-    return Comparison(tuple(tested))
+    return Family(tuple(tested))
 
 
 def indistinguishable(best: Cell, others: Sequence[Cell]) -> list[Cell]:

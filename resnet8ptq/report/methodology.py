@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
-from resnet8ptq.report.comparison import SIGNIFICANCE, Comparison
+from resnet8ptq.report.comparison import SIGNIFICANCE, Family
 from resnet8ptq.tracking.history import Record
 
 BASELINE = ", against the FP32 baseline of the same framework"
 
 
-def describe(comparison: Comparison) -> list[tuple[str, str]]:
+def describe(family: Family) -> list[tuple[str, str]]:
     """Return (subject, text) pairs; where runs differ, every value is named."""
-    runs = [record for record in comparison.records if "total" in record.metrics]
-    task = comparison.task
+    runs = [record for record in family.records if "total" in record.metrics]
+    task = family.task
     if not runs:
         return [("runs", "none was measured")]
 

@@ -24,7 +24,7 @@ from resnet8ptq.core import command, figures, files
 from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import printable, safe_name
 from resnet8ptq.report import comparison, methodology, pareto, plots, reference, spread, table
-from resnet8ptq.report.comparison import SIGNIFICANCE, Comparison
+from resnet8ptq.report.comparison import SIGNIFICANCE, Family
 from resnet8ptq.report.recommend import Recommendation, broken_limits, least_of, recommend
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.history import Record
@@ -44,10 +44,10 @@ def write(
     """
     families = comparison.load(store, records)
     images: dict[str, bytes] = {}
-    for prefix, compared in zip(_prefixes(families), families, strict=True):
-        drawn = _draw(compared)
-        if best := recommend(compared, limits):
-            drawn |= _figures_of(store, best[0].choice.record, compared.task.figure_files)
+    for prefix, family in zip(_prefixes(families), families, strict=True):
+        drawn = _draw(family)
+        if best := recommend(family, limits):
+            drawn |= _figures_of(store, best[0].choice.record, family.task.figure_files)
         images |= {prefix + name: image for name, image in drawn.items()}
     paths = []
     for name, image in images.items():
@@ -66,9 +66,7 @@ def write(
     return paths
 
 
-def to_markdown(
-    families: Sequence[Comparison], limits: ReportConfig, figures: Collection[str]
-) -> str:
+def to_markdown(families: Sequence[Family], limits: ReportConfig, figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 
     Args:
@@ -87,8 +85,8 @@ def to_markdown(
         title=_title(families),
         note=table.FAMILIES_NOTE.format(count=len(families)),
         sections=[
-            (heading, _section(environment, compared, limits, figures, prefix))
-            for heading, compared, prefix in zip(
+            (heading, _section(environment, family, limits, figures, prefix))
+            for heading, family, prefix in zip(
                 _headings(families), families, _prefixes(families), strict=True
             )
         ],
@@ -96,22 +94,22 @@ def to_markdown(
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def _headings(families: Sequence[Comparison]) -> list[str]:
+def _headings(families: Sequence[Family]) -> list[str]:
     return table.headings([found.records for found in families])
 
 
-def _title(families: Sequence[Comparison]) -> str:
+def _title(families: Sequence[Family]) -> str:
     return "; ".join(_headings(families))
 
 
-def _prefixes(families: Sequence[Comparison]) -> list[str]:
+def _prefixes(families: Sequence[Family]) -> list[str]:
     """Return what the names of each family's figures begin with; nothing where there is one."""
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
 def _section(
     environment: Environment,
-    found: Comparison,
+    found: Family,
     limits: ReportConfig,
     figures: Collection[str],
     prefix: str,
@@ -165,12 +163,12 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
 
-def summarize(compared: Comparison, recommendations: Sequence[Recommendation]) -> list[str]:
+def summarize(family: Family, recommendations: Sequence[Recommendation]) -> list[str]:
     """Return what a reader must know first, in sentences."""
-    measured = compared.measured
-    counts = [f"{len(compared.cells)} combinations asked for: {len(measured)} measured"]
+    measured = family.measured
+    counts = [f"{len(family.cells)} combinations asked for: {len(measured)} measured"]
     for status in ("unsupported", "failed", "killed"):
-        number = sum(cell.status == status for cell in compared.cells)
+        number = sum(cell.status == status for cell in family.cells)
         if number:
             counts.append(f"{number} {status}")
     lines = [", ".join(counts) + "."]
@@ -179,7 +177,7 @@ def summarize(compared: Comparison, recommendations: Sequence[Recommendation]) -
     worse = [cell for cell in measured if (cell.adjusted_p or 0) < SIGNIFICANCE]
     worse = [cell for cell in worse if cell.drop > 0]
     rest = len(measured) - len(worse)
-    task = compared.task
+    task = family.task
     if task.note:
         lines.append(task.note)
     else:
@@ -200,31 +198,31 @@ def summarize(compared: Comparison, recommendations: Sequence[Recommendation]) -
     return lines
 
 
-def _reference_rows(compared: Comparison, limits: ReportConfig) -> list[list[str]]:
-    counted = all("expected_correct" in cell.record.metrics for cell in compared.measured)
-    if limits.reference is None or not compared.measured or not counted:
+def _reference_rows(family: Family, limits: ReportConfig) -> list[list[str]]:
+    counted = all("expected_correct" in cell.record.metrics for cell in family.measured)
+    if limits.reference is None or not family.measured or not counted:
         return []
-    return reference.rows(reference.rank(compared, reference.load(limits.reference)))
+    return reference.rows(reference.rank(family, reference.load(limits.reference)))
 
 
-def _rows(compared: Comparison, limits: ReportConfig) -> list[list[str]]:
+def _rows(family: Family, limits: ReportConfig) -> list[list[str]]:
     verdicts = {}
-    for cell in compared.measured:
-        failures = broken_limits(compared.task.metric, cell, limits)
+    for cell in family.measured:
+        failures = broken_limits(family.task.metric, cell, limits)
         verdicts[cell.record.run_id] = f"fail: {', '.join(failures)}" if failures else "pass"
-    rows = table.rows(compared.records)
-    ids = [""] * (len(rows) - len(compared.records)) + [r.run_id for r in compared.records]
+    rows = table.rows(family.records)
+    ids = [""] * (len(rows) - len(family.records)) + [r.run_id for r in family.records]
     return [[*row, verdicts.get(run_id, "")] for row, run_id in zip(rows, ids, strict=True)]
 
 
-def _draw(compared: Comparison) -> dict[str, bytes]:
+def _draw(family: Family) -> dict[str, bytes]:
     drawn: dict[str, Figure | None] = {
-        "trade_offs.png": plots.trade_offs(compared),
-        "class_impact.png": plots.class_impact(compared),
+        "trade_offs.png": plots.trade_offs(family),
+        "class_impact.png": plots.class_impact(family),
     }
-    for backend in sorted({cell.backend for cell in compared.measured}):
-        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(compared, backend)
-    drawn["ranges_of_weights.png"] = plots.weight_ranges(compared)
+    for backend in sorted({cell.backend for cell in family.measured}):
+        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(family, backend)
+    drawn["ranges_of_weights.png"] = plots.weight_ranges(family)
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 

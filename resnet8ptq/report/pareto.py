@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import OBJECTIVES
-from resnet8ptq.report.comparison import Cell, Comparison
+from resnet8ptq.report.comparison import Cell, Family
 
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -57,13 +57,11 @@ class Front:
         return [_command(shlex.split(given)) for given in overrides if _is_line(given)]
 
 
-def find(compared: Comparison) -> Front | None:
+def find(family: Family) -> Front | None:
     """Return the front of a search; None where there was none, or nothing was measured."""
-    objectives = _objectives(compared)
+    objectives = _objectives(family)
     cells = [
-        cell
-        for cell in compared.measured
-        if all(name in cell.record.metrics for name in objectives)
+        cell for cell in family.measured if all(name in cell.record.metrics for name in objectives)
     ]
     if not objectives or not cells:
         return None
@@ -76,9 +74,9 @@ def find(compared: Comparison) -> Front | None:
     return Front(objectives, tuple(cell for _, cell in on_front), len(cells))
 
 
-def _objectives(compared: Comparison) -> tuple[str, ...]:
+def _objectives(family: Family) -> tuple[str, ...]:
     """Return what the runs were told to look for; of a search all were told the same."""
-    for record in compared.records:
+    for record in family.records:
         if names := json.loads(record.params.get("objectives", "null")):
             return tuple(name for name in names if name in OBJECTIVES)
     return ()

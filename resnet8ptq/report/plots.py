@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
 from resnet8ptq.report import pareto, table
-from resnet8ptq.report.comparison import Cell, Comparison
+from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.tasks.contract import Metric
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -26,12 +26,12 @@ _CALIBRATIONS = {
 }
 
 
-def class_impact(comparison: Comparison) -> Figure | None:
+def class_impact(family: Family) -> Figure | None:
     """Accuracy change by class and run, in points; significant losses are framed."""
-    cells, names = comparison.measured, comparison.class_names
+    cells, names = family.measured, family.class_names
     if not cells or not names:
         return None
-    change = 100 * np.array([comparison.class_deltas(cell) for cell in cells])
+    change = 100 * np.array([family.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
         figsize=(max(7.0, 3.2 + 0.72 * len(names)), 1.7 + 0.34 * len(cells)), layout="constrained"
@@ -54,9 +54,9 @@ def class_impact(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def trade_offs(comparison: Comparison) -> Figure | None:
+def trade_offs(family: Family) -> Figure | None:
     """The task's metric against size, and latency where it was measured, with Pareto fronts."""
-    cells = comparison.measured
+    cells = family.measured
     if not cells:
         return None
     panels: list[tuple[str, Callable[[Cell], float], Sequence[Cell]]] = [
@@ -66,12 +66,12 @@ def trade_offs(comparison: Comparison) -> Figure | None:
     if timed:  # what is simulated is not
         label = "latency of one image, p50, ms"
         panels.append((label, lambda cell: cell.metric("latency_p50_ms"), timed))
-    searched = pareto.find(comparison)
+    searched = pareto.find(family)
     members = {cell.record.run_id for cell in searched.members} if searched else set()
     figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, figure_of, shown) in zip(grid, panels, strict=True):
-        _scatter(axes, comparison.task.metric, shown, figure_of, label, _kinds(cells), members)
+        _scatter(axes, family.task.metric, shown, figure_of, label, _kinds(cells), members)
     handles = _legend(cells)
     if members:
         handles.append(Line2D([], [], ls="", label="on the front of the search", **_RING))
@@ -165,10 +165,10 @@ def _short(names: Sequence[str]) -> list[str]:
     return [plain(re.sub(prefix, "", name).removesuffix(":0")) for name in names]
 
 
-def activation_ranges(comparison: Comparison, backend: str) -> Figure | None:
+def activation_ranges(family: Family, backend: str) -> Figure | None:
     """For each activation of one framework: what was seen, and what each method kept."""
     chosen: dict[str, dict[str, list[float]]] = {}
-    for cell in comparison.measured:
+    for cell in family.measured:
         if cell.backend == backend and cell.ranges.get("activations"):
             chosen.setdefault(cell.record.params["calib"], cell.ranges["activations"])
     if not chosen:
@@ -202,9 +202,9 @@ def activation_ranges(comparison: Comparison, backend: str) -> Figure | None:
     return figure
 
 
-def weight_ranges(comparison: Comparison) -> Figure | None:
+def weight_ranges(family: Family) -> Figure | None:
     """The smallest and the largest weight of each layer, which minmax keeps per tensor."""
-    cells = [cell for cell in comparison.measured if cell.ranges.get("weights")]
+    cells = [cell for cell in family.measured if cell.ranges.get("weights")]
     if not cells:
         return None
     ranges = cells[0].ranges["weights"]  # of the FP32 network: the same in every run

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report.comparison import SIGNIFICANCE, Cell, Comparison, indistinguishable
+from resnet8ptq.report.comparison import SIGNIFICANCE, Cell, Family, indistinguishable
 from resnet8ptq.tasks.contract import Metric
 
 CLOSE = 0.05  # latencies and sizes within 5% count as equal
@@ -37,14 +37,14 @@ class Recommendation:
     equals_mean: str
 
 
-def recommend(comparison: Comparison, limits: ReportConfig) -> list[Recommendation]:
+def recommend(family: Family, limits: ReportConfig) -> list[Recommendation]:
     """Return one recommendation for each use that the sweep can answer; none where nothing passes.
 
     Every choice keeps the limits, and was measured on integer kernels. The smallest and the fastest
     are chosen among those whose result is not significantly worse than the best one's.
     """
-    metric = comparison.task.metric
-    passing = [cell for cell in comparison.measured if not broken_limits(metric, cell, limits)]
+    metric = family.task.metric
+    passing = [cell for cell in family.measured if not broken_limits(metric, cell, limits)]
     # A simulated run says nothing about deployment on integer kernels.
     passing = [cell for cell in passing if cell.record.params.get("execution") != "simulated"]
     if not passing:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.report.comparison import Cell, Comparison
+from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.spread import group_by_configuration
 
 COLUMNS = ("tool", "configuration", "correct", "expected_correct", "total", "size_bytes")
@@ -73,12 +73,12 @@ def _entry(path: Path, number: int, line: dict[str, str]) -> Entry:
         ) from error
 
 
-def rank(comparison: Comparison, references: Sequence[Entry]) -> list[Entry]:
+def rank(family: Family, references: Sequence[Entry]) -> list[Entry]:
     """Return the sweep's configurations and the references together, the most accurate first.
 
     Only references on as many test images as the sweep has.
     """
-    own = [_own(cells) for cells in group_by_configuration(comparison)]
+    own = [_own(cells) for cells in group_by_configuration(family)]
     totals = {entry.total for entry in own}
     same = [entry for entry in references if entry.total in totals]
     return sorted([*own, *same], key=lambda entry: -entry.fair / entry.total)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from resnet8ptq.report.comparison import Cell, Comparison
+from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.table import combination, varied
 
 
@@ -24,23 +24,23 @@ class Spread:
     highest: float
 
 
-def group_by_configuration(comparison: Comparison) -> list[list[Cell]]:
+def group_by_configuration(family: Family) -> list[list[Cell]]:
     """Return the measured cells, those that differ in nothing but the seed together."""
-    keys = [key for key in varied(comparison.records) if key != "seed"]
+    keys = [key for key in varied(family.records) if key != "seed"]
     groups: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in comparison.measured:
+    for cell in family.measured:
         params = cell.record.params
         others = (params.get(key) for key in keys)
         groups.setdefault((combination(cell.record), *others), []).append(cell)
     return list(groups.values())
 
 
-def measure(comparison: Comparison) -> list[Spread]:
+def measure(family: Family) -> list[Spread]:
     """Return the spread of each configuration that was run with more than one seed."""
-    name = comparison.task.metric.name
+    name = family.task.metric.name
     return [
         _spread(cells, name)
-        for cells in group_by_configuration(comparison)
+        for cells in group_by_configuration(family)
         if len({cell.record.params.get("seed") for cell in cells}) > 1
     ]
 
