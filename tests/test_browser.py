@@ -40,7 +40,7 @@ def ui(sweep: Called) -> Iterator[str]:
     command += ["--port", str(port), "--backend-store-uri", store, "--workers", "1"]
     address = f"http://127.0.0.1:{port}"
     session = requests.Session()
-    patient = Retry(total=60, backoff_factor=0.2, backoff_max=2)  # refused until it listens
+    patient = Retry(total=150, backoff_factor=0.2, backoff_max=2)  # refused until it listens
     session.mount(address, HTTPAdapter(max_retries=patient))
     with (sweep.folder / "ui.log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
