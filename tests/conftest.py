@@ -30,13 +30,14 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
+from resnet8ptq.core import isolation
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation import pace
 from resnet8ptq.evaluation.trial import Bench
-from resnet8ptq.models import conversion, model
+from resnet8ptq.models import model
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from resnet8ptq.tracking.store import Store
@@ -113,15 +114,13 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def one_converter() -> Iterator[None]:
     """Conversions share a process: TensorFlow takes four seconds to start, torch three."""
-    from resnet8ptq.backends.tflite import quantizer
-
     pools: list[ProcessPoolExecutor] = []
 
     @contextmanager
     def share(*_: object, **__: object) -> Iterator[ProcessPoolExecutor]:
         if not pools:
             context = multiprocessing.get_context("spawn")
-            pools.append(ProcessPoolExecutor(1, context, conversion.limit_process))
+            pools.append(ProcessPoolExecutor(1, context, isolation.limit))
         try:
             yield pools[0]
         except BrokenProcessPool:
@@ -129,8 +128,7 @@ def one_converter() -> Iterator[None]:
             raise
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "ProcessPoolExecutor", share)
-        patch.setattr(quantizer, "ProcessPoolExecutor", share)
+        patch.setattr(isolation, "ProcessPoolExecutor", share)
         yield
     for pool in pools:
         pool.shutdown()

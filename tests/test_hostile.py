@@ -277,7 +277,7 @@ def test_a_constant_larger_than_the_machine_is_refused(tmp_path: Path, shapes, c
 
 def test_the_conversion_takes_no_more_than_the_machine_has() -> None:
     code = (
-        "import resource; from resnet8ptq.models import conversion; conversion.limit_process();"
+        "import resource; from resnet8ptq.core import isolation; isolation.limit();"
         "print(*(resource.getrlimit(k)[0] for k in (resource.RLIMIT_DATA, resource.RLIMIT_CPU)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resnet8ptq.models.conversion import LOGITS, PROBABILITIES, VALUES, Conversion, read_record
+from resnet8ptq.models.conversion import Conversion, read_record
+from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
 FOLDER = os.environ.get("SHARED_NETWORKS")
 pytestmark = [

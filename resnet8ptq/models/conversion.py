@@ -4,7 +4,6 @@ Runs in a process of its own (see `model.load`): nothing in the main process imp
 """
 
 import json
-import os
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,15 +22,15 @@ from resnet8ptq.models.contract import Contract, find_layout, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Network, read
+from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
 PARITY_SAMPLES = 1000
 PARITY_BYTES = 2**26  # of samples: 111 pictures of 224 x 224
 PARITY_TOLERANCE = 1e-4  # of a probability, or of the largest value
 TIE = 1e-6  # of the same: top scores that are closer may change places
 AT_ONCE = 100  # samples
-MAX_CONVERSION_S = 3600
 
-PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"
+CRASHED = "reading it crashed the converter, or took too much memory or time"
 
 UNFOLDED, FOLDED, RECORD = "unfolded.onnx", "folded.onnx", "conversion.json"
 
@@ -67,21 +66,6 @@ def read_record(folder: Path) -> Conversion:
     record["contract"] = read_contract(onnx.load(folder / UNFOLDED).graph)
     record["preprocessing"] = Preprocessing(**record["preprocessing"])
     return Conversion(**record)
-
-
-def limit_process() -> None:
-    """Limit this process to the machine's memory, and to one hour of each of its cores.
-
-    A file may ask for more than it holds: a constant of 10**12 zeros, a loop without end.
-    """
-    import resource
-
-    bytes_there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    seconds = MAX_CONVERSION_S * (os.cpu_count() or 1)
-    for kind, most in ((resource.RLIMIT_DATA, bytes_there), (resource.RLIMIT_CPU, seconds)):
-        _, hard = resource.getrlimit(kind)
-        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (soft, hard))
 
 
 def convert(

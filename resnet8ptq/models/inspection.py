@@ -5,11 +5,8 @@ own, and kept in the cache. Nothing is run or quantized.
 """
 
 import math
-import multiprocessing
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +14,12 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import cache, machine
+from resnet8ptq.core import cache, isolation, machine
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, read_contract
-from resnet8ptq.models.conversion import limit_process
+from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.locate import digest
 from resnet8ptq.models.normalization import opset
@@ -136,19 +133,13 @@ def _export(
         **machine.versions(),
     }
 
+    crashed = ModelError(f"{path}: {CRASHED}")
+
     def make(folder: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, context, limit_process) as pool:
-            exported = pool.submit(_read, path, shape, module).result()
+        exported = isolation.call(_read, path, shape, module, crashed=crashed)
         (folder / "network.onnx").write_bytes(exported)
 
-    try:
-        entry = cache.entry(cache_root, "inspections", key, make)
-    except BrokenProcessPool as error:
-        raise ModelError(
-            f"{path}: reading it crashed the converter, or took more than this machine has"
-        ) from error
-    return onnx.load(entry / "network.onnx")
+    return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
 def _read(path: Path, shape: Shape, module: Module | None) -> bytes:

@@ -3,16 +3,13 @@
 import functools
 import logging
 import math
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import cache, machine
+from resnet8ptq.core import cache, isolation, machine
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models import conversion
@@ -84,20 +81,13 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         **machine.versions(),
     }
 
+    crashed = ModelError(f"{source}: {conversion.CRASHED}")
+
     def make(folder: Path) -> None:
         samples = np.concatenate(list(checked.batches(conversion.AT_ONCE)))
-        # A process of its own: TensorFlow's memory and settings go when it ends, and a file that
-        # crashes the reader does not end the sweep.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, context, conversion.limit_process) as pool:
-            pool.submit(conversion.convert, source, folder, samples, module).result()
+        isolation.call(conversion.convert, source, folder, samples, module, crashed=crashed)
 
-    try:
-        folder = cache.entry(cache_root, "models", key, make)
-    except BrokenProcessPool as error:
-        raise ModelError(
-            f"{source}: reading it crashed the converter, or took too much memory or time"
-        ) from error
+    folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(
         name=config.name,
         source=source,

@@ -17,7 +17,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.tasks import contract, resampled
-from resnet8ptq.tasks.contract import Array, Metric, Outputs, Setting, Targets
+from resnet8ptq.tasks.contract import Metric, Outputs, Setting, Targets
 from resnet8ptq.tasks.resampled import Comparison, Paired, Scores
 
 TAKES = "takes a callable (outputs, targets) -> a number, or one for each sample"
@@ -109,10 +109,6 @@ class Custom(contract.Task):
     def compare(self, model: Scores, baseline: Scores) -> Comparison:
         """Compare the metric."""
         return Comparison(model, baseline)
-
-    def arrays(self, found: contract.Comparison) -> dict[str, Array]:
-        """Return the replicates: outputs may be of any size."""
-        return found.paired.arrays()
 
 
 def _load(given: Any) -> Callable[[Any, Any], Any]:

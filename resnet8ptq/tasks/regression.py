@@ -72,8 +72,7 @@ class Regression(contract.Task):
 
         every, items = np.arange(len(found)), len(found)
         if self.primary == "mae":
-            others = {"rmse": rmse(every)}
-            return Scores(outputs, mae, items, self.resamples, absolute, {**others})
+            return Scores(outputs, mae, items, self.resamples, absolute, {"rmse": rmse(every)})
         return Scores(outputs, rmse, items, self.resamples, squared, {"mae": mae(every)})
 
     def compare(self, model: Scores, baseline: Scores) -> Comparison:

@@ -12,10 +12,7 @@ the levels of a residual network's shortcut convolutions are lost to it.
 """
 
 import logging
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, Takes, r
 from resnet8ptq.backends.tflite import converter, predictor
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import QuantizationConfig, TfliteConfig
-from resnet8ptq.core import files
+from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import one_line
@@ -159,13 +156,9 @@ class TfliteQuantizer:
         calibrated = quantized and self.config.method == "static"
         # Only these samples go to the other process, not the file that they lie in.
         taken = replace(calibration, images=calibration.images[:]) if calibrated else None
-        context = multiprocessing.get_context("spawn")
-        try:
-            with ProcessPoolExecutor(1, mp_context=context) as pool:
-                settings = (quantized, self.config.per_channel)
-                return pool.submit(converter.convert, source, taken, *settings).result()
-        except BrokenProcessPool as error:
-            raise QuantizationError(f"{source}: converting it crashed TensorFlow") from error
+        settings = (quantized, self.config.per_channel)
+        crashed = QuantizationError(f"{source}: converting it crashed TensorFlow")
+        return isolation.call(converter.convert, source, taken, *settings, crashed=crashed)
 
     def _read(self, content: bytes, path: Path, check: bool = True) -> Artifact:
         """Return what the file says of itself: which layers are quantized, and how.

@@ -65,7 +65,8 @@ def _reasons_against(path: Path) -> Iterator[str]:
             yield from _strange_weights(file)
 
 
-def _strange_config(config: Any) -> Iterator[str]:
+def find_objects(config: Any) -> Iterator[dict[str, Any]]:
+    """Yield each JSON object in what `read_config` returned."""
     waiting = [config]
     while waiting:
         value = waiting.pop()
@@ -73,15 +74,20 @@ def _strange_config(config: Any) -> Iterator[str]:
             waiting += value
         elif isinstance(value, dict):
             waiting += value.values()
-            name, module = value.get("class_name"), value.get("module")
-            registered = value.get("registered_name")
-            for kind in (name, registered, value.get("function_type")):
-                if kind in _CODE:
-                    yield f"its layer {kind!r} contains code; takes layers of Keras without code"
-            if module is not None and not _MODULES.fullmatch(str(module)):
-                yield f"asks for {name!r} of module {module!r}; takes layers of Keras"
-            if ">" in str(registered):
-                yield f"asks for {registered!r}; takes layers of Keras"
+            yield value
+
+
+def _strange_config(config: Any) -> Iterator[str]:
+    for value in find_objects(config):
+        name, module = value.get("class_name"), value.get("module")
+        registered = value.get("registered_name")
+        for kind in (name, registered, value.get("function_type")):
+            if kind in _CODE:
+                yield f"its layer {kind!r} contains code; takes layers of Keras without code"
+        if module is not None and not _MODULES.fullmatch(str(module)):
+            yield f"asks for {name!r} of module {module!r}; takes layers of Keras"
+        if ">" in str(registered):
+            yield f"asks for {registered!r}; takes layers of Keras"
 
 
 def _strange_weights(file: h5py.File) -> Iterator[str]:

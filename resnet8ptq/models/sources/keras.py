@@ -89,16 +89,11 @@ def _without_groups(source: Path) -> Iterator[Path]:
 
 def _drop_groups(config: Any) -> bool:
     """Drop the key from the layers that have it, in place; tell whether there were any."""
-    waiting, found = [config], False
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list):
-            waiting += value
-        elif isinstance(value, dict):
-            waiting += value.values()
-            layer = value.get("config")
-            if isinstance(layer, dict) and _UNGROUPED.fullmatch(str(value.get("class_name"))):
-                found |= layer.get("groups") == 1 and bool(layer.pop("groups"))
+    found = False
+    for value in gate.find_objects(config):
+        layer = value.get("config")
+        if isinstance(layer, dict) and _UNGROUPED.fullmatch(str(value.get("class_name"))):
+            found |= layer.get("groups") == 1 and bool(layer.pop("groups"))
     return found
 
 
