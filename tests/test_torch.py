@@ -2,6 +2,7 @@
 
 import pickle
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,51 @@ def test_both_flows_choose_the_same_ranges(quantize: Quantize) -> None:
     assert {name for name in fx if name not in pt2e} <= {"functional_1/flatten_1/Reshape:0"}
     for name, chosen in pt2e.items():
         assert fx[name] == pytest.approx(chosen, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def clipped_model(shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Fp32Model:
+    """The network with ReLU6 (as ONNX has it) for each Relu, and a dot in each node's name."""
+    proto = onnx.load(shapes_model.onnx_path)
+    for name, value in (("low", 0.0), ("high", 0.5)):
+        constant = onnx.numpy_helper.from_array(np.array(value, np.float32), name)
+        proto.graph.initializer.append(constant)
+    for node in proto.graph.node:
+        node.name = f"net_0.25/{node.name}"
+        if node.op_type == "Relu":
+            node.op_type = "Clip"
+            node.input.extend(["low", "high"])
+    path = tmp_path_factory.mktemp("clipped") / "clipped.onnx"
+    onnx.save(proto, path)
+    return replace(shapes_model, onnx_path=path)
+
+
+def test_what_a_clip_takes_has_the_levels_of_what_is_left(
+    shapes: Dataset, clipped_model: Fp32Model, tmp_path: Path
+) -> None:
+    samples = draw_calibration(shapes, 1, 0).split
+    fx, pt2e = (
+        quantizer_of(make_config("data=shapes", f"backend={backend}"))
+        .quantize(clipped_model, samples, tmp_path)
+        .ranges
+        for backend in FLOWS
+    )
+    clips = [n for n in onnx.load(clipped_model.onnx_path).graph.node if n.op_type == "Clip"]
+    for node in clips:
+        assert node.input[0] not in fx
+        assert 0 <= fx[node.output[0]][0] < fx[node.output[0]][1] <= 0.5
+        assert fx[node.output[0]] == pytest.approx(pt2e[node.output[0]])
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_a_node_with_a_dot_in_its_name_is_left_in_float(
+    shapes: Dataset, clipped_model: Fp32Model, tmp_path: Path, backend: str
+) -> None:
+    first = next(iter(layer_weights(clipped_model)))
+    config = make_config("data=shapes", f"backend={backend}", f"nodes_to_exclude=['{first}']")
+    samples = draw_calibration(shapes, 1, 0).split
+    artifact = quantizer_of(config).quantize(clipped_model, samples, tmp_path)
+    assert artifact.quantized_layers == WEIGHT_LAYERS - 1
 
 
 @pytest.mark.parametrize("backend", FLOWS)

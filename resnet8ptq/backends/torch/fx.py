@@ -22,6 +22,7 @@ from resnet8ptq.calibration.methods import find_range, run_passes
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.layers import consumers
 from resnet8ptq.graph.torch_module import name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -150,7 +151,8 @@ def weight_observer(config: QuantizationConfig) -> Any:
 def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
     """Return each observer with the ONNX name of its tensor, in the order of the graph.
 
-    What only passes values on shares its input's observer and is left out.
+    What only passes values on shares its input's observer and is left out. So does a Clip: of a
+    tensor that only a Clip takes, the levels serve what is left of it.
     """
     modules = dict(prepared.named_modules())
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
@@ -159,6 +161,12 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
         str(n) for n in prepared.graph.nodes if isinstance(modules.get(n.target), _FusedModule)
     }
     names = name_tensors(prepared.graph, paths, graph, fused)
+    clipped = {
+        node.input[0]: node.output[0]
+        for node in graph.node
+        if node.op_type == "Clip" and len(consumers(graph, node.input[0])) == 1
+    }
+    names = {node: clipped.get(tensor, tensor) for node, tensor in names.items()}
     return [
         (names[str(node.args[0])], modules[node.target])
         for node in prepared.graph.nodes
