@@ -13,12 +13,14 @@ import torch
 from conftest import THREADS, Cell, Quantize, make_config, quantizer_of
 from numpy.typing import NDArray
 
+from resnet8ptq.backends.torch import quantizer as torch_quantizer
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.graph.layers import weight_layers
+from resnet8ptq.graph.torch_module import load_torch_module, to_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -145,15 +147,47 @@ def test_a_node_with_a_dot_in_its_name_is_left_in_float(
     assert artifact.quantized_layers == WEIGHT_LAYERS - 1
 
 
+def test_what_depends_on_constants_alone_can_be_traced() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 13]>
+        network (float[N, 4, 2] x) => (float[N, 8] y)
+        <float half = {2.0}, int64[2] shape = {0, -1}>
+        { parts = Div(x, half)  y = Reshape(parts, shape) }"""
+    )
+    module = to_torch_module(proto, Path("network.onnx"))
+    traced = torch.fx.symbolic_trace(module)
+    given = torch.arange(16.0).reshape(2, 4, 2)
+    assert torch.equal(traced(given), given.reshape(2, 8) / 2)
+    assert traced(given[:1]).shape == (1, 8)
+
+
+def test_a_network_that_fx_cannot_trace_is_unsupported(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Choosy(torch.nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return values if values.sum() > 0 else -values
+
+    def load(path: Path) -> torch.fx.GraphModule:
+        module = load_torch_module(path)
+        first = next(node.target for node in module.graph.nodes if node.op == "call_module")
+        module.set_submodule(first, Choosy())
+        return module
+
+    monkeypatch.setattr(torch_quantizer, "load_torch_module", load)
+    config = make_config("data=shapes", "backend=torch")
+    with pytest.raises(UnsupportedError, match=r"FX cannot trace the network .*torch_pt2e"):
+        quantizer_of(config).quantize(shapes_model, draw_calibration(shapes, 1, 0).split, tmp_path)
+
+
 @pytest.mark.parametrize("backend", FLOWS)
 def test_given_ranges_win_and_make_calibration_needless(
     quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, backend: str
 ) -> None:
     whole = quantize(f"backend={backend}")
     given = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
-    quantizer = quantizer_of(whole.config)
     nothing = shapes.test.take(np.arange(0))  # images to calibrate on would be missed
-    artifact = quantizer.quantize(shapes_model, nothing, tmp_path, given)
+    artifact = quantizer_of(whole.config).quantize(shapes_model, nothing, tmp_path, given)
     assert artifact.ranges == given
     assert artifact.path.read_bytes() != whole.artifact.path.read_bytes()
 

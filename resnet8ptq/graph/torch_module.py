@@ -33,11 +33,13 @@ def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
     """Return a graph as a `torch.fx.GraphModule`; `source` is named in errors, as above."""
     onnx2torch = _import_onnx2torch()
     try:
-        return onnx2torch.convert(_lower(proto)).eval()
+        module = onnx2torch.convert(_lower(proto)).eval()
     except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
         raise ModelError(
             f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
+    _settle_constants(module)
+    return module
 
 
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -106,21 +108,31 @@ def name_tensors(
     return names
 
 
-def fix_reshapes(module: Any) -> None:
-    """Give each Reshape its target shape for good, where that is a constant.
+def _settle_constants(module: Any) -> None:
+    """Decide for good what onnx2torch's modules decide as they run, where constants tell.
 
-    onnx2torch's looks at the values of the shape as it runs, which `torch.export` cannot trace.
+    A Reshape looks at the values of its shape, and a Div whether it divides floats: neither
+    `torch.export` nor FX can trace that.
     """
     for node in list(module.graph.nodes):
-        layer = module.get_submodule(node.target) if node.op == "call_module" else None
-        if type(layer).__name__ != "OnnxReshape" or node.args[1].op != "get_attr":
-            continue
-        shape = [int(size) for size in attrgetter(node.args[1].target)(module)]
-        module.set_submodule(node.target, _Reshape(shape))
-        node.args = node.args[:1]
+        layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
+        constants = {
+            place: attrgetter(given.target)(module)
+            for place, given in enumerate(node.args)
+            if layer is not None and given.op == "get_attr"
+        }
+        if type(layer).__name__ == "OnnxReshape" and 1 in constants:
+            module.set_submodule(node.target, _Reshape([int(size) for size in constants[1]]))
+            node.args = node.args[:1]
+        elif _is_division(layer) and any(c.is_floating_point() for c in constants.values()):
+            layer.math_op_function = torch.div
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     module.recompile()
+
+
+def _is_division(layer: Any) -> bool:
+    return getattr(getattr(layer, "math_op_function", None), "__name__", "") == "_onnx_div"
 
 
 class _Reshape(torch.nn.Module):  # type: ignore[misc]
@@ -133,7 +145,7 @@ class _Reshape(torch.nn.Module):  # type: ignore[misc]
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return `values` in that shape."""
         sizes = [size or values.shape[i] for i, size in enumerate(self.shape)]
-        return values.reshape(sizes)
+        return torch.reshape(values, sizes)
 
 
 @cache

@@ -14,6 +14,7 @@ from torch.ao.quantization.observer import (
     UniformQuantizationObserverBase,
 )
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+from torch.fx.proxy import TraceError
 
 from resnet8ptq.backends.contract import Takes
 from resnet8ptq.backends.torch.torchscript import known_warnings
@@ -21,6 +22,8 @@ from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import find_range, run_passes
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import consumers
 from resnet8ptq.graph.torch_module import name_tensors
@@ -96,6 +99,9 @@ def quantize(
 
     Returns:
         The quantized module, and the range of each observed tensor by ONNX tensor name.
+
+    Raises:
+        UnsupportedError: FX cannot trace the network.
     """
     example = torch.zeros(1, *activations.calibration.input_shape)
     qconfig = QConfig(_activation_observer(config.calib, scheme), weight_observer(config))
@@ -104,7 +110,11 @@ def quantize(
     for name in [*skipped, "initializers"] if skipped else []:
         mapping.set_module_name(name, None)
     with known_warnings():
-        prepared = prepare_fx(module, mapping, (example,))
+        try:
+            prepared = prepare_fx(module, mapping, (example,))
+        except (TraceError, TypeError) as error:  # code that looks at its own tensors
+            why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
+            raise UnsupportedError(why) from error
         observers = _observers(prepared, graph)
         given = activations.find_ranges(name for name, _ in observers)
         for name, observer in observers:

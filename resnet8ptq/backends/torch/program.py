@@ -15,7 +15,6 @@ from resnet8ptq.backends.torch.torchscript import copy_reproducibly, infer, know
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.torch_module import fix_reshapes
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.gates.exported_program import read
 
@@ -31,7 +30,6 @@ _ROUNDED = (
 
 def export(module: Any, example: torch.Tensor) -> ExportedProgram:
     """Export a network, for any number of images; `example` is one of them [1, H, W, C]."""
-    fix_reshapes(module)
     for weights in [*module.parameters(), *module.buffers()]:
         weights.data = weights.data.contiguous()  # a transposed view would be saved as one
     batch = example.repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would be taken for fixed
