@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 from benchmarks.setting import REPO
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.core import cache
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.models import model
 
 
@@ -15,7 +15,7 @@ def main() -> None:
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
         config = parse_config(compose("config", overrides=["data.on_missing=error"]))
     settled = locate.settle(config.data)
-    dataset = locate.load(settled.name, settled.root)
+    dataset = registry.load(settled.name, settled.root)
     print(model.load(config.model, dataset, cache.folder(config.cache_dir)).onnx_path)
 
 

@@ -47,7 +47,7 @@ def _folder() -> Path:
 
 def batch() -> Target:
     """A batch of CIFAR-10, and its images."""
-    from resnet8ptq.data import cifar10
+    from resnet8ptq.data.sources import cifar10
 
     images = np.arange(2 * 3072, dtype=np.int64).astype(np.uint8).reshape(2, 3072)
     content = {"batch_label": "testing", "labels": [3, 8], "data": images, "filenames": ["a", "b"]}
@@ -61,7 +61,7 @@ def batch() -> Target:
 
 def meta() -> Target:
     """The class names of CIFAR-10."""
-    from resnet8ptq.data import cifar10
+    from resnet8ptq.data.sources import cifar10
 
     content = {"label_names": list(cifar10.CLASS_NAMES), "num_vis": 3072}
     read = cifar10.read_class_names

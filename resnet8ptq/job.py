@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq.config.combination import Combination
 from resnet8ptq.config.loading import parse_config
+from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
@@ -80,7 +80,7 @@ def check_names(config: RunConfig) -> None:
     """Raise `ConfigError` for a backend, data set, task or calibration that there is not."""
     from resnet8ptq.backends.registry import BACKENDS
     from resnet8ptq.calibration.methods import find_method
-    from resnet8ptq.data.locate import SOURCES
+    from resnet8ptq.data.registry import SOURCES
     from resnet8ptq.tasks.registry import AUTO, TASKS
 
     look_up("backend.name", config.backend.name, BACKENDS)

@@ -32,7 +32,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
 from resnet8ptq.core import isolation
 from resnet8ptq.core.machine import Runtime
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation import pace
@@ -144,7 +144,7 @@ def real_files() -> None:
 @pytest.fixture(scope="session")
 def shapes() -> Dataset:
     """The embedded data set."""
-    return locate.load("shapes", None)
+    return registry.load("shapes", None)
 
 
 @pytest.fixture(scope="session")

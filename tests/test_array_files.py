@@ -15,9 +15,10 @@ from hypothesis.extra import numpy as hnp
 
 from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
-from resnet8ptq.data import array_files, locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.sources import arrays
 from resnet8ptq.data.splitting import split_one
 
 COUNT = 12
@@ -33,7 +34,7 @@ def pack_idx(array) -> bytes:
 
 def read(root, **settings):
     config = locate.settle(ArraysConfig(root=str(root), **settings))
-    return locate.read(config, PreprocessConfig(), root.parent / "cache")
+    return registry.read(config, PreprocessConfig(), root.parent / "cache")
 
 
 def whole(data):
@@ -50,8 +51,8 @@ def same_samples(data, inputs=INPUTS, labels=LABELS):
     np.testing.assert_array_equal(found[1], labels[given])
 
 
-@pytest.mark.parametrize("inputs", array_files.INPUTS)
-@pytest.mark.parametrize("labels", array_files.LABELS)
+@pytest.mark.parametrize("inputs", arrays.INPUTS)
+@pytest.mark.parametrize("labels", arrays.LABELS)
 @pytest.mark.parametrize("change", [str, str.title])
 def test_the_usual_names(tmp_path, inputs, labels, change):
     np.savez(tmp_path / "a.npz", **{change(inputs): INPUTS, change(labels): LABELS, "other": 3})
@@ -107,7 +108,7 @@ def test_npy_files_are_mapped(tmp_path):
     same_samples(read(tmp_path))  # the folder
 
 
-@pytest.mark.parametrize("name", array_files.CLASSES)
+@pytest.mark.parametrize("name", arrays.CLASSES)
 def test_class_names(tmp_path, name):
     names = ["no", "yes", "maybe"]
     np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS, **{name: names})
@@ -142,7 +143,7 @@ SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)
 )
 @settings(deadline=None)
 def test_any_idx_array_is_read_back(array):
-    found = array_files.read_idx(io.BytesIO(pack_idx(array)))
+    found = arrays.read_idx(io.BytesIO(pack_idx(array)))
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     assert found.tobytes() == array.tobytes()
 
@@ -151,12 +152,12 @@ def test_any_idx_array_is_read_back(array):
 @settings(deadline=None)
 def test_a_part_of_an_idx_file_is_refused(cut):
     with pytest.raises((ValueError, struct.error)):
-        array_files.read_idx(io.BytesIO(pack_idx(INPUTS)[:cut]))
+        arrays.read_idx(io.BytesIO(pack_idx(INPUTS)[:cut]))
 
 
 def test_more_than_an_idx_file_is_refused():
     with pytest.raises(ValueError, match="it holds more than"):
-        array_files.read_idx(io.BytesIO(pack_idx(INPUTS) + b"\0"))
+        arrays.read_idx(io.BytesIO(pack_idx(INPUTS) + b"\0"))
 
 
 def wrong_files(folder):

@@ -17,9 +17,9 @@ from test_cifar10 import pickle_published
 from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
 from benchmarks.__main__ import main
 from benchmarks.memory import imported
-from resnet8ptq.data import cifar10
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sources import cifar10
 from resnet8ptq.models import model
 
 TESTED = 500  # images
@@ -151,7 +151,7 @@ def test_imports_are_summed_by_package() -> None:
             ["evaluation/trial.py", "backends/onnx/quantizer.py", "calibration/activations.py"],
             "calibration",
         ),
-        (["experiment/pipeline.py", "data/locate.py", "data/cifar10.py"], "data"),
+        (["experiment/pipeline.py", "data/locate.py", "data/sources/cifar10.py"], "data"),
         (["sweep/callback.py", "report/page.py", "report/comparison.py"], "report"),
         (["sweep/callback.py"], "other"),
     ],

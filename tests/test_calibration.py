@@ -21,7 +21,7 @@ from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.models import model
 
@@ -525,7 +525,7 @@ def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, 
     """On training images that did not calibrate; per channel, where activations tell."""
     config = make_run_config("dtype=u8s8", "per_channel=true", "calib.samples_per_class=20")
     found = locate.settle(config.data)
-    dataset = locate.load(found.name, found.root)
+    dataset = registry.load(found.name, found.root)
     network = model.load(config.model, dataset, cache.folder(None))
     drawn = draw_calibration(dataset, 20, config.seed)
     others = np.setdiff1d(np.arange(700), drawn.indices)[:500]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resnet8ptq.core.errors import DataError
-from resnet8ptq.data import cifar10
+from resnet8ptq.data.sources import cifar10
 
 WIDTH = 3072
 
@@ -425,7 +425,7 @@ def test_a_file_cut_anywhere_is_refused(scratch, length):
 READ_EACH = """
 import os, pickle, sys
 from pathlib import Path
-from resnet8ptq.data import cifar10
+from resnet8ptq.data.sources import cifar10
 from resnet8ptq.core.errors import DataError
 
 sys.path.insert(0, sys.argv[3])

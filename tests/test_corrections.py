@@ -25,7 +25,7 @@ from resnet8ptq.corrections import (
     windows,
 )
 from resnet8ptq.corrections.layers import Setting
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.graph.layers import channel_axis
@@ -336,7 +336,7 @@ def test_reduce_range_of_weights_is_onnx_only() -> None:
 def test_real_network(cache_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = make_config("threads=1", "corrections.adaround_iterations=50")
     config = replace(config, data=locate.settle(config.data))
-    dataset = locate.load(config.data.name, config.data.root)
+    dataset = registry.load(config.data.name, config.data.root)
     fp32 = model.load(config.model, dataset, cache_root)
     images = draw_calibration(dataset, 10, config.seed).split
     proto = onnx.load(fp32.onnx_path)

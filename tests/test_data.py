@@ -15,10 +15,11 @@ from test_cifar10 import make_batch, pickle_published, write_folder
 from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
-from resnet8ptq.data import cifar10, locate
-from resnet8ptq.data.arrays import AT_ONCE
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out, leave_out
+from resnet8ptq.data.lazy import AT_ONCE
+from resnet8ptq.data.sources import cifar10
 
 CIFAR10 = DataConfig(name="cifar10")
 
@@ -96,7 +97,7 @@ def test_then_the_download_cache(tmp_path, monkeypatch):
     settled = locate.settle(CIFAR10)
     assert settled.name == "cifar10"
     assert Path(str(settled.root)).is_relative_to(archive.parent)
-    loaded = locate.load(settled.name, settled.root)
+    loaded = registry.load(settled.name, settled.root)
     assert (len(loaded.train), len(loaded.test)) == (20, 3)
 
 
@@ -168,7 +169,7 @@ def test_settled_shapes_has_no_root(nowhere, tmp_path):
 
 def test_loading_reads_both_splits_and_names(tmp_path):
     folder = write_folder(tmp_path / "batches", train=4, test=3)
-    loaded = locate.load("cifar10", str(folder))
+    loaded = registry.load("cifar10", str(folder))
     assert (len(loaded.train), len(loaded.test)) == (20, 3)
     assert loaded.class_names == cifar10.CLASS_NAMES
     assert loaded.image_shape == (32, 32, 3)
@@ -177,21 +178,21 @@ def test_loading_reads_both_splits_and_names(tmp_path):
 
 def test_loading_is_done_once(tmp_path):
     folder = write_folder(tmp_path / "batches")
-    assert locate.load("cifar10", str(folder)) is locate.load("cifar10", str(folder))
+    assert registry.load("cifar10", str(folder)) is registry.load("cifar10", str(folder))
 
 
 def test_a_file_with_another_content_is_read_anew(tmp_path):
     """Though its length and its time of writing are those of before."""
     folder = write_folder(tmp_path / "batches", train=4)
-    before = locate.load("cifar10", str(folder)).train
+    before = registry.load("cifar10", str(folder)).train
     path = folder / "data_batch_3"
     changed = pickle_published(make_batch(4, seed=50))
     time = path.stat().st_mtime_ns
     assert len(changed) == path.stat().st_size
     path.write_bytes(changed)
     os.utime(path, ns=(time, time))
-    locate._read.cache_clear()
-    after = locate.load("cifar10", str(folder)).train
+    registry._read.cache_clear()
+    after = registry.load("cifar10", str(folder)).train
     assert (before.pixel_hashes != after.pixel_hashes).tolist() == [False] * 8 + [True] * 4 + [
         False
     ] * 8
@@ -201,23 +202,23 @@ def test_one_content_in_two_places_is_kept_once(tmp_path):
     kept = []
     for name in ("a", "b"):
         folder = write_folder(tmp_path / name)
-        locate.load("cifar10", str(folder), tmp_path / "cache")
+        registry.load("cifar10", str(folder), tmp_path / "cache")
         kept.append(sorted((tmp_path / "cache" / "cifar10").iterdir()))
     assert kept[0] == kept[1] != []
 
 
 def test_an_image_that_changes_in_the_cache_is_read_again_from_its_file(tmp_path):
     folder = write_folder(tmp_path / "batches")
-    before = locate.load("cifar10", str(folder), tmp_path / "cache").train.digest
+    before = registry.load("cifar10", str(folder), tmp_path / "cache").train.digest
     for path in (tmp_path / "cache" / "cifar10").glob("*/images.npy"):
         path.write_bytes(path.read_bytes()[:-1] + b"\x00")
-    locate._read.cache_clear()
-    assert locate.load("cifar10", str(folder), tmp_path / "cache").train.digest == before
+    registry._read.cache_clear()
+    assert registry.load("cifar10", str(folder), tmp_path / "cache").train.digest == before
 
 
 def test_an_empty_folder_is_refused_by_the_file_it_lacks(tmp_path):
     with pytest.raises(DataError, match="data_batch_1: missing"):
-        locate.load("cifar10", str(tmp_path))
+        registry.load("cifar10", str(tmp_path))
 
 
 def test_shapes_has_ten_classes_and_no_test_image_among_the_training_images(shapes):
@@ -229,7 +230,7 @@ def test_shapes_has_ten_classes_and_no_test_image_among_the_training_images(shap
 
 @pytest.mark.usefixtures("real_files")
 def test_the_real_set():
-    loaded = locate.load("cifar10", os.environ["CIFAR10_DIR"])
+    loaded = registry.load("cifar10", os.environ["CIFAR10_DIR"])
     assert (len(loaded.train), len(loaded.test)) == (49927, 9980)
     drawn = draw_calibration(loaded, 100, 42)
     assert np.bincount(drawn.split.labels).tolist() == [100] * 10

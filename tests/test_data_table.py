@@ -15,15 +15,16 @@ from test_folder import GREEN, RED, picture
 
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
-from resnet8ptq.data import columns, locate, table
-from resnet8ptq.data.columns import Table
+from resnet8ptq.data import locate, registry
+from resnet8ptq.data.sources import columns, table
+from resnet8ptq.data.sources.columns import Table
 
 KINDS = ("red", "green")
 
 
 def read(path, preprocess=None, **settings):
     config = locate.settle(TableConfig(root=str(path), **settings))
-    return locate.read(config, PreprocessConfig(**(preprocess or {})), path.parent / "cache")
+    return registry.read(config, PreprocessConfig(**(preprocess or {})), path.parent / "cache")
 
 
 def write(file, **values):

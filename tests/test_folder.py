@@ -8,7 +8,7 @@ from PIL import Image
 
 from resnet8ptq.config.schema import FolderConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError, PtqError
-from resnet8ptq.data import locate, pictures
+from resnet8ptq.data import locate, pictures, registry
 
 RED, GREEN = (200, 30, 10), (20, 180, 40)
 
@@ -32,7 +32,7 @@ def write_classes(root: Path, count: int = 4, suffix: str = ".png") -> Path:
 def read(root: Path, cache: Path | None = None, on_bad: str = "error", **preprocess):
     config = locate.settle(FolderConfig(root=str(root), on_bad=on_bad))
     cache = cache or root.parent / "cache"
-    return locate.read(config, PreprocessConfig(**preprocess), cache)
+    return registry.read(config, PreprocessConfig(**preprocess), cache)
 
 
 def test_class_folders_are_split(tmp_path):
@@ -49,12 +49,12 @@ def test_class_folders_are_split(tmp_path):
 def test_the_order_of_the_classes_may_be_given(tmp_path):
     root = write_classes(tmp_path / "p")
     config = FolderConfig(root=str(root), classes=["red", "green"])
-    data = locate.read(locate.settle(config), PreprocessConfig(), tmp_path / "cache")
+    data = registry.read(locate.settle(config), PreprocessConfig(), tmp_path / "cache")
     assert data.class_names == ("red", "green")
     assert np.array_equal(data.test.images[:][:, 0, 0].argmax(1), data.test.labels)
     other = FolderConfig(root=str(root), classes=["red", "blue"])
     with pytest.raises(ConfigError, match=r"^data\.classes: got .* blue is in one of the two only"):
-        locate.read(locate.settle(other), PreprocessConfig(), tmp_path / "cache")
+        registry.read(locate.settle(other), PreprocessConfig(), tmp_path / "cache")
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
@@ -75,11 +75,11 @@ def test_equal_pictures_in_both_splits_are_told(tmp_path, caplog):
 def test_pictures_are_decoded_once(tmp_path, monkeypatch):
     root = write_classes(tmp_path / "p")
     digest = read(root).test.digest
-    locate._read.cache_clear()
+    registry._read.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(pictures, "decode", None)
         assert read(root).test.digest == digest
-    locate._read.cache_clear()
+    registry._read.cache_clear()
     picture((1, 2, 3)).save(root / "red" / "0.png")  # another picture of that name
     assert 1 in {image[0, 0, 0] for image in whole(read(root))}
 

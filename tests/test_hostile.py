@@ -31,8 +31,8 @@ from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
-from resnet8ptq.data import cifar10
 from resnet8ptq.data.shapes import WEIGHTS
+from resnet8ptq.data.sources import cifar10
 from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras

@@ -10,7 +10,7 @@ from test_folder import GREEN, RED, picture
 
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core.errors import ConfigError, DataError
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 
 datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
 
@@ -22,7 +22,7 @@ def quiet():
 
 def read(path, **settings):
     config = locate.settle(TableConfig(name="huggingface", root=str(path), **settings))
-    return locate.read(config, PreprocessConfig(), path.parent / "cache")
+    return registry.read(config, PreprocessConfig(), path.parent / "cache")
 
 
 def pictures(first, count=4, names=("red", "green")):

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cifar10 import write_folder
 
-from resnet8ptq.data import locate
-from resnet8ptq.data.arrays import LazyImages
+from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.lazy import LazyImages
 
 STORED = 35  # images: seven in each file
 
@@ -22,7 +22,7 @@ STORED = 35  # images: seven in each file
 @pytest.fixture(scope="module")
 def from_files(tmp_path_factory: pytest.TempPathFactory) -> Split:
     folder = write_folder(tmp_path_factory.mktemp("images"), train=STORED // 5)
-    return locate.load("cifar10", str(folder)).train
+    return registry.load("cifar10", str(folder)).train
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +110,11 @@ def test_memory_does_not_grow_with_the_images(request, store, tmp_path: Path):
 
 def test_a_draw_holds_no_training_image(tmp_path):
     folder = write_folder(tmp_path, train=200, test=3)
-    locate.load("cifar10", str(folder))  # fills the cache
-    locate._read.cache_clear()
+    registry.load("cifar10", str(folder))  # fills the cache
+    registry._read.cache_clear()
 
     def draw() -> None:
-        loaded = locate.load("cifar10", str(folder))
+        loaded = registry.load("cifar10", str(folder))
         held_out = draw_held_out(loaded, 100)
         drawn = draw_calibration(loaded, 90, 42, [held_out])
         assert isinstance(drawn.split.images, LazyImages)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, ParityError
-from resnet8ptq.data import locate, shapes
+from resnet8ptq.data import registry, shapes
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, model, normalization
@@ -539,7 +539,7 @@ def test_what_the_output_holds_is_found(outputs, final):
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
 def test_the_real_network(cache_root):
-    real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
+    real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
     loaded = model.load(make_config().model, real, cache_root)
     assert loaded.sha256 == SHA256
     assert max(loaded.conversion.parity.values()) <= 1e-4

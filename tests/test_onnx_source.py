@@ -24,7 +24,7 @@ from onnxruntime.quantization import (
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data import locate
+from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.graph.session import open_runner
@@ -673,7 +673,7 @@ def test_an_empty_file_is_refused_by_its_key(shapes, cache_root, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
 def test_the_real_network_as_an_onnx_file(cache_root):
-    real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
+    real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
     config = make_config("model.fold=false").model
     exported = model.load(config, real, cache_root).onnx_path
     imported = model.load(replace(config, path=str(exported), fold=True), real, cache_root)

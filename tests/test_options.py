@@ -8,7 +8,7 @@ import pytest
 from conftest import THREADS, bench_of, make_config, quantizer_of
 
 from resnet8ptq.core import cache
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.experiment import preparation
 from resnet8ptq.models import model
@@ -64,7 +64,7 @@ def test_option_keeps_the_accuracy(
     config = make_config("held_out_images=500", "calib.samples_per_class=20", *overrides)
     config = replace(config, data=locate.settle(config.data))
     config.latency.enabled = False
-    whole = locate.load(config.data.name, config.data.root)
+    whole = registry.load(config.data.name, config.data.root)
     dataset = replace(
         whole, train=whole.train.take(np.arange(1000)), test=whole.test.take(np.arange(IMAGES))
     )

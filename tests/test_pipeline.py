@@ -17,7 +17,7 @@ from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation.baseline import load_baseline
@@ -204,7 +204,7 @@ def test_fp32_run_equals_its_baseline(store: Store, tmp_path: Path, backend: str
 @pytest.fixture(scope="module")
 def cifar10() -> Dataset:
     settled = locate.settle(make_config("data.on_missing=error").data)
-    return locate.load(settled.name, settled.root)
+    return registry.load(settled.name, settled.root)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.data import locate
+from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.preprocessing import Preprocessing, arrange
+from resnet8ptq.data.preprocessing import Preprocessing, arrange, settle
 
 PIXELS = np.arange(256, dtype=np.uint8)
 LABELS = np.zeros(2, np.int64)
@@ -43,7 +43,7 @@ def test_without_settings_nothing_changes():
 )
 def test_presets_for_any_channels(preset, expected):
     config = make_config("data=shapes", f"preprocess={preset}").preprocess
-    steps = locate._arithmetic(DataConfig("shapes"), config, (256, 1))
+    steps = settle(config, (256, 1), 0.0, 1.0)
     found = steps.apply(PIXELS.reshape(1, 256, 1)).ravel()
     wanted = np.asarray(expected(PIXELS.astype(np.float32)), np.float32)
     np.testing.assert_allclose(found, wanted, rtol=2e-7, atol=1e-7)
@@ -54,7 +54,7 @@ def test_presets_for_colours():
 
     def apply(preset):
         config = make_config("data=shapes", f"preprocess={preset}").preprocess
-        return locate._arithmetic(DataConfig("shapes"), config, (1, 1, 3)).apply(pixel).ravel()
+        return settle(config, (1, 1, 3), 0.0, 1.0).apply(pixel).ravel()
 
     found = apply("torchvision_imagenet")
     wanted = (np.array([10, 100, 200]) / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
@@ -139,10 +139,10 @@ def test_what_counts_as_pictures(shape, dtype, expected):
 
 
 def test_resizing_stored_pictures(cache_root):
-    raw = locate.read(DataConfig("shapes"), PreprocessConfig(), cache_root)
-    small = locate.read(DataConfig("shapes"), PreprocessConfig(size=[8, 16]), cache_root)
+    raw = registry.read(DataConfig("shapes"), PreprocessConfig(), cache_root)
+    small = registry.read(DataConfig("shapes"), PreprocessConfig(size=[8, 16]), cache_root)
     assert small.image_shape == (8, 16, 3)
-    grey = locate.read(DataConfig("shapes"), PreprocessConfig(channels="grey"), cache_root)
+    grey = registry.read(DataConfig("shapes"), PreprocessConfig(channels="grey"), cache_root)
     assert grey.image_shape == (32, 32, 1)
     luminance = raw.test.images[0] @ [0.299, 0.587, 0.114]  # ITU-R BT.601
     np.testing.assert_allclose(grey.test.images[0][..., 0], luminance, atol=1)
@@ -177,5 +177,5 @@ def test_wrong_settings_are_refused(setting, message):
 )
 def test_settings_that_do_not_fit_the_samples(settings, message, cache_root):
     with pytest.raises(ConfigError) as caught:
-        locate.read(DataConfig("shapes"), PreprocessConfig(**settings), cache_root)
+        registry.read(DataConfig("shapes"), PreprocessConfig(**settings), cache_root)
     assert message in str(caught.value)

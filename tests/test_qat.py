@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.core import figures
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.experiment import plots
@@ -178,7 +178,7 @@ def test_student_computes_what_the_onnx_file_computes_on_the_real_model(
 ):
     config = make_config()
     settled = locate.settle(config.data)
-    dataset = locate.load(settled.name, settled.root)
+    dataset = registry.load(settled.name, settled.root)
     fp32 = model.load(config.model, dataset, cache_root)
     images = dataset.train.images[:200].astype(np.float32)
     calibration = draw_calibration(dataset, 10, 42).split

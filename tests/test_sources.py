@@ -15,7 +15,7 @@ from test_array_files import pack_idx
 
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 
 NAMES = ("cat", "dog", "owl")
@@ -96,15 +96,15 @@ def read(tmp_path: Path) -> Iterator[Callable[..., Dataset]]:
     """Read a source anew, past what the process keeps."""
 
     def call(config: DataConfig, **preprocess: object) -> Dataset:
-        locate._read.cache_clear()
-        return locate.read(config, PreprocessConfig(**preprocess), tmp_path / "cache")
+        registry._read.cache_clear()
+        return registry.read(config, PreprocessConfig(**preprocess), tmp_path / "cache")
 
     yield call
-    locate._read.cache_clear()
+    registry._read.cache_clear()
 
 
 def test_every_source_of_the_users_own_is_tried_here() -> None:
-    assert set(locate.SOURCES) - {"cifar10", "shapes"} == set(WRITERS) - {"idx", "parquet"}
+    assert set(registry.SOURCES) - {"cifar10", "shapes"} == set(WRITERS) - {"idx", "parquet"}
 
 
 def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled, read) -> None:

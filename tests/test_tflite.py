@@ -18,7 +18,7 @@ from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.tflite import converter, quantizer
 from resnet8ptq.backends.tflite.predictor import _end_at_logits as end_at_logits
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
-from resnet8ptq.data import locate
+from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation.baseline import load_baseline
@@ -245,7 +245,7 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
 def test_the_real_network(cache_root: Path, tmp_path: Path) -> None:
-    real = locate.load("cifar10", os.environ["CIFAR10_DIR"])
+    real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
     network = model.load(make_config().model, real, cache_root)
     config = make_config("backend=tflite", "per_channel=true")
     fp32 = load_baseline(bench_of(config, network), config, network, real.test).outputs.values[0]

@@ -316,11 +316,11 @@ def test_a_program_that_would_run_code_is_refused(
 def test_pt2e_uint8_keeps_the_accuracy_of_the_real_network(
     real_files: None, tmp_path: Path, cache_root: Path
 ) -> None:
-    from resnet8ptq.data import locate
+    from resnet8ptq.data import locate, registry
     from resnet8ptq.models import model
 
     config = make_config("backend=torch_pt2e", "dtype=uint8", "per_channel=true")
-    dataset = locate.load("cifar10", locate.settle(config.data).root)
+    dataset = registry.load("cifar10", locate.settle(config.data).root)
     split = draw_calibration(dataset, 20, config.seed).split
     quantizer = quantizer_of(config)
     artifact = quantizer.quantize(model.load(config.model, dataset, cache_root), split, tmp_path)

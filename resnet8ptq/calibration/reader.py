@@ -5,9 +5,9 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader
 
 from resnet8ptq.config.schema import DataConfig
-from resnet8ptq.data import locate
-from resnet8ptq.data.arrays import Images
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.lazy import Images
 
 
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
@@ -57,7 +57,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
             ConfigError: a class has fewer images, or `root` is not a folder.
         """
         config = locate.settle(DataConfig(name, root, on_missing="error"))
-        drawn = draw_calibration(locate.load(config.name, config.root), samples_per_class, seed)
+        drawn = draw_calibration(registry.load(config.name, config.root), samples_per_class, seed)
         return cls(drawn.split.images, batch_size=batch_size)
 
     def __len__(self) -> int:

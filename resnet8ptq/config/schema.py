@@ -109,7 +109,7 @@ class SplitConfig(DataConfig):
 
 @dataclass
 class ArraysConfig(SplitConfig):
-    """Array files, and what they hold; see `data.array_files`."""
+    """Array files, and what they hold; see `data.sources.arrays`."""
 
     name: str = "arrays"
     inputs: str | None = None
@@ -122,7 +122,7 @@ class ArraysConfig(SplitConfig):
 
 @dataclass
 class FolderConfig(SplitConfig):
-    """Pictures in class folders; see `data.folder`."""
+    """Pictures in class folders; see `data.sources.folder`."""
 
     name: str = "folder"
     classes: list[str] | None = limited(None, limits.CLASSES)
@@ -131,7 +131,7 @@ class FolderConfig(SplitConfig):
 
 @dataclass
 class TableConfig(ArraysConfig):
-    """Rows of a file or a saved data set; see `data.table` and `data.huggingface`."""
+    """Rows of a file or a saved data set; see `data.sources`."""
 
     name: str = "table"
     inputs: Any = limited(None, limits.COLUMNS)

@@ -1,17 +1,22 @@
 """Samples with labels where there are any, and the named sets of them."""
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.data.arrays import AT_ONCE, Batches, Images, LazyImages
+from resnet8ptq.core import cache
+from resnet8ptq.data.lazy import AT_ONCE, Batches, Images, LazyImages
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
 Labels = NDArray[Any]
+Side = Literal["train", "test"]
+SIDES: tuple[Side, ...] = ("train", "test")
 Layout = tuple[int, ...]
 
 
@@ -151,3 +156,26 @@ class CalibrationSet:
     def digest(self) -> str:
         """SHA-256 over the indices (int64, little endian), in hexadecimal."""
         return hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
+
+
+def keep(
+    name: str,
+    class_names: tuple[str, ...],
+    source: str,
+    read: Callable[[Side], tuple[NDArray[np.uint8], NDArray[np.int64]]],
+    keys: Mapping[Side, cache.Key],
+    cache_root: Path,
+) -> Dataset:
+    """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`."""
+
+    def open_split(side: Side) -> Split:
+        def make(folder: Path) -> None:
+            images, labels = read(side)
+            np.save(folder / "images.npy", images)
+            np.save(folder / "labels.npy", labels)
+
+        folder = cache.entry(cache_root, name, keys[side], make)
+        images = np.load(folder / "images.npy", mmap_mode="r")
+        return Split(np.asarray(images), np.load(folder / "labels.npy"), source)
+
+    return Dataset(name, class_names, open_split("train"), open_split("test"))

@@ -20,7 +20,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data import pictures
-from resnet8ptq.data.arrays import Images, LazyImages
+from resnet8ptq.data.lazy import Images, LazyImages
 
 log = logging.getLogger(__name__)
 

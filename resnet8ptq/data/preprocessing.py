@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.config.schema import PreprocessConfig
+from resnet8ptq.core.errors import ConfigError
+
 T = TypeVar("T", bound=np.generic)
 
 
@@ -39,6 +42,33 @@ class Preprocessing:
 
 
 RAW = Preprocessing()
+
+
+def settle(
+    config: PreprocessConfig, shape: tuple[int, ...], offset: float, step: float
+) -> Preprocessing:
+    """Return the arithmetic that the settings ask for.
+
+    Args:
+        shape: of a stored sample, channels last.
+        offset, step: see `Preprocessing`.
+
+    Raises:
+        ConfigError: the settings do not fit samples of that shape.
+    """
+    for key, values in (("mean", config.mean), ("std", config.std)):
+        if len(values) not in (1, shape[-1]):
+            raise ConfigError(
+                f"preprocess.{key}: got {len(values)} numbers, takes one, or one for each channel: "
+                f"the samples are {shape}, channels last"
+            )
+    bgr = config.channels == "bgr"
+    if bgr and (len(shape) != 3 or shape[-1] != 3):
+        raise ConfigError(
+            f"preprocess.channels: got 'bgr', takes pictures [H, W, 3]; the samples are {shape}"
+        )
+    mean, std = tuple(map(float, config.mean)), tuple(map(float, config.std))
+    return Preprocessing(offset, step, bgr, config.scale, mean, std)
 
 
 def arrange(samples: NDArray[T], layout: Sequence[int] | None) -> NDArray[T]:

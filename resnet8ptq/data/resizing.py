@@ -14,8 +14,8 @@ from resnet8ptq.core import cache, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import pictures
-from resnet8ptq.data.arrays import AT_ONCE
 from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.lazy import AT_ONCE
 
 
 def shape(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:

@@ -4,7 +4,8 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.data import locate as locate_data
-from resnet8ptq.data.cifar10 import CLASS_NAMES
+from resnet8ptq.data import registry
+from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.models.contract import Contract, find_layout
 from resnet8ptq.models.inspection import inspect, print_inspection
 from resnet8ptq.models.locate import locate
@@ -38,7 +39,7 @@ def _find_samples(config: RunConfig) -> tuple[tuple[int, ...], int | None] | str
         return (height, width, 1 if config.preprocess.channels == "grey" else 3), len(CLASS_NAMES)
     try:
         settled = locate_data.settle(config.data)
-        data = locate_data.read(settled, config.preprocess, cache.folder(config.cache_dir))
+        data = registry.read(settled, config.preprocess, cache.folder(config.cache_dir))
     except PtqError as error:
         return f"data={config.data.name}: {error}"
     return data.test.input_shape, len(data.class_names) if data.named else None

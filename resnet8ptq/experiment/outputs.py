@@ -23,7 +23,7 @@ import onnx
 from omegaconf import OmegaConf
 
 from resnet8ptq.backends.contract import Artifact
-from resnet8ptq.config.combination import Combination
+from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.data.dataset import CalibrationSet

@@ -10,7 +10,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
@@ -55,7 +55,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     memory = PeakMemory()
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.read(config.data, config.preprocess, runtime.cache_root)
+    dataset = registry.read(config.data, config.preprocess, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     run.log_params(fp32.describe())
     dataset = fit(dataset, fp32)

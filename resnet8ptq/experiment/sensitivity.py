@@ -16,7 +16,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
@@ -54,7 +54,7 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
 
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = locate.read(config.data, config.preprocess, runtime.cache_root)
+    dataset = registry.read(config.data, config.preprocess, runtime.cache_root)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     dataset = fit(dataset, fp32)
     held_out = draw_held_out(dataset, config.held_out_images)

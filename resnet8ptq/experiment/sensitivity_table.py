@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from resnet8ptq.config.combination import Combination
+from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.text import show

@@ -85,7 +85,7 @@ def to_markdown(families: Sequence[Family], limits: ReportConfig, figures: Colle
         title=_title(families),
         note=table.FAMILIES_NOTE.format(count=len(families)),
         sections=[
-            (heading, _section(environment, family, limits, figures, prefix))
+            (heading, _render(environment, family, limits, figures, prefix))
             for heading, family, prefix in zip(
                 _headings(families), families, _prefixes(families), strict=True
             )
@@ -107,7 +107,7 @@ def _prefixes(families: Sequence[Family]) -> list[str]:
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
-def _section(
+def _render(
     environment: Environment,
     found: Family,
     limits: ReportConfig,
@@ -116,7 +116,7 @@ def _section(
 ) -> str:
     """Return all that is said of one family, whose figures' names begin with `prefix`."""
     recommendations = recommend(found, limits)
-    return environment.get_template("section.md.j2").render(
+    return environment.get_template("family.md.j2").render(
         level="###" if prefix else "##",
         summary=summarize(found, recommendations),
         recommendations=recommendations,

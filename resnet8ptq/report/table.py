@@ -9,7 +9,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from resnet8ptq.config.combination import Combination
+from resnet8ptq.config.naming import Combination
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import show

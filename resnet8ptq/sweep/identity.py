@@ -8,10 +8,10 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
-from resnet8ptq.data import locate
+from resnet8ptq.data import locate, registry
 from resnet8ptq.experiment import suite
 from resnet8ptq.models import locate as networks
-from resnet8ptq.tasks import registry
+from resnet8ptq.tasks import registry as tasks
 
 CODE = (  # of this package, on which what a run finds depends
     *("core", "config", "tasks", "data", "graph", "precision", "models", "calibration"),
@@ -34,14 +34,14 @@ def find(config: RunConfig) -> str:
     """
     config = suite.settle(config)
     settled = locate.settle(config.data)
-    images = locate.read(settled, config.preprocess, cache.folder(config.cache_dir))
+    images = registry.read(settled, config.preprocess, cache.folder(config.cache_dir))
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     settings["data"] = [images.name, images.train.digest, images.test.digest]
     network = networks.digest(config.model, networks.locate(config.model, images.name))
     settings["model"] = {**settings["model"], "path": network, "state_dict": None}
     if config.calib.table is not None:
         settings["calib"] |= {"table": files.sha256(Path(config.calib.table))}
-    settings["task"] |= {"own_code": registry.fingerprint(config.task)}
+    settings["task"] |= {"own_code": tasks.fingerprint(config.task)}
     return _hash(settings)
 
 

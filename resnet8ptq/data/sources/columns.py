@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import printable
-from resnet8ptq.data import array_files
-from resnet8ptq.data.array_files import MAX_CLASSES
 from resnet8ptq.data.decoding import Picture
+from resnet8ptq.data.sources import arrays
+from resnet8ptq.data.sources.arrays import MAX_CLASSES
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
-LABELS = (*array_files.LABELS, "label", "target", "class")
+LABELS = (*arrays.LABELS, "label", "target", "class")
 
 Column = Any  # pa.ChunkedArray, which has no types
 

@@ -10,9 +10,9 @@ import numpy as np
 from resnet8ptq.config.schema import FolderConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import pictures
-from resnet8ptq.data.array_files import MAX_CLASSES
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode
+from resnet8ptq.data.sources.arrays import MAX_CLASSES
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 log = logging.getLogger(__name__)

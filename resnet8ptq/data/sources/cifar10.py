@@ -5,32 +5,49 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pooch
 from numpy.typing import NDArray
 
+from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data import array_pickle
-from resnet8ptq.data.array_pickle import Array
+from resnet8ptq.data.dataset import SIDES, Dataset, Side, keep
+from resnet8ptq.data.sources import array_pickle
+from resnet8ptq.data.sources.array_pickle import Array
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
 FOLDER = "cifar-10-batches-py"
 PIXELS = 3 * 32 * 32
 MAX_BYTES = 2**28  # of one file; the published ones have 2**25
+_CODE = ("data/sources/cifar10", "data/sources/array_pickle")
 CLASS_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-BATCHES = {
+BATCHES: dict[Side, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
     "test": ("test_batch",),
 }
+
+
+def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    """Return the images and labels, read once into the cache.
+
+    Raises:
+        DataError: a batch is missing, or does not fit; names the file.
+    """
+    folder, code = Path(str(config.root)), cache.code(*_CODE)
+    hashes = {side: digests(folder, side, cache_root) for side in SIDES}
+    keys: dict[Side, cache.Key] = {side: {**hashes[side], "code": code} for side in SIDES}
+    names, read = read_class_names(folder), partial(read_split, folder)
+    return keep("cifar10", names, str(folder), read, keys, cache_root)
 
 
 def fetch(folder: Path) -> Path:
@@ -49,7 +66,7 @@ def fetch(folder: Path) -> Path:
     return next(Path(member).parent for member in members if member.endswith("test_batch"))
 
 
-def digests(folder: Path, split: Literal["train", "test"], cache_root: Path) -> dict[str, str]:
+def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a split, by its name; hashed once for each state of them.
 
     Raises:
@@ -65,9 +82,7 @@ def digests(folder: Path, split: Literal["train", "test"], cache_root: Path) -> 
     return dict(json.loads((entry / "sha256.json").read_text()))
 
 
-def read_split(
-    folder: Path, split: Literal["train", "test"]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def read_split(folder: Path, split: Side) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read a split's files; return images [N, 32, 32, 3] and labels [N].
 
     A batch may hold any number of images.

@@ -16,11 +16,12 @@ from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line, printable
-from resnet8ptq.data import array_files, columns, resizing
-from resnet8ptq.data.array_files import NO_LABELS
-from resnet8ptq.data.columns import LABELS, PICTURES, Table, list_names
+from resnet8ptq.data import resizing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import decode
+from resnet8ptq.data.sources import arrays, columns
+from resnet8ptq.data.sources.arrays import NO_LABELS
+from resnet8ptq.data.sources.columns import LABELS, PICTURES, Table, list_names
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def build(
 
     Args:
         root: where it comes from.
-        folder: where paths of pictures begin, if `data.folder` is not set.
+        folder: where paths of pictures begin, if `data.sources.folder` is not set.
         sha256: of the table's content.
 
     Raises:
@@ -65,7 +66,7 @@ def build(
     if not len(table.columns):
         raise DataError(f"{root}: has no rows; takes one for each sample")
     side_column = config.split or table.pick(SPLITS)
-    group_column = config.groups or table.pick(array_files.GROUPS)
+    group_column = config.groups or table.pick(arrays.GROUPS)
     label_column = config.labels or table.pick(LABELS)
     labels: NDArray[Any] | None = None
     names: tuple[str, ...] = ()
@@ -146,7 +147,7 @@ def _keep_numbers(
     key: cache.Key = {
         "sha256": sha256,
         "columns": json.dumps([list(names), shape]),
-        "code": cache.code("data/columns", "data/table"),
+        "code": cache.code("data/sources/columns", "data/sources/table"),
     }
     entry = cache.entry(cache_root, "tables", key, make)
     return np.load(entry / "samples.npy", mmap_mode="r")
@@ -156,7 +157,7 @@ def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> li
     """Return the columns of inputs: those given, one with a usual name, or all of numbers."""
     if config.inputs is not None:
         return config.inputs if isinstance(config.inputs, list) else [config.inputs]
-    usual = [name for name in others if name.lower() in (*PICTURES, *array_files.INPUTS)]
+    usual = [name for name in others if name.lower() in (*PICTURES, *arrays.INPUTS)]
     if len(usual) == 1:
         return usual
     found = [name for name in others if columns.is_numbers(table.column("data.inputs", name))]

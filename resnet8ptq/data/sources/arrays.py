@@ -19,19 +19,18 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import ArraysConfig
+from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
-from resnet8ptq.data.arrays import AT_ONCE
-from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.dataset import SIDES, Dataset, Split
+from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 INPUTS = ("x", "inputs", "images", "features", "data")
 LABELS = ("y", "labels", "targets")
 GROUPS = ("groups", "clips")
 CLASSES = ("classes", "class_names")
-SIDES = ("train", "test")
 KEYS = ("data.inputs", "data.labels", "data.groups")
 NO_LABELS = "none"
 MAX_CLASSES = 1000
@@ -45,7 +44,7 @@ Array = NDArray[Any]
 Open = Callable[[], Array]
 
 
-def load(config: ArraysConfig, cache_root: Path) -> Dataset:
+def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
     """Read the arrays that `data.root` names.
 
     Raises:
@@ -125,7 +124,7 @@ def _unpacked(
             copy(path, member, folder / "array.npy")
         _map(folder / "array.npy", path, member)
 
-    key: cache.Key = {"sha256": digest, "member": member, "code": cache.code("data/array_files")}
+    key: cache.Key = {"sha256": digest, "member": member, "code": cache.code("data/sources/arrays")}
     return _map(cache.entry(cache_root, "arrays", key, make) / "array.npy", path, member)
 
 

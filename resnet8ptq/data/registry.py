@@ -1,0 +1,112 @@
+"""The sources of data, by name. A source is imported when a run asks for it, not before."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from resnet8ptq.config.schema import (
+    ArraysConfig,
+    DataConfig,
+    FolderConfig,
+    PreprocessConfig,
+    TableConfig,
+)
+from resnet8ptq.core import cache
+from resnet8ptq.core.registry import look_up
+from resnet8ptq.data import preprocessing
+from resnet8ptq.data.dataset import Dataset
+
+Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # settings of the schema, cache
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where data may lie.
+
+    Attributes:
+        load: the function that loads them, `module:name`.
+        takes: what `data.root` names, in words; empty where it names nothing.
+        file, folder: whether that may be a file, or a folder.
+        schema: its settings.
+        decodes: it decodes pictures, and sizes them as it does.
+    """
+
+    load: str
+    takes: str = ""
+    file: bool = False
+    folder: bool = False
+    schema: type[DataConfig] = DataConfig
+    decodes: bool = False
+
+
+_HERE = "resnet8ptq.data.sources"
+SOURCES = {
+    "cifar10": Source(f"{_HERE}.cifar10:load", "a folder with data_batch_1..5", folder=True),
+    "shapes": Source(f"{_HERE}.shapes:load"),
+    "arrays": Source(
+        f"{_HERE}.arrays:load",
+        "an .npz, .npy or idx file, or a folder of .npy or idx files",
+        file=True,
+        folder=True,
+        schema=ArraysConfig,
+    ),
+    "folder": Source(
+        f"{_HERE}.folder:load",
+        "a folder with one folder of pictures for each class",
+        folder=True,
+        schema=FolderConfig,
+        decodes=True,
+    ),
+    "table": Source(
+        f"{_HERE}.table:load",
+        "a .csv or .parquet file",
+        file=True,
+        schema=TableConfig,
+        decodes=True,
+    ),
+    "huggingface": Source(
+        f"{_HERE}.huggingface:load",
+        "a folder that save_to_disk of datasets has written",
+        folder=True,
+        schema=TableConfig,
+        decodes=True,
+    ),
+}
+
+
+def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:
+    """Load CIFAR-10 or the embedded set as it is stored; see `read`."""
+    return read(DataConfig(name, root), PreprocessConfig(), cache_root or cache.folder(None))
+
+
+def read(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    """Load a settled data set. Its samples stay on disk: they are mapped from the cache.
+
+    Raises:
+        DataError: a file is missing, damaged, or its labels do not fit; names the file.
+        ConfigError: the settings do not fit the data, or the cache folder cannot be written.
+    """
+    look_up("data.name", config.name, SOURCES)
+    return _read(json.dumps([asdict(config), asdict(preprocess)]), cache_root)
+
+
+@functools.cache  # the jobs of one sweep share it
+def _read(settings: str, cache_root: Path) -> Dataset:
+    data, preprocessed = json.loads(settings)
+    source = SOURCES[data["name"]]
+    config, preprocess = source.schema(**data), PreprocessConfig(**preprocessed)
+    load: Load = resolve_name(source.load)
+    found = load(config, preprocess, cache_root)
+    sized = preprocess.size is not None or preprocess.channels == "grey"
+    if sized and not source.decodes:
+        from resnet8ptq.data import resizing  # imports Pillow
+
+        found = resizing.shape(found, preprocess, cache_root)
+    stored = (config.offset, config.scale) if isinstance(config, ArraysConfig) else (0.0, 1.0)
+    steps = preprocessing.settle(preprocess, found.image_shape, *stored)
+    train, test = (replace(split, preprocessing=steps) for split in (found.train, found.test))
+    return replace(found, train=train, test=test)
