@@ -35,7 +35,7 @@ from resnet8ptq.tasks.contract import PROBABILITIES
 
 # Makes Keras files, tries to convert each, and writes down what came of it.
 PROBE = """
-import json, os, sys
+import json, os, sys, zipfile
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 from pathlib import Path
 import h5py
@@ -79,6 +79,30 @@ def with_two_outputs():
     return keras.Model(taken, [layers.Dense(4, activation="softmax", name="kind")(mean), mean])
 
 
+def trained():  # a part of it alone: Keras compiles that as it loads it
+    inner = build()
+    inner.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
+    taken = keras.Input((32, 32, 3))
+    return keras.Model(taken, inner(taken))
+
+
+def with_hostile_loss(folder):
+    parts = {}
+    for name in ("trained.keras", "lambda.keras"):
+        with zipfile.ZipFile(folder / name) as archive:
+            parts[name] = {each: archive.read(each) for each in archive.namelist()}
+    config, code = (json.loads(part["config.json"]) for part in parts.values())
+    [function] = [
+        layer["config"]["function"]
+        for layer in code["config"]["layers"] if layer["class_name"] == "Lambda"
+    ]
+    config["config"]["layers"][1]["compile_config"]["loss"] = function
+    with zipfile.ZipFile(folder / "trained_by_code.keras", "w") as archive:
+        for name, content in parts["trained.keras"].items():
+            changed = json.dumps(config) if name == "config.json" else content
+            archive.writestr(name, changed)
+
+
 def as_keras_2(path):  # `groups` where Keras 2 wrote it
     grouped = keras.Sequential([
         keras.Input((32, 32, 3)),
@@ -112,6 +136,7 @@ models = {
         layers.Dense(10, activation="softmax"),
     ]),
     "two_outputs.keras": with_two_outputs(),
+    "trained.keras": trained(),
     "nan.h5": with_value(np.nan),
     "infinite.keras": with_value(np.inf),
     "two_inputs.keras": with_two_inputs(),
@@ -130,6 +155,7 @@ models = {
 for name, built in models.items():
     built.save(folder / name)
 as_keras_2(folder / "keras_2.h5")
+with_hostile_loss(folder)
 models["good.h5"].save_weights(folder / "only.weights.h5")
 (folder / "cut.h5").write_bytes((folder / "good.h5").read_bytes()[:5000])
 (folder / "cut.keras").write_bytes((folder / "good.keras").read_bytes()[:500])
@@ -298,6 +324,18 @@ def record_of(kept: Path, name: str) -> conversion.Conversion:
     ("name", "takes", "gives", "final"),
     [
         ("good.keras", "input [32, 32, 3] float32", ["probabilities [10] float32"], PROBABILITIES),
+        (
+            "trained.keras",
+            "input [32, 32, 3] float32",
+            ["probabilities [10] float32"],
+            PROBABILITIES,
+        ),
+        (
+            "trained_by_code.keras",
+            "input [32, 32, 3] float32",
+            ["probabilities [10] float32"],
+            PROBABILITIES,
+        ),
         ("keras_2.h5", "input [32, 32, 3] float32", ["probabilities [10] float32"], PROBABILITIES),
         ("free_sizes.keras", "input [32, 32, 3] float32", ["probabilities [10] float32"], None),
         ("fixed_batch.keras", "input [32, 32, 3] float32", ["probabilities [10] float32"], None),

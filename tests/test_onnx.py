@@ -248,6 +248,24 @@ def test_slim_file_that_predicts_differently_is_refused(
         slim.check_same(onnx.load(cell.artifact.path), other, split.batches(10), THREADS)
 
 
+def test_weights_of_nearly_nothing_are_one_line(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proto = onnx.load(shapes_model.onnx_path)
+    conv = next(node for node in proto.graph.node if node.op_type == "Conv")
+    weights = next(tensor for tensor in proto.graph.initializer if tensor.name == conv.input[1])
+    dead = onnx.numpy_helper.to_array(weights).copy()
+    dead[:3] *= 1e-30
+    weights.CopyFrom(onnx.numpy_helper.from_array(dead, weights.name))
+    onnx.save(proto, tmp_path / "dead.onnx")
+    quantizer = quantizer_of(make_config("data=shapes", "per_channel=true"))
+    model = replace(shapes_model, onnx_path=tmp_path / "dead.onnx")
+    with caplog.at_level("INFO"):
+        quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
+    [line] = [each for each in caplog.messages if "scale" in each]
+    assert "raised the weight scales of 3 channels" in line
+
+
 def test_given_ranges_win_and_suffice(
     quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:

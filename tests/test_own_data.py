@@ -2,12 +2,14 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from calling import call
+from calling import REPO, call
 from conftest import make_config
 from onnx import TensorProto, helper, numpy_helper
 
@@ -164,3 +166,21 @@ def test_visual_wake_words(shared, tmp_path):
         f"model.path={vww / 'vww_96.h5'}",
     )
     assert abs(found - 0.811) < 0.12
+
+
+@pytest.mark.slow
+def test_a_head_of_ones_own_on_a_folder_of_pictures(shared, tmp_path):
+    for kind in ("glass", "paper"):
+        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        for picture in sorted((shared / "trashnet" / kind).iterdir())[:12]:
+            (tmp_path / "pictures" / kind / picture.name).symlink_to(picture)
+    root, backbone = tmp_path / "pictures", shared / "networks" / "mobilenet_v1_0.25_224.h5"
+    words = (f"root={root}", f"backbone={backbone}", f"output={tmp_path / 'own.keras'}")
+    script = (sys.executable, str(REPO / "docs/examples/finetune_head.py"), *words, "epochs=50")
+    done = subprocess.run(script, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "12 pictures of 2 classes" in done.stdout
+    preprocess = ("preprocess=keras_mobilenet", "preprocess.size=224")
+    network = f"model.path={tmp_path / 'own.keras'}"
+    found = fp32_accuracy(tmp_path, "data=folder", f"data.root={root}", *preprocess, network)
+    assert found >= 8 / 12

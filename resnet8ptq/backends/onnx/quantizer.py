@@ -1,7 +1,10 @@
 """ONNX Runtime: static and dynamic quantization; the artifact is one ONNX file."""
 
+import logging
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +27,8 @@ from resnet8ptq.graph.layers import LAYERS
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes
+
+log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.onnx"
 
@@ -102,7 +107,7 @@ class OnnxQuantizer:
     ) -> None:
         config = self.config
         activations, weights = (dynamic.INTEGERS[name] for name in DTYPES[config.dtype.name])
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, _scales_counted():
             # ONNX Runtime takes ranges made elsewhere through its calibration cache.
             cache = Path(scratch, "ranges.json")
             save_tensors_data(table.as_tensors_data(ranges), cache)
@@ -126,6 +131,31 @@ class OnnxQuantizer:
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an ONNX file."""
         return predictor.load(path, threads)
+
+
+@contextmanager
+def _scales_counted() -> Iterator[None]:
+    """Say in one line how many weight scales were raised; ONNX Runtime has a line for each."""
+    raised: list[str] = []
+
+    def sieve(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if message.startswith("Increased scale"):
+            raised.append(message)
+            return False
+        return True
+
+    logging.getLogger().addFilter(sieve)  # the root's filters see what is logged on it alone
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(sieve)
+    if raised:
+        log.info(
+            "ONNX Runtime raised the weight scales of %d channels or layers: their weights are too "
+            "small beside their bias for its 32 bits",
+            len(raised),
+        )
 
 
 def count_quantized_layers(proto: onnx.ModelProto) -> int:

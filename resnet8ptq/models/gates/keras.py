@@ -18,6 +18,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+TRAINING = "compile_config"  # optimizer, loss and metrics: not loaded, see `sources.keras`
 MAX_BYTES = 2**31 - 1  # of all weights, as for ONNX files
 MAX_CONFIG_BYTES = 2**24
 # Where layers come from; `keras.utils` has functions that load and save files.
@@ -66,14 +67,14 @@ def _reasons_against(path: Path) -> Iterator[str]:
 
 
 def find_objects(config: Any) -> Iterator[dict[str, Any]]:
-    """Yield each JSON object in what `read_config` returned."""
+    """Yield each JSON object in what `read_config` returned, but for those about training."""
     waiting = [config]
     while waiting:
         value = waiting.pop()
         if isinstance(value, list):
             waiting += value
         elif isinstance(value, dict):
-            waiting += value.values()
+            waiting += (part for key, part in value.items() if key != TRAINING)
             yield value
 
 

@@ -60,17 +60,17 @@ def load_keras(source: Path) -> Any:
     import keras
 
     try:
-        with _without_groups(source) as path:
+        with _for_inference(source) as path:
             return keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # h5py, zipfile, json and Keras each have their own
         raise ModelError(f"{source}: Keras refuses it ({one_line(error)})") from None
 
 
 @contextmanager
-def _without_groups(source: Path) -> Iterator[Path]:
-    """Yield the file, or where it needs one, a copy without what Keras 3 does not take."""
+def _for_inference(source: Path) -> Iterator[Path]:
+    """Yield the file, or a copy without what Keras 3 does not take, or would train with."""
     config = gate.read_config(source)
-    if not _drop_groups(config):
+    if not _drop_keys(config):
         yield source
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -87,10 +87,11 @@ def _without_groups(source: Path) -> Iterator[Path]:
         yield copy
 
 
-def _drop_groups(config: Any) -> bool:
-    """Drop the key from the layers that have it, in place; tell whether there were any."""
+def _drop_keys(config: Any) -> bool:
+    """Drop those keys, in place; tell whether there were any."""
     found = False
     for value in gate.find_objects(config):
+        found |= value.pop(gate.TRAINING, None) is not None
         layer = value.get("config")
         if isinstance(layer, dict) and _UNGROUPED.fullmatch(str(value.get("class_name"))):
             found |= layer.get("groups") == 1 and bool(layer.pop("groups"))
