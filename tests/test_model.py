@@ -104,7 +104,7 @@ def with_hostile_loss(folder):
 
 
 def as_keras_2(path):  # `groups` where Keras 2 wrote it
-    grouped = keras.Sequential([
+    grouped = keras.Sequential(name="net_0.25", layers=[
         keras.Input((32, 32, 3)),
         layers.DepthwiseConv2D(3),
         layers.Conv2DTranspose(4, 3),
@@ -356,6 +356,8 @@ def test_a_model_keeps_its_own_outputs(report, kept, name, takes, gives, final):
     assert record.contract.batch is record.why_fixed is None
     assert record.final == (final or PROBABILITIES)
     assert len(record.parity) == 4
+    for path in (kept / f"{name}.converted").glob("*.onnx"):  # torch's names have none
+        assert not any("." in node.name for node in onnx.load(path).graph.node)
 
 
 def test_a_model_that_only_onnx_can_run_is_converted_for_it(kept, report):

@@ -175,6 +175,16 @@ def test_unlisted_weights_of_ir_version_3_are_taken(take):
     assert take(proto).source_opset == 8
 
 
+def test_a_bias_with_an_axis_of_1_is_flattened(take, tmp_path):
+    bias = np.arange(10, dtype=np.float32)[np.newaxis]
+    assert max(take(build(constants={"bias": bias})).parity.values()) < 1e-5
+    for name in (conversion.FOLDED, conversion.UNFOLDED):
+        graph = onnx.load(tmp_path / "made" / name).graph
+        [gemm] = [node for node in graph.node if node.op_type == "Gemm"]
+        [found] = [each for each in graph.initializer if each.name == gemm.input[2]]
+        assert found.dims == [10]
+
+
 @pytest.mark.parametrize("opset", [7, 9, 12])
 def test_an_old_opset_is_raised(take, opset):
     record = take(build(opset))

@@ -104,13 +104,12 @@ def test_both_flows_choose_the_same_ranges(quantize: Quantize) -> None:
 
 @pytest.fixture(scope="module")
 def clipped_model(shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Fp32Model:
-    """The network with ReLU6 (as ONNX has it) for each Relu, and a dot in each node's name."""
+    """The network with ReLU6, as ONNX has it, for each Relu."""
     proto = onnx.load(shapes_model.onnx_path)
     for name, value in (("low", 0.0), ("high", 0.5)):
         constant = onnx.numpy_helper.from_array(np.array(value, np.float32), name)
         proto.graph.initializer.append(constant)
     for node in proto.graph.node:
-        node.name = f"net_0.25/{node.name}"
         if node.op_type == "Relu":
             node.op_type = "Clip"
             node.input.extend(["low", "high"])
@@ -136,15 +135,26 @@ def test_what_a_clip_takes_has_the_levels_of_what_is_left(
         assert fx[node.output[0]] == pytest.approx(pt2e[node.output[0]])
 
 
-@pytest.mark.parametrize("backend", FLOWS)
-def test_a_node_with_a_dot_in_its_name_is_left_in_float(
-    shapes: Dataset, clipped_model: Fp32Model, tmp_path: Path, backend: str
+def test_a_reshape_before_the_softmax_changes_nothing(
+    quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:
-    first = next(iter(layer_weights(clipped_model)))
-    config = make_config("data=shapes", f"backend={backend}", f"nodes_to_exclude=['{first}']")
-    samples = draw_calibration(shapes, 1, 0).split
-    artifact = quantizer_of(config).quantize(clipped_model, samples, tmp_path)
-    assert artifact.quantized_layers == WEIGHT_LAYERS - 1
+    whole = quantize("backend=torch", "dtype=u8s8")
+    proto = onnx.load(shapes_model.onnx_path)
+    shape = onnx.numpy_helper.from_array(np.array([-1, 10]), "shape")
+    proto.graph.initializer.append(shape)
+    softmax = proto.graph.node[-1]
+    reshape = onnx.helper.make_node("Reshape", [softmax.input[0], "shape"], ["flat"], "reshape")
+    softmax.input[0] = "flat"
+    proto.graph.node.insert(len(proto.graph.node) - 1, reshape)
+    onnx.save(proto, tmp_path / "reshaped.onnx")
+    model = replace(shapes_model, onnx_path=tmp_path / "reshaped.onnx")
+    quantizer = quantizer_of(whole.config)
+    artifact = quantizer.quantize(
+        model, draw_calibration(whole.data, 20, whole.config.seed).split, tmp_path
+    )
+    images = whole.data.test.images[:50].astype(np.float32)
+    [found] = quantizer.load(artifact.path, THREADS).predict(images)
+    np.testing.assert_allclose(found, whole.predict(images=50), atol=2 / 256)
 
 
 def test_what_depends_on_constants_alone_can_be_traced() -> None:

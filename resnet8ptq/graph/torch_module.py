@@ -68,11 +68,6 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
     return lowered
 
 
-def module_name(node: str) -> str:
-    """Return what onnx2torch names the module of an ONNX node: torch's names have no dots."""
-    return node.replace(".", "/")
-
-
 def name_tensors(
     traced: Any, paths: Mapping[str, str], graph: onnx.GraphProto, fused: Collection[str] = ()
 ) -> dict[str, str]:
@@ -88,7 +83,7 @@ def name_tensors(
         graph: the ONNX graph.
         fused: nodes that do the Relu behind them as well.
     """
-    outputs = {module_name(node.name): node.output[0] for node in graph.node}
+    outputs = {node.name: node.output[0] for node in graph.node}
     relus = {node.input[0]: node.output[0] for node in graph.node if node.op_type == "Relu"}
     last: dict[str, str] = {}  # tensor -> node
     for node in traced.nodes:

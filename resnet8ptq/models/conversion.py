@@ -20,7 +20,7 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch import Outputs, Predict, filled_up, in_batches, settle
 from resnet8ptq.models.contract import Contract, find_layout, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.normalization import opset
+from resnet8ptq.models.normalization import flatten_biases, name_nodes, opset
 from resnet8ptq.models.sources import Module, Network, read
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
@@ -100,6 +100,8 @@ def convert(
 
 def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> None:
     """Write what `convert` does; the samples lie as the network takes them."""
+    name_nodes(network.proto.graph)
+    flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
     proto, why_fixed = _settle(network, samples)
     onnx.save(proto, folder / UNFOLDED)

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from onnx import defs, numpy_helper, version_converter
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.weights import read_bias, write_bias
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, find_all, graph_inputs
 
 OPSET = 17
@@ -63,8 +65,7 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 def normalize(proto: onnx.ModelProto) -> None:
     """Change a graph in place; what it computes stays, and so do its inputs and outputs.
 
-    Every node has a name of its own, which onnx2torch leaves as it is; constants are initializers,
-    and no inputs; only the domains that nodes are of are imported.
+    Constants are initializers, and no inputs; only the domains that nodes are of are imported.
     """
     graph = proto.graph
     taken = list(graph_inputs(graph))
@@ -81,7 +82,6 @@ def normalize(proto: onnx.ModelProto) -> None:
     proto.opset_import.extend(imports)
     _move_constants(graph)
     _drop_allowzero(graph)
-    _name_nodes(graph)
 
 
 def _move_constants(graph: onnx.GraphProto) -> None:
@@ -102,6 +102,25 @@ def _drop_allowzero(graph: onnx.GraphProto) -> None:
         shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None
         if shape is not None and numpy_helper.to_array(shape).all():
             drop_attribute(node, "allowzero")
+
+
+def flatten_biases(graph: onnx.GraphProto) -> bool:
+    """Make the constant bias of each Gemm one number for each output, [N]; tell of any changes.
+
+    ONNX broadcasts [1, N] too; ONNX Runtime's per-channel quantization fails on it.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    wide = [
+        node
+        for node in graph.node
+        if node.op_type == "Gemm"
+        and constants.keys() >= set(node.input[1:]) > {node.input[1]}
+        and len(dims := constants[node.input[2]].dims) != 1
+        and math.prod(dims[:-1]) == 1
+    ]
+    for node in wide:
+        write_bias(graph, node, read_bias(graph, node))
+    return bool(wide)
 
 
 def drop_attribute(node: onnx.NodeProto, name: str) -> None:
@@ -167,8 +186,8 @@ def rename(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
         node.output[:] = [change(name) for name in node.output]
 
 
-def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node a name of its own, in characters that torch takes for a module."""
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every node a name of its own, which onnx2torch leaves as it is for its module."""
     taken: set[str] = set()
     for index, node in enumerate(graph.node):
         name = re.sub(r"[^\w/-]", "_", node.name.replace(".", "/")).strip("/")

@@ -140,7 +140,7 @@ def _scales_counted() -> Iterator[None]:
 
     def sieve(record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if message.startswith("Increased scale"):
+        if message.startswith(("Increased scale", "Increasing scale")):
             raised.append(message)
             return False
         return True

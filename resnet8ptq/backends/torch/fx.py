@@ -8,6 +8,7 @@ import torch
 from torch.ao.nn.intrinsic import _FusedModule
 from torch.ao.quantization import QConfig, get_default_qconfig_mapping
 from torch.ao.quantization.observer import (
+    FixedQParamsObserver,
     HistogramObserver,
     MinMaxObserver,
     PerChannelMinMaxObserver,
@@ -80,6 +81,7 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 _OBSERVERS = (RangeObserver, HistogramObserver)
+_FIXED = (torch.nn.Softmax, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Hardsigmoid)
 
 
 def quantize(
@@ -115,6 +117,7 @@ def quantize(
         except (TraceError, TypeError) as error:  # code that looks at its own tensors
             why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
             raise UnsupportedError(why) from error
+        _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
         given = activations.find_ranges(name for name, _ in observers)
         for name, observer in observers:
@@ -127,6 +130,19 @@ def quantize(
             if isinstance(observer, RangeObserver)
         }
         return convert_fx(prepared), ranges
+
+
+def _free_inputs(prepared: Any, observer: Any) -> None:
+    """Observe the inputs of a Softmax and its like, where FX gives them the levels of its output.
+
+    It does so where what comes before, such as a Reshape, has no quantized kernel.
+    """
+    modules = dict(prepared.named_modules())
+    for node in prepared.graph.nodes:
+        if isinstance(modules.get(node.target), FixedQParamsObserver) and not isinstance(
+            modules.get(node.args[0].target), _FIXED
+        ):
+            prepared.set_submodule(node.target, observer())
 
 
 def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:

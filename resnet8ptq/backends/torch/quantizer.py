@@ -21,7 +21,7 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.torch_module import load_torch_module, module_name
+from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -86,7 +86,7 @@ class TorchQuantizer:
             file.save(module, example, path, options.freeze)
             return Artifact(path)
         graph = onnx.load(model.onnx_path).graph
-        skipped = [module_name(name) for name in find_float_nodes(graph, Selection.of(config))]
+        skipped = find_float_nodes(graph, Selection.of(config))
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
         if config.method == "dynamic":
