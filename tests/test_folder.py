@@ -242,6 +242,17 @@ def test_folders_that_hold_no_classes(tmp_path):
         locate.settle(FolderConfig())
 
 
+@pytest.mark.parametrize("split", [(), ("train", "test")])
+def test_pictures_without_labels(tmp_path, split):
+    for side in split or ("",):
+        write_classes(tmp_path / "p" / side)
+        picture(RED, (6, 4)).save(tmp_path / "p" / side / "beside.png")
+    config = locate.settle(FolderConfig(root=str(tmp_path / "p"), labels="none"))
+    data = registry.read(config, PreprocessConfig(), tmp_path / "cache")
+    assert data.class_names == () and data.test.labels is data.train.labels is None
+    assert len(data.train) + len(data.test) == 9 * (len(split) or 1)
+
+
 def test_a_class_that_only_the_test_folder_has(tmp_path):
     write_classes(tmp_path / "p" / "train")
     write_classes(tmp_path / "p" / "test")

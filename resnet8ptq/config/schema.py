@@ -125,6 +125,7 @@ class FolderConfig(SplitConfig):
     """Pictures in class folders; see `data.sources.folder`."""
 
     name: str = "folder"
+    labels: str | None = limited(None, one_of("none"))
     classes: list[str] | None = limited(None, limits.CLASSES)
     on_bad: str = limited("error", one_of("error", "skip"))
 

@@ -38,9 +38,11 @@ class Regression(contract.Task):
         contract.check_labels(cls.name, setting, "fiu", "values [N, ...]")
         labels, shapes = np.asarray(setting.labels), list(setting.outputs.values())
         if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:
+            classes = labels.ndim == 1 and (labels == labels.round()).all()
             raise ModelError(
                 f"returns {contract.describe(setting.outputs)}, but {setting.data} has "
                 f"{labels[:1].size} values to predict; takes one output with as many"
+                f"{'; labels that are classes must be integers, not floats' if classes else ''}"
             )
         return cls.recall(config, ())
 

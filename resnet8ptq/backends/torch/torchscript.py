@@ -143,6 +143,8 @@ def known_warnings() -> Iterator[None]:
             # onnx2torch's Reshape reads its target shape, quantized operators their scale: both are
             # constants of the graph.
             "(Converting a tensor to a Python|Iterating over a tensor|Using len to get)",
+            # onnx2torch's Slice.
+            "Using a non-tuple sequence for multidimensional indexing is deprecated",
         ):
             warnings.filterwarnings("ignore", message=message)
         yield
