@@ -142,7 +142,7 @@ def known_warnings() -> Iterator[None]:
             "Please use quant_min and quant_max to specify the range",
             # onnx2torch's Reshape reads its target shape, quantized operators their scale: both are
             # constants of the graph.
-            "(Converting a tensor to a Python|Iterating over a tensor|Using len to get)",
+            "(Converting a tensor to a (Python|NumPy)|Iterating over a tensor|Using len to get)",
             # onnx2torch's Slice.
             "Using a non-tuple sequence for multidimensional indexing is deprecated",
         ):
