@@ -236,7 +236,7 @@ def test_folders_that_hold_no_classes(tmp_path):
     (root / "blue").mkdir()
     with pytest.raises(PtqError, match=r"blue: has no pictures; takes .jpg"):
         read(root)
-    with pytest.raises(ConfigError, match=r"data\.root: got .*gone, takes a folder"):
+    with pytest.raises(ConfigError, match=r"data\.root: got .*gone \(not there\), takes a folder"):
         read(tmp_path / "gone")
     with pytest.raises(ConfigError, match=r"data\.root: got null, takes a folder"):
         locate.settle(FolderConfig())

@@ -1,6 +1,7 @@
 """From what Hydra composed to a checked `RunConfig`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -17,6 +18,7 @@ from resnet8ptq.config.schema import (
     BinaryConfig,
     CustomConfig,
     FolderConfig,
+    ModelConfig,
     RegressionConfig,
     RunConfig,
     TableConfig,
@@ -63,7 +65,14 @@ def parse_config(cfg: DictConfig) -> RunConfig:
     limits.check(config)
     _check_together(config)
     check_objectives(config.objectives or [])
+    config.model.name = config.model.name or _name_network(config.model)
     return config
+
+
+def _name_network(config: ModelConfig) -> str:
+    if config.module:
+        return config.module.rpartition(".")[2]
+    return Path(config.path).stem if config.path else "resnet8"
 
 
 def _check_together(config: RunConfig) -> None:

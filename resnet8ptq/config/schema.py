@@ -82,7 +82,7 @@ class CalibConfig:
 class ModelConfig:
     """Where the FP32 network comes from."""
 
-    name: str = MISSING
+    name: str = ""
     path: str | None = None
     fold: bool = True
     module: str | None = None

@@ -43,7 +43,8 @@ def settle(config: DataConfig) -> DataConfig:
         (source.file and root.is_file()) or (source.folder and root.is_dir())
     )
     if not there:
-        raise ConfigError(f"data.root: got {config.root or 'null'}, takes {source.takes}")
+        missing = " (not there)" if root is not None and not root.exists() else ""
+        raise ConfigError(f"data.root: got {config.root or 'null'}{missing}, takes {source.takes}")
     return replace(config, root=str(root))
 
 

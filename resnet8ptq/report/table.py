@@ -117,7 +117,7 @@ def _is_setting(key: str) -> bool:
 def title(records: Sequence[Record]) -> str:
     """Return the data sets and models that the rows speak of."""
     measured = [r for r in records if "total" in r.metrics] or records
-    names = {(r.params.get("data", "?"), r.params.get("model", "?")) for r in measured}
+    names = {(_data_of(r), r.params.get("model", "?")) for r in measured}
     totals = {int(r.metrics["total"]) for r in records if "total" in r.metrics}
     held_out = any(r.params.get("evaluate.split") == "held_out" for r in measured)
     kind = "held-out training" if held_out else "test"
@@ -125,6 +125,10 @@ def title(records: Sequence[Record]) -> str:
     scored = {r.params.get("scored_as", "classification") for r in measured} - {"classification"}
     tasks = "".join(f", task={name}" for name in sorted(scored))
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks
+
+
+def _data_of(record: Record) -> str:
+    return record.params.get("dataset") or record.params.get("data", "?")
 
 
 def headings(families: Sequence[Sequence[Record]]) -> list[str]:

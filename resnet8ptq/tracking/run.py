@@ -77,6 +77,7 @@ class Run:
             _describe(f"{data.name}-calibration", drawn, calibration.digest, "calibration"),
             _describe(f"{data.name}-test", test, test.digest, "test"),
         ]
+        self.log_params({"dataset": data.name})
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
         if class_names:
             tags["class_names"] = json.dumps(class_names)
