@@ -67,7 +67,7 @@ class TensorStats:
             if len(self.counts) == 0:
                 self.counts = np.zeros(config.num_bins, dtype=np.int64)
             count_into(self.counts, values.reshape(-1), self.threshold)
-            self.zeros += values.size - int(np.count_nonzero(values))
+            self.zeros += int(np.count_nonzero(values == 0))  # of floats it takes twice as long
             return
         low, high = float(values.min()), float(values.max())
         if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
@@ -95,8 +95,9 @@ def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold
         place *= half
         place += half
         bin_[...] = place  # rounds down: no place is negative
-        np.minimum(bin_, len(counts) - 1, out=bin_)  # the last bin has both of its edges
-        counts += np.bincount(bin_, minlength=len(counts))
+        found = np.bincount(bin_, minlength=len(counts) + 1)
+        counts += found[:-1]
+        counts[-1] += found[-1]  # the last bin has both of its edges
 
 
 _BLOCK = 65_536  # values
