@@ -33,13 +33,13 @@ def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
     """Return a graph as a `torch.fx.GraphModule`; `source` is named in errors, as above."""
     onnx2torch = _import_onnx2torch()
     try:
-        module = onnx2torch.convert(_lower(proto)).eval()
+        module = onnx2torch.convert(_lower(proto))
     except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
         raise ModelError(
             f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
     _settle_constants(module)
-    return module
+    return module.eval()
 
 
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
