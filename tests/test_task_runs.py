@@ -105,7 +105,8 @@ RUNS = {
     "regression": ("values", "regressor", (), "MAE", ("rmse", "baseline_mae", "p_value")),
     "custom": (
         *("values", "regressor"),
-        ("task=custom", "task.metric._target_=own_metric.worst", "task.direction=minimize"),
+        ("task=custom", "task.metric._target_=own_metric.worst", "task.direction=minimize")
+        + ("task.resamples=999",),
         *("worst", ("custom_metric", "baseline_custom_metric", "p_value")),
     ),
     "agreement": ("bare", "classes", (), "agreement", ("kl_divergence", "sqnr_db", "drop")),
