@@ -1,6 +1,7 @@
 """Shared fixtures: the embedded set everywhere, the real files where CIFAR10_DIR names them."""
 
 import copy
+import gc
 import json
 import multiprocessing
 import os
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with many slow tests first, so that no process is left alone with one at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of every search for garbage, and search as often as run.py."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
