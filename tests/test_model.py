@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import files
+from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import locate, shapes
 from resnet8ptq.data.dataset import Dataset, Split
@@ -403,7 +403,7 @@ def test_a_conversion_is_done_once(shapes, shapes_model, cache_root, monkeypatch
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("converts again")
 
-    monkeypatch.setattr(model, "ProcessPoolExecutor", refuse)
+    monkeypatch.setattr(isolation, "call", refuse)
     config = make_config("data=shapes").model
     assert model.load(config, shapes, cache_root) == shapes_model
 
@@ -414,7 +414,7 @@ def test_other_images_are_another_conversion(shapes, shapes_model, cache_root, m
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("converts")
 
-    monkeypatch.setattr(model, "ProcessPoolExecutor", refuse)
+    monkeypatch.setattr(isolation, "call", refuse)
     other = Split(shapes.train.images[::-1], shapes.train.labels[::-1], "here")
     with pytest.raises(RuntimeError, match="converts"):
         load(Dataset("shapes", shapes.class_names, other, shapes.test), cache_root, WEIGHTS)
