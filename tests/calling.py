@@ -1,5 +1,6 @@
 """Calling `run.py`: in the process of the test or, where the process is the point, in its own."""
 
+import copy
 import gc
 import io
 import logging
@@ -14,11 +15,13 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
 from resnet8ptq.__main__ import main
 from resnet8ptq.core import cache, console
@@ -33,6 +36,8 @@ if TYPE_CHECKING:  # most tests do without MLflow
 REPO = Path(__file__).parents[1]
 COMMAND = (sys.executable, str(REPO / "run.py"))
 NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
+# MLflow's server otherwise starts eight processes for jobs of its own, which no test asks for.
+NO_SERVER_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 QUICK = (  # for a run whose accuracy does not matter
     *("data=shapes", "latency.enabled=false"),
     *("evaluate.split=held_out", "held_out_images=500"),
@@ -115,6 +120,7 @@ def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[st
         mock.patch.dict(os.environ, clean_environment(**env), clear=True),
         mock.patch.object(sys, "argv", argv),
         mock.patch.object(store, "_make_database", partial(copy_database, store._make_database)),
+        mock.patch.object(ConfigLoaderImpl, "_load_configuration_impl", compose_once),
         # Hydra closes every handler that there is, and absl's closes what it writes to: pytest's.
         mock.patch.object(logging, "_handlerList", []),
         redirect_stdout(out),
@@ -124,6 +130,23 @@ def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[st
         run()
     assert isinstance(ended.value.code, int)
     return Called(folder, ended.value.code, out.getvalue(), err.getvalue())
+
+
+def compose_once(loader: ConfigLoaderImpl, *args: Any, **named: Any) -> DictConfig:
+    """Compose as Hydra does, which does so twice for a call and twice for each job: half a second.
+
+    What it returns differs by the arguments, by where the files lie, and by the folder.
+    """
+    key = repr((args, named, loader.config_search_path))
+    if key not in composed:
+        composed[key] = load_configuration(loader, *args, **named)
+    config = copy.deepcopy(composed[key])
+    config.hydra.runtime.cwd = str(Path.cwd())
+    return config
+
+
+composed: dict[str, DictConfig] = {}
+load_configuration = ConfigLoaderImpl._load_configuration_impl
 
 
 @contextmanager

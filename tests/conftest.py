@@ -1,6 +1,7 @@
 """Shared fixtures: the embedded set everywhere, the real files where CIFAR10_DIR names them."""
 
 import copy
+import gc
 import json
 import multiprocessing
 import os
@@ -51,12 +52,21 @@ TIMED = (  # a run that is timed, if not for long
     *("data=shapes", "evaluate.split=held_out", f"held_out_images={TESTED}"),
     *("latency.repeats=20", "latency.batch_repeats=2"),
 )
+LONG = {  # few tests, of many processes each
+    *("test_launchers", "test_resume", "test_run", "test_server", "test_sync", "test_browser"),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with many slow tests first, so that no process is left alone with one at the end."""
+    """Long files first, so that no process is left alone with one at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (item.path.stem not in LONG, -slow[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of every search for garbage, and search as often as run.py."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from calling import Called
+from calling import NO_SERVER_JOBS, Called, clean_environment
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
@@ -43,7 +43,8 @@ def ui(sweep: Called) -> Iterator[str]:
     patient = Retry(total=150, backoff_factor=0.2, backoff_max=2)  # refused until it listens
     session.mount(address, HTTPAdapter(max_retries=patient))
     with (sweep.folder / "ui.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        environment = clean_environment(**NO_SERVER_JOBS)
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             assert session.get(f"{address}/health").ok
             yield address

@@ -104,13 +104,13 @@ def test_batches_of_dynamic_quantization_are_a_setting(monkeypatch, tmp_path):
 def test_batch_and_threads_do_not_change_predictions(quantize_anew, shapes):
     for backend in ("onnx", "torch"):
         cell = quantize_anew(f"backend={backend}")
-        split = shapes.test.take(np.arange(300))
+        split = shapes.test.take(np.arange(130))
         quantizer = quantizer_of(cell.config)
         found = [
             evaluate.evaluate(
                 partial(quantizer.load, cell.artifact.path), split, Pace(size, threads)
             ).outputs.values[0]
-            for size in (1, 7, 32, 128, 256)
+            for size in (1, 7, 32, 128)
             for threads in (1, 2)
         ]
         for other in found[1:]:

@@ -5,13 +5,13 @@ TensorFlow is only imported by a process of its own, as in the package.
 
 import json
 import pickle
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import probe
 import pytest
 import torch
 from conftest import make_config, quantizer_of
@@ -154,9 +154,7 @@ Report = dict[str, tuple[str, str, bool]]
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what PROBE made."""
     folder = tmp_path_factory.mktemp("formats")
-    command = [sys.executable, "-c", PROBE, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
+    probe.run(PROBE, folder)
     return folder
 
 

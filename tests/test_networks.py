@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import probe
 import pytest
 
 from resnet8ptq.models.conversion import Conversion, read_record
@@ -92,7 +91,7 @@ REFUSED = {
     "mnist/mnist.onnx": ((32, 32, 3), "takes (1, 28, 28), the samples are (32, 32, 3)"),
 }
 
-# Converts all of them in one process: TensorFlow takes seconds to start.
+# Converts all of them.
 PROBE = """
 import json, sys
 from pathlib import Path
@@ -120,9 +119,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Conversion | str
     folder = tmp_path_factory.mktemp("networks")
     wanted = [(name, each.samples, each.spread) for name, each in NETWORKS.items()]
     wanted += [(name, shape, 1.0) for name, (shape, _) in REFUSED.items()]
-    command = [sys.executable, "-c", PROBE, FOLDER, str(folder), json.dumps(wanted)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr[-2000:]
+    probe.run(PROBE, FOLDER, folder, json.dumps(wanted))
     errors = json.loads((folder / "report.json").read_text())
     names = [*NETWORKS, *(f"refused {name}" for name in REFUSED)]
     return {

@@ -16,7 +16,15 @@ import mlflow
 import numpy as np
 import pytest
 import requests
-from calling import NO_REAL_FILES, QUICK, call_beside, call_process, copy_database
+from calling import (
+    NO_REAL_FILES,
+    NO_SERVER_JOBS,
+    QUICK,
+    call_beside,
+    call_process,
+    clean_environment,
+    copy_database,
+)
 from conftest import make_config
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
@@ -251,6 +259,7 @@ class Server:
         self.process = subprocess.Popen(
             [*command, *store, *files],
             cwd=self.folder,
+            env=clean_environment(**NO_SERVER_JOBS),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

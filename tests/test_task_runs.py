@@ -91,6 +91,8 @@ def worst(outputs, targets):
     return float(np.quantile(np.abs(outputs - targets), 0.9))
 """
 
+SCORED = ("task.direction=minimize", "task.resamples=999")
+
 # Task, data, network, overrides, head of the column, metrics besides, files.
 RUNS = {
     "classification": ("seven", "classes", (), "accuracy", ("top5_accuracy", "macro_f1", "drop")),
@@ -105,7 +107,7 @@ RUNS = {
     "regression": ("values", "regressor", (), "MAE", ("rmse", "baseline_mae", "p_value")),
     "custom": (
         *("values", "regressor"),
-        ("task=custom", "task.metric._target_=own_metric.worst", "task.direction=minimize"),
+        ("task=custom", "task.metric._target_=own_metric.worst", *SCORED),
         *("worst", ("custom_metric", "baseline_custom_metric", "p_value")),
     ),
     "agreement": ("bare", "classes", (), "agreement", ("kl_divergence", "sqnr_db", "drop")),
