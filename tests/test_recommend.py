@@ -4,10 +4,10 @@ import pytest
 from cells import predictions, sweep
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report.recommend import broken_limits, recommend
+from resnet8ptq.report.recommend import broken_limits, recommend, why_none
 from resnet8ptq.tasks.classification import ACCURACY
 
-LIMITS = ReportConfig()
+LIMITS = ReportConfig(min_accuracy=0.85)
 
 
 def by_use(*cells: tuple[str, object, dict[str, float | str]]) -> dict[str, object]:
@@ -49,6 +49,35 @@ def test_best_of_each_framework_where_there_are_several() -> None:
     found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), {"backend": "torch"}))
     assert found["best accuracy in torch"].choice.record.run_id == "b"
     assert "best accuracy in onnx" not in by_use(("a", predictions(), {}))
+
+
+def test_smaller_but_significantly_worse_is_its_own_use() -> None:
+    found = by_use(
+        ("best", predictions(won=10), {"size_bytes": 110_000.0}),
+        ("small", predictions(lost=20), {"size_bytes": 90_000.0, "calib": "entropy"}),
+    )
+    assert found["smallest"].choice.record.run_id == "best"
+    assert found["smallest within the limits"].choice.record.run_id == "small"
+
+
+def test_where_all_are_slower_than_fp32_it_is_told() -> None:
+    timed = {"latency_p50_ms": 0.2, "speedup": 0.9, "latency_batch_p50_ms": 9, "speedup_batch": 2}
+    found = by_use(("a", predictions(), timed))
+    single, batches = (
+        found[f"fastest, {use}"].why for use in ("one image at a time", "in batches")
+    )
+    assert single.endswith("; no model here is faster than FP32")
+    assert "no model here" not in batches
+
+
+def test_why_nothing_is_recommended() -> None:
+    lost = sweep(("a", predictions(lost=100), {}))
+    lines = why_none(lost, ReportConfig(min_accuracy=0.95))
+    assert "report.max_drop=0.05, report.min_accuracy=0.95" in lines[0]
+    assert lines[1] == "FP32 itself has 90.00%, less than report.min_accuracy."
+    assert "per_channel=true; " in lines[2]
+    kept = sweep(("a", predictions(), {"per_channel": "true"}))
+    assert len(why_none(kept, LIMITS)) == 1
 
 
 def test_limits_are_named_and_keep_a_model_out() -> None:

@@ -43,7 +43,7 @@ def test_every_requested_cell_and_reason_is_in_the_table(found: Family) -> None:
 def test_summary_counts_and_says_who_is_worse(found: Family) -> None:
     text = page.to_markdown([found], LIMITS, {})
     assert "4 combinations asked for: 2 measured, 1 unsupported, 1 failed" in text
-    assert "Significantly worse than FP32: 1 of the 2 quantized models; for the other 1" in text
+    assert "Significantly worse than FP32: 1 of the 2 quantized models; of the other 1" in text
     assert "onnx int8 minmax per tensor: significantly worse on dog" in text
 
 

@@ -15,8 +15,8 @@ from resnet8ptq.tracking.history import Record
 REASON = "kernels take qint8 weights"
 
 COLUMNS = [
-    *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "p"),
-    *("size kB", "reduction", "speedup", "execution", "status"),
+    *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "interval", "p"),
+    *("size kB", "reduction", "ms", "speedup", "execution", "status"),
 ]
 
 
@@ -33,6 +33,7 @@ def record(
     metrics = {
         **{"accuracy": 0.8674, "delta": -0.0046, "p_value": 0.0312, "total": 5000.0},
         **{"size_bytes": 115_297.0, "size_reduction": 0.6415, "speedup": 1.375},
+        **{"delta_ci95_low": -0.0088, "delta_ci95_high": -0.0004, "latency_p50_ms": 0.08},
         **{"baseline_accuracy": 0.872, "baseline_size_bytes": 321_574.0},
     }
     tags = {"status": status}
@@ -63,8 +64,8 @@ def printed(records: list[Record], **options: object) -> str:
 def test_row_of_a_measured_run() -> None:
     assert table.columns([OK]) == COLUMNS
     assert table.rows([OK])[-1] == [
-        *("onnx", "int8", "minmax", "per tensor", "86.74%", "-0.46", "0.031"),
-        *("115.3", "64.1%", "1.38", "integer", "ok"),
+        *("onnx", "int8", "minmax", "per tensor", "86.74%", "-0.46", "-0.88 to -0.04", "0.031"),
+        *("115.3", "64.1%", "0.080", "1.38", "integer", "ok"),
     ]
     assert table.rows([CHANNEL])[-1][2:4] == ["entropy", "per channel"]
 
@@ -88,7 +89,7 @@ def test_title_says_which_images_were_scored() -> None:
 def test_run_that_was_not_timed_has_no_speedup() -> None:
     metrics = {key: value for key, value in OK.metrics.items() if key != "speedup"}
     untimed = replace(OK, metrics=metrics)
-    assert table.rows([untimed])[-1][-5:] == ["115.3", "64.1%", "", "integer", "ok"]
+    assert table.rows([untimed])[-1][-5:] == ["64.1%", "0.080", "", "integer", "ok"]
     assert [note for note in table.notes([untimed]) if note.startswith("speedup")] == []
 
 
@@ -96,19 +97,34 @@ def test_row_of_a_run_without_figures_keeps_its_place() -> None:
     for bare, status in ((UNSUPPORTED, "unsupported"), (FAILED, "failed")):
         (row,) = table.rows([bare])
         assert row[:4] == [*list(bare.params.values())[:3], "per tensor"]
-        assert row[4:] == [*[""] * 7, status]
+        assert row[4:] == [*[""] * 9, status]
 
 
 def test_fp32_run_is_itself_the_baseline() -> None:
     (row,) = table.rows([FP32])
     assert row == [
-        *("torch", "fp32", "", "", "86.74%", "", "", "115.3", "", "", "float", "baseline"),
+        *(
+            "torch",
+            "fp32",
+            "",
+            "",
+            "86.74%",
+            "",
+            "",
+            "",
+            "115.3",
+            "",
+            "0.080",
+            "",
+            "float",
+            "baseline",
+        ),
     ]
 
 
 def test_fp32_run_that_failed_is_no_baseline() -> None:
     (row,) = table.rows([record("torch", "fp32", "failed")])
-    assert row == ["torch", "fp32", *[""] * 9, "failed"]
+    assert row == ["torch", "fp32", *[""] * 11, "failed"]
 
 
 def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
@@ -118,7 +134,7 @@ def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
     baselines = [row for row in found if row[-1] == "baseline"]
     assert [row[:2] for row in baselines] == [["onnx", "fp32"], ["torch", "fp32"]]
     assert found[0] == [
-        *("onnx", "fp32", "", "", "87.20%", "", "", "321.6", "", "", "float", "baseline"),
+        *("onnx", "fp32", "", "", "87.20%", "", "", "", "321.6", "", "", "", "float", "baseline"),
     ]
     assert len(found) == 1 + len(given)  # torch's baseline is a run
 
@@ -134,7 +150,7 @@ def test_p_is_corrected_over_the_measured_quantized_runs() -> None:
     p_values = {"int8": 0.02, "uint8": 0.5, "u8s8": 0.01}
     tested = [with_metrics(record(dtype=name), p_value=p) for name, p in p_values.items()]
     found = table.rows([*tested, UNSUPPORTED, FAILED, FP32])
-    assert [row[6] for row in found] == ["", "0.040", "0.500", "0.030", "", "", ""]
+    assert [row[7] for row in found] == ["", "0.040", "0.500", "0.030", "", "", ""]
     (note,) = [note for note in table.notes([*tested, FP32]) if note.startswith("p:")]
     assert "corrected for 3 comparisons (Holm)" in note
 
@@ -165,7 +181,7 @@ def test_what_nobody_chose_by_itself_is_no_column(key: str) -> None:
     [(0.0, "<0.001"), (0.00099, "<0.001"), (0.001, "0.001"), (0.0312, "0.031"), (1.0, "1.000")],
 )
 def test_tiny_p_values_are_not_rounded_to_zero(p_value: float, shown: str) -> None:
-    assert table.rows([with_metrics(OK, p_value=p_value)])[-1][6] == shown
+    assert table.rows([with_metrics(OK, p_value=p_value)])[-1][7] == shown
 
 
 def test_delta_always_has_a_sign() -> None:
@@ -181,12 +197,22 @@ def test_reasons_are_grouped() -> None:
     ]
 
 
+def test_columns_without_a_value_are_left_out() -> None:
+    heads, lines = table.without_empty("abc", [["1", "", "2"], ["", "", "3"]], others="a")
+    assert (heads, lines) == (["c"], [["2"], ["3"]])
+
+
+def test_a_doubtful_baseline_is_told_below_the_table() -> None:
+    doubtful = replace(OK, params={**OK.params, "doubt": "FP32 ACCURACY NEAR CHANCE, 9%"})
+    assert any(note.startswith("FP32 ACCURACY NEAR CHANCE") for note in table.notes([doubtful]))
+
+
 def test_speedup_is_a_ratio_in_words() -> None:
-    assert "FP32's median latency of one image divided by the run's" in table.SPEEDUP_NOTE
+    assert "speedup: FP32's divided by the run's" in table.SPEEDUP_NOTE
 
 
 def test_p_and_speedup_are_explained_only_where_there_is_one() -> None:
-    assert table.notes([OK]) == [
+    assert table.notes([OK])[1:] == [
         table.P_NOTE.format(test="exact McNemar test", correction=""),
         table.SPEEDUP_NOTE.format(threads="1"),
     ]

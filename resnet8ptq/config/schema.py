@@ -236,7 +236,7 @@ class ReportConfig:
     """What a model must keep to be recommended, as fractions; and what to compare with."""
 
     max_drop: float = limited(0.05, limits.FRACTION)
-    min_accuracy: float = limited(0.85, limits.FRACTION)
+    min_accuracy: float | None = limited(None, limits.FRACTION)
     reference: str | None = None
     expected_accuracy: float | None = limited(None, limits.FRACTION)
 

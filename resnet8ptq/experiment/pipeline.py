@@ -98,7 +98,9 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         alone = bench.evaluate(prepared.config, artifact.path, scored.test, label, 1).outputs
         single = task.compare(task.score(alone, targets), reference)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
-    suspects.check(config, task, scored, fp32, reference, runtime.threads)
+    doubt = suspects.check(config, task, scored, fp32, reference, runtime.threads)
+    if doubt is not None:
+        run.log_params({"doubt": doubt})
     timed = None
     if config.latency.enabled and resolved.execution != "simulated":
         loads = [bench.loader(config, artifact.path)]

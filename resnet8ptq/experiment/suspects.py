@@ -37,8 +37,11 @@ def check(
     fp32: Fp32Model,
     baseline: Scores,
     threads: int,
-) -> None:
+) -> str | None:
     """Warn where what FP32 reaches cannot be right, and name the usual preprocessing that fits.
+
+    Returns:
+        The warning; None where there is none.
 
     Args:
         dataset: as the network takes it; its training samples are tried, where they have labels.
@@ -46,7 +49,7 @@ def check(
     """
     reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
-        return
+        return None
     chosen = np.linspace(0, len(dataset.train) - 1, min(SAMPLES, len(dataset.train)))
     split, metric = dataset.train.take(chosen.astype(np.int64)), task.metric
 
@@ -70,7 +73,9 @@ def check(
                 " no usual preprocessing of the pixels does better; look at the order of the "
                 "classes, at preprocess.resize, data.offset and data.scale"
             )
-    log.warning("FP32 %s %s: %s", metric.title.upper(), reason, advice)
+    doubt = f"FP32 {metric.title.upper()} {reason}: {advice}"
+    log.warning("%s", doubt)
+    return doubt
 
 
 def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:

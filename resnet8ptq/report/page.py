@@ -25,7 +25,13 @@ from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import printable, safe_name
 from resnet8ptq.report import comparison, methodology, pareto, plots, reference, spread, table
 from resnet8ptq.report.comparison import SIGNIFICANCE, Family
-from resnet8ptq.report.recommend import Recommendation, broken_limits, least_of, recommend
+from resnet8ptq.report.recommend import (
+    Recommendation,
+    broken_limits,
+    least_of,
+    recommend,
+    why_none,
+)
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store, open_store
@@ -116,17 +122,20 @@ def _render(
 ) -> str:
     """Return all that is said of one family, whose figures' names begin with `prefix`."""
     recommendations = recommend(found, limits)
+    columns, rows = table.without_empty(
+        [*table.columns(found.records), "limits"], _rows(found, limits)
+    )
     return environment.get_template("family.md.j2").render(
         level="###" if prefix else "##",
-        summary=summarize(found, recommendations),
+        summary=summarize(found, recommendations, limits),
         recommendations=recommendations,
         limits=limits,
         front=pareto.find(found),
         metric=found.task.metric,
         least=least_of(found.task.metric, limits),
-        columns=[*table.columns(found.records), "limits"],
+        columns=columns,
         numeric=table.numeric(found.records),
-        rows=_rows(found, limits),
+        rows=rows,
         notes=table.notes(found.records),
         class_names=found.class_names,
         losses=[(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes],
@@ -163,7 +172,9 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
 
-def summarize(family: Family, recommendations: Sequence[Recommendation]) -> list[str]:
+def summarize(
+    family: Family, recommendations: Sequence[Recommendation], limits: ReportConfig
+) -> list[str]:
     """Return what a reader must know first, in sentences."""
     measured = family.measured
     counts = [f"{len(family.cells)} combinations asked for: {len(measured)} measured"]
@@ -183,10 +194,10 @@ def summarize(family: Family, recommendations: Sequence[Recommendation]) -> list
     else:
         lines.append(
             f"Significantly worse than FP32: {len(worse)} of the {len(measured)} quantized models"
-            f"{f'; for the other {rest} no loss is significant' if rest else ''}."
+            f"{f'; of the other {rest} no loss is significant' if worse and rest else ''}."
         )
     if not recommendations:
-        return [*lines, "No model keeps the limits, so none is recommended."]
+        return [*lines, *why_none(family, limits)]
     best = recommendations[0]
     lines.append(f"The best by {task.metric.title} is {best.choice.label}: {best.why}.")
     if best.equals:
@@ -246,7 +257,7 @@ class Arguments:
     experiment: str = "resnet8ptq"
     run_id: str | None = None
     max_drop: float = 0.05
-    min_accuracy: float = 0.85
+    min_accuracy: float | None = None
     reference: str | None = None
     folder: str | None = None
     uri: str | None = None

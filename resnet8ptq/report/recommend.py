@@ -1,7 +1,7 @@
 """Which of a sweep's models to deploy, for what, and how sure that is."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from resnet8ptq.config.schema import ReportConfig
@@ -24,6 +24,26 @@ def broken_limits(metric: Metric, cell: Cell, limits: ReportConfig) -> list[str]
     if least is not None and metric.cost(cell.metric(metric.name)) > metric.cost(least):
         broken.append(f"{metric.title} < {metric.show(least)}")
     return broken
+
+
+def why_none(family: Family, limits: ReportConfig) -> list[str]:
+    """Say why no model is recommended, and what may help."""
+    metric, measured = family.task.metric, family.measured
+    least = least_of(metric, limits)
+    asked = f"report.max_drop={limits.max_drop:g}"
+    if least is not None:
+        asked += f", report.{metric.least}={least:g}"
+    lines = [f"No model keeps the limits ({asked}) on integer kernels, so none is recommended."]
+    for value in {cell.metric(f"baseline_{metric.name}") for cell in measured}:
+        if least is not None and metric.cost(value) > metric.cost(least):
+            lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
+    if all(cell.drop > limits.max_drop for cell in measured):
+        tried = any(cell.record.params.get("per_channel") == "true" for cell in measured)
+        lines.append(
+            f"To lose less: {'' if tried else 'per_channel=true; '}another calibration (calib=); "
+            "nodes_to_exclude=auto, which leaves layers in float; +analysis=sensitivity names them."
+        )
+    return lines
 
 
 @dataclass(frozen=True)
@@ -54,15 +74,20 @@ def recommend(family: Family, limits: ReportConfig) -> list[Recommendation]:
     peers = [best, *indistinguishable(best, rest)]
     recommendations = [_explain(metric, f"best {metric.title}", best, passing)]
     sizes = partial(_size, metric)
-    recommendations.append(_least("smallest", peers, lambda cell: cell.metric("size_bytes"), sizes))
+    recommendations.append(_least("smallest", peers, _bytes, sizes))
+    if _bytes(smallest := min(passing, key=_bytes)) < _bytes(recommendations[-1].choice):
+        use = "smallest within the limits"
+        recommendations.append(_least(use, [smallest], _bytes, sizes))
     timed = [cell for cell in peers if "latency_p50_ms" in cell.record.metrics]
     if timed:
-        recommendations.append(
-            _least("fastest, one image at a time", timed, _latency, _latency_text)
-        )
-        recommendations.append(
-            _least("fastest, in batches", timed, _batch_latency, _batch_latency_text)
-        )
+        for use, figure, text, ratio in (
+            ("fastest, one image at a time", _latency, _latency_text, "speedup"),
+            ("fastest, in batches", _batch_latency, _batch_latency_text, "speedup_batch"),
+        ):
+            fastest = _least(use, timed, figure, text)
+            if all(cell.metric(ratio) < 1 for cell in timed):
+                fastest = replace(fastest, why=f"{fastest.why}; no model here is faster than FP32")
+            recommendations.append(fastest)
     backends = sorted({cell.backend for cell in passing})
     for backend in backends if len(backends) > 1 else []:
         members = [cell for cell in passing if cell.backend == backend]
@@ -107,6 +132,10 @@ def _least(
         if cell is not best and figure(cell) <= figure(best) * (1 + CLOSE)
     )
     return Recommendation(use, best, text(best), equals, f"within {CLOSE:.0%}")
+
+
+def _bytes(cell: Cell) -> float:
+    return cell.metric("size_bytes")
 
 
 def _latency(cell: Cell) -> float:

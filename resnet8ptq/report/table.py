@@ -1,7 +1,7 @@
 """The table of runs: for the terminal, and as cells and CSV for the report."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich import box
@@ -20,8 +20,10 @@ from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
 
+PAIRED = ("delta", "interval", "p")  # against FP32
+WIDE = ("interval", "ms")  # left out where there is little room
 CHOICES = ("framework", "dtype", "calibration", "weights")
-COSTS = ("size kB", "reduction", "speedup")
+COSTS = ("size kB", "reduction", "ms", "speedup")
 _BASELINE_KEYS = ("backend", "backend.flow", "data", "model.fold", "evaluate.split")
 P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same images{correction}."
@@ -34,8 +36,10 @@ SIMULATED_NOTE = (
     "execution: `simulated` computes in float what integer kernels would; it has no latency to "
     "compare."
 )
+INTERVAL_NOTE = "interval: of delta, 95%; {how}."
 SPEEDUP_NOTE = (
-    "speedup: FP32's median latency of one image divided by the run's, {threads} thread(s)."
+    "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
+    "run's. A run and its FP32 are measured in turns, two runs at different times."
 )
 FAMILIES_NOTE = (
     "The runs were scored on {count} different sets of images, or by different metrics. Each set "
@@ -74,7 +78,7 @@ def columns(records: Sequence[Record]) -> list[str]:
 def numeric(records: Sequence[Record]) -> list[str]:
     """Return the heads of the columns of numbers: those of the task, and what a model costs."""
     task = task_of(records)
-    return [task.metric.title, "delta", "p", *(metric.title for metric in task.beside), *COSTS]
+    return [task.metric.title, *PAIRED, *(metric.title for metric in task.beside), *COSTS]
 
 
 def rows(records: Sequence[Record]) -> list[list[str]]:
@@ -86,6 +90,18 @@ def rows(records: Sequence[Record]) -> list[list[str]]:
         figures = _figures(task, record, adjusted.get(record.run_id))
         runs.append([*combination(record).cells, *extra, *figures])
     return [*_baseline_rows(task, records, [""] * len(keys)), *runs]
+
+
+def without_empty(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], others: Collection[str] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """Return a table without the columns in which no row has anything, and without `others`."""
+    kept = [
+        place
+        for place, head in enumerate(heads)
+        if head not in others and any(line[place] for line in lines)
+    ]
+    return [heads[place] for place in kept], [[line[place] for place in kept] for line in lines]
 
 
 def varied(records: Sequence[Record]) -> list[str]:
@@ -155,7 +171,11 @@ def notes(records: Sequence[Record]) -> list[str]:
         if record.tags.get("reason"):
             text = f"{record.tags['status']}: {record.tags['reason']}"
             reasons.setdefault(text, []).append(label)
+        if record.params.get("doubt"):
+            reasons.setdefault(record.params["doubt"], []).append(label)
     lines = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
+    if any("delta_ci95_low" in record.metrics for record in records):
+        lines.append(INTERVAL_NOTE.format(how=task.intervals))
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
         lines.append(P_NOTE.format(test=task.test, correction=correction))
@@ -195,14 +215,15 @@ def _print_family(heading: str, records: Sequence[Record], console: Console) -> 
         collapse_padding=narrow,
     )
     figures = numeric(records)
-    for column in columns(records):
+    heads, lines = without_empty(columns(records), rows(records), WIDE if narrow else ())
+    for column in heads:
         # In a narrow terminal words are folded, numbers stay whole.
         figure = column in figures
         justify: JustifyMethod = "right" if figure else "left"
         table.add_column(
             Text(show(column)), justify=justify, no_wrap=figure, overflow="fold", min_width=5
         )
-    for row in rows(records):
+    for row in lines:
         cells = [Text(show(value)) for value in row]  # as it is: a setting may be in brackets
         table.add_row(*cells, style=None if row[-1] in ("ok", "baseline") else "yellow")
     console.print(table)
@@ -242,7 +263,8 @@ def _baseline_rows(task: Task, records: Sequence[Record], extra: list[str]) -> l
         [
             *(combination(r).framework, "fp32", "", "", *extra),
             *_values(metrics, r, "baseline_"),
-            *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", "", "float", "baseline"),
+            *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", ""),
+            *(_milliseconds(r, "baseline_"), "", "float", "baseline"),
         ]
         for key, r in sorted(baselines.items(), key=lambda item: str(item[0]))
         if key not in shown  # its own run is a row
@@ -256,26 +278,35 @@ def _baseline_key(record: Record) -> tuple[str | None, ...]:
 def _figures(task: Task, record: Record, adjusted_p: float | None) -> list[str]:
     """Return the cells from the task's metric on; empty where nothing was measured."""
     metrics, quantized = record.metrics, record.params.get("dtype") != "fp32"
-    scored, costs = _values([task.metric, *task.beside], record), ["", "", ""]
+    scored = _values([task.metric, *task.beside], record)
+    costs = ["", "", _milliseconds(record), ""]
     if task.metric.name in metrics:
         costs[0] = f"{metrics['size_bytes'] / 1000:.1f}"
         if quantized:
             costs[1] = f"{metrics['size_reduction']:.1%}"
     if quantized and "delta" in metrics:
         scored[1] = task.metric.show_change(metrics["delta"])
+    if quantized and "delta_ci95_low" in metrics:
+        ends = (metrics[f"delta_ci95_{end}"] for end in ("low", "high"))
+        scored[2] = " to ".join(map(task.metric.show_change, ends))
     if adjusted_p is not None:
-        scored[2] = "<0.001" if adjusted_p < 0.001 else f"{adjusted_p:.3f}"
+        scored[3] = "<0.001" if adjusted_p < 0.001 else f"{adjusted_p:.3f}"
     if quantized and "speedup" in metrics:
-        costs[2] = f"{metrics['speedup']:.2f}"
+        costs[3] = f"{metrics['speedup']:.2f}"
     status, execution = record.tags.get("status", "?"), record.params.get("execution", "")
     return [*scored, *costs, execution, status if quantized or status != "ok" else "baseline"]
 
 
 def _values(metrics: Sequence[Metric], record: Record, prefix: str = "") -> list[str]:
-    """Return a metric, room for `delta` and `p`, and the others; empty what was not measured."""
+    """Return a metric, room for `PAIRED`, and the others; empty what was not measured."""
     found = [(metric, record.metrics.get(prefix + metric.name)) for metric in metrics]
     first, *others = ("" if value is None else metric.show(value) for metric, value in found)
-    return [first, "", "", *others]
+    return [first, *[""] * len(PAIRED), *others]
+
+
+def _milliseconds(record: Record, prefix: str = "") -> str:
+    found = record.metrics.get(f"{prefix}latency_p50_ms")
+    return "" if found is None else f"{found:.3f}"
 
 
 def combination(record: Record) -> Combination:
