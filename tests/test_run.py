@@ -250,7 +250,17 @@ def assert_one_error(found: Called, code: int, named: str) -> None:
     [
         ("calib.percentile=abc", "calib.percentile"),
         ("calib.percentile=120", "calib.percentile: got 120"),
-        ("nosuchkey=1", "nosuchkey"),
+        ("nosuchkey=1", "error: nosuchkey: no such key; takes backend | dtype | "),
+        ("per_chanel=true", "error: per_chanel: no such key; takes backend | "),
+        ("per_chanel=true", " | per_backend (nearest: per_channel)\n"),
+        (
+            "data.rot=a",
+            "error: data.rot: no such key; takes name | root | on_missing (nearest: root)",
+        ),
+        (
+            "+data.rot=a",
+            "error: data.rot: no such key; takes name | root | on_missing (nearest: root)",
+        ),
         ("data.root=/nonexistent", "data.root: got /nonexistent"),
     ],
 )
@@ -265,6 +275,7 @@ def test_wrong_setting_is_one_line(
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("error: ")
     assert named in err
+    assert "append" not in err
 
 
 @pytest.mark.parametrize(("name", "mode"), [("runs", []), ("mlruns", ["-m"])], ids=str)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import no_such_key
 
 MOST_PIXELS = 2**13  # along a side of a picture
 
@@ -84,7 +85,7 @@ def check(node: object, prefix: str = "") -> None:
     for name, value in vars(node).items():
         key = f"{prefix}{name}"
         if name not in known:
-            raise ConfigError(f"{key}: no such key; takes {' | '.join(known)}")
+            raise ConfigError(no_such_key(key, known))
         # Text goes into folders' names, logs, tables and pages; a path takes no NUL.
         for text in value if isinstance(value, list) else [value]:
             require(

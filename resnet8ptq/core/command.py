@@ -16,15 +16,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
-from resnet8ptq.core.text import printable, redact
+from resnet8ptq.core.text import no_such_key, printable, redact
 
 T = TypeVar("T")
 
@@ -119,9 +119,14 @@ def report(error: Exception) -> int:
 
 def one_line(error: BaseException) -> str:
     """Join an error and its cause: Hydra puts the key in one and the reason in the other."""
-    text = str(error)
-    if isinstance(error, HydraException) and error.__cause__ is not None:
-        text += f": {error.__cause__}"
+    text, cause = str(error), error.__cause__
+    if isinstance(error, HydraException) and cause is not None:
+        text += f": {cause}"
+        if isinstance(cause, ConfigAttributeError) and is_dataclass(cause.object_type):
+            # Hydra advises to append the key, which only moves the error.
+            text = no_such_key(
+                str(cause.full_key), [item.name for item in fields(cause.object_type)]
+            )
     # What follows is about Hydra's and OmegaConf's internals.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
     for option, extra in _EXTRAS.items():

@@ -1,6 +1,7 @@
 """Text from outside, made fit for a terminal, a log, a page or a file name."""
 
 import re
+from collections.abc import Collection
 
 
 def redact(text: str) -> str:
@@ -16,6 +17,15 @@ def printable(text: str) -> str:
 def one_line(error: Exception) -> str:
     """Return an error's text, folded into one line and cut; it may quote what a file says."""
     return printable(redact(f"{type(error).__name__}: {error}"))[:300]
+
+
+def no_such_key(key: str, known: Collection[str]) -> str:
+    """Return the message for a setting that there is not, with the one that is meant, if any."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(key.rpartition(".")[2], known, n=1)
+    nearest = f" (nearest: {near[0]})" if near else ""
+    return f"{key}: no such key; takes {' | '.join(known)}{nearest}"
 
 
 def safe_name(text: str) -> str:
