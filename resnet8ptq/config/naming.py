@@ -57,7 +57,9 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The four in one word, such as `onnx-int8-minmax-per_tensor`."""
-        calibration = self.calib if self.method == "static" else self.method
-        parts = (self.framework, self.dtype, calibration, self.granularity)
+        """The four in one word, such as `onnx-int8-minmax-per_tensor`; or what there is of them."""
+        framework, dtype, calibration, granularity = self.cells
+        if calibration:
+            calibration = self.calib if self.method == "static" else self.method
+        parts = filter(None, (framework, dtype, calibration, granularity))
         return "-".join(parts).replace(" ", "_")
