@@ -566,12 +566,13 @@ def test_the_top_1_class_of_values_is_nobodys():
         ([SURE * 3], "logits"),
         ([SURE - 0.5], "logits"),
         ([SURE, SURE], "values"),
+        ([np.ones((2, 10), np.float32)], "values"),
         ([SURE[..., None]], "values"),
         ([np.array([[1, 0]])], "values"),
     ],
 )
 def test_what_the_output_holds_is_found(outputs, final):
-    assert conversion.find_final(outputs) == final
+    assert conversion.find_final(outputs, (10,)) == final
 
 
 # The real network

@@ -43,9 +43,9 @@ NETWORKS = {
         ("StatefulPartitionedCall:0 [10] float32",),
         PROBABILITIES,
     ),
-    "ad/ad01.h5": Expected((640,), "input [640] float32", ("dense_9 [640] float32",), LOGITS),
+    "ad/ad01.h5": Expected((640,), "input [640] float32", ("dense_9 [640] float32",), VALUES),
     "ad/ad01_fp32.tflite": Expected(
-        (640,), "input_1 [640] float32", ("Identity [640] float32",), LOGITS
+        (640,), "input_1 [640] float32", ("Identity [640] float32",), VALUES
     ),
     "str_ww/str_ww_ref_model.h5": Expected(
         (30, 1, 40), "input [30, 1, 40] float32", ("probabilities [3] float32",), PROBABILITIES

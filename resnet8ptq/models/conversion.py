@@ -108,7 +108,7 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
     expected = in_batches(network.predict, samples, AT_ONCE)
-    contract, final = read_contract(proto.graph), find_final(expected)
+    contract, final = read_contract(proto.graph), find_final(expected, samples.shape[1:])
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
@@ -162,13 +162,15 @@ def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelP
     return freed, None
 
 
-def find_final(outputs: Outputs) -> str:
+def find_final(outputs: Outputs, sample: tuple[int, ...]) -> str:
     """Return what a network returns: `probabilities`, `logits` or `values`.
 
     A single output [n, classes] of floats holds probabilities where its rows are not negative and
-    sum to 1 within 1e-3, or of one class lie within 0 and 1, else logits; all else is values.
+    sum to 1 within 1e-3, or of one class lie within 0 and 1, else logits; all else is values, such
+    as a reconstruction of the input, of a sample's own shape.
     """
-    if len(outputs) != 1 or outputs[0].ndim != 2 or outputs[0].dtype.kind != "f":
+    single = len(outputs) == 1 and outputs[0].ndim == 2 and outputs[0].dtype.kind == "f"
+    if not single or outputs[0].shape[1:] == sample:
         return VALUES
     [found] = outputs
     if found.shape[1] == 1:

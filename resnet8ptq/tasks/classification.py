@@ -37,7 +37,8 @@ ACCURACY = Metric(
     "accuracy", "accuracy", percent=True, fair="expected_accuracy", least="min_accuracy"
 )
 SIGNIFICANCE = 0.01  # of an accuracy that differs from chance
-# Half the step of an 8-bit softmax, 1/256: its zeros stand for anything below.
+# Half the step of an 8-bit softmax, 1/256: its zeros stand for anything below. Of more classes than
+# that, half of what each has where all are as probable.
 KL_EPSILON = 1 / 512
 MAX_NAME = 100  # characters of a class's name in that of a metric; MLflow takes 250 in all
 
@@ -261,7 +262,8 @@ class Comparison(contract.Comparison):
     def kl_divergence(self) -> float:
         """Mean over the images of KL(baseline || model) in nats, see `signal.kl_divergence`."""
         found = self.model.probabilities, self.baseline.probabilities
-        return signal.kl_divergence(*found, KL_EPSILON)
+        even = 1 / self.model.probabilities.shape[1]
+        return signal.kl_divergence(*found, min(KL_EPSILON, even / 2))
 
     @property
     def sqnr_db(self) -> float | None:
