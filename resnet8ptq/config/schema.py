@@ -325,7 +325,7 @@ class RunConfig(QuantizationConfig):
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     max_drop: float = limited(0.002, limits.FRACTION)
-    held_out_images: int = limited(2000, *limits.COUNT)
+    held_out_images: int | None = limited(None, *limits.COUNT)
     qat: QatConfig = field(default_factory=QatConfig)
     seed: int = limited(42, limits.SEED)
     threads: int | None = limited(None, *_THREADS)
