@@ -99,6 +99,38 @@ def test_idx_files_gzipped_or_not(tmp_path, packed):
     same_samples(read(tmp_path / "images", labels=str(tmp_path / "labels")))
 
 
+MNIST = ("{}-images-idx3-ubyte", "{}-labels-idx1-ubyte")
+
+
+@pytest.mark.parametrize("names", [MNIST, ("{}-images.idx3-ubyte.gz", "{}-labels.idx1-ubyte.gz")])
+def test_the_names_of_mnist(tmp_path, names):
+    for side, part in (("train", slice(0, 8)), ("t10k", slice(8, COUNT))):
+        for name, array in zip(names, (INPUTS, LABELS.astype(np.uint8)), strict=True):
+            content = pack_idx(array[part])
+            path = tmp_path / name.format(side)
+            path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    data = read(tmp_path)
+    np.testing.assert_array_equal(data.train.images, INPUTS[:8])
+    np.testing.assert_array_equal(data.test.images, INPUTS[8:])
+    np.testing.assert_array_equal(data.test.labels, LABELS[8:])
+
+
+@pytest.mark.parametrize("side", ["train", "t10k"])
+def test_one_side_alone_is_no_split(tmp_path, side):
+    for name, array in zip(MNIST, (INPUTS, LABELS.astype(np.uint8)), strict=True):
+        (tmp_path / name.format(side)).write_bytes(pack_idx(array))
+    same_samples(read(tmp_path))
+
+
+def test_one_side_does_not_take_the_labels_of_the_other(tmp_path):
+    np.savez(tmp_path / "a.npz", x_test=INPUTS, y_train=LABELS)
+    with pytest.raises(ConfigError, match=r"data\.labels: got null"):
+        read(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", x_test=INPUTS, x_train=INPUTS, y_test=LABELS)
+    with pytest.raises(ConfigError, match=r"data\.inputs: got null"):
+        read(tmp_path / "b.npz", labels="y_test")
+
+
 def test_npy_files_are_mapped(tmp_path):
     np.save(tmp_path / "features.npy", INPUTS)
     np.save(tmp_path / "targets.npy", LABELS)
