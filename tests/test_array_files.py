@@ -323,6 +323,20 @@ def test_offset_and_scale_are_for_integers(tmp_path):
     np.testing.assert_array_equal(data.test.inputs(slice(None)), (stored - 83) * 0.5)
 
 
+def test_a_scale_that_is_not_used_is_told(tmp_path, caplog):
+    beside = {"Scale": np.float32(0.5847029), "zero_point": np.int32(83), "offset": np.ones(2)}
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS, **beside)
+    read(tmp_path / "a.npz")
+    [told] = caplog.messages
+    assert "a.npz: holds Scale 0.5847029, zero_point 83, which are not used; " in told
+    assert told.endswith("; data.scale=0.5847029 data.offset=83 applies them")
+    caplog.clear()
+    read(tmp_path / "a.npz", offset=83.0)
+    np.savez(tmp_path / "b.npz", x=INPUTS.astype(np.float32), y=LABELS, **beside)
+    read(tmp_path / "b.npz")
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -5,6 +5,7 @@ cache once, and mapped from there.
 """
 
 import gzip
+import logging
 import math
 import re
 import shutil
@@ -28,10 +29,13 @@ from resnet8ptq.data.dataset import SIDES, Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
+log = logging.getLogger(__name__)
+
 INPUTS = ("x", "inputs", "images", "features", "data")
 LABELS = ("y", "labels", "targets")
 GROUPS = ("groups", "clips")
 CLASSES = ("classes", "class_names")
+STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.offset"}
 KEYS = ("data.inputs", "data.labels", "data.groups")
 NO_LABELS = "none"
 MAX_CLASSES = 1000
@@ -64,6 +68,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
                 f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but the "
                 f"samples in {root} are {split.images.dtype}; takes them for stored integers only"
             )
+    if sides[0].images.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
+        _tell_unused(found, root)
     labels = [split.labels for split in sides if split.labels is not None]
     highest = [int(each.max()) for each in labels if each.dtype.kind == "i"]
     names, named = _name_classes(found, config, root, max(highest)) if highest else ((), True)
@@ -309,6 +315,18 @@ def _read(
             )
     found = None if labels is None else _read_labels(labels)
     return Split(images, found, source, groups=None if groups is None else _read_groups(groups))
+
+
+def _tell_unused(found: Mapping[str, Open], root: Path) -> None:
+    """Warn where a scale and an offset lie beside integers that they are not applied to."""
+    beside = {name: found[name]() for name in found if name.lower() in STEPS}
+    numbers = {
+        name: a.item() for name, a in beside.items() if a.dtype.kind in "iuf" and a.size == 1
+    }
+    if numbers:
+        held = ", ".join(f"{name} {number:.7g}" for name, number in numbers.items())
+        keys = " ".join(f"{STEPS[n.lower()]}={number:.7g}" for n, number in numbers.items())
+        log.warning("%s: holds %s, which are not used; %s applies them", root, held, keys)
 
 
 def _check_finite(array: _Named) -> None:
