@@ -199,8 +199,8 @@ class PreprocessConfig:
     pad: int = limited(0, limits.PIXEL)
     channels: str = limited("rgb", one_of("rgb", "bgr", "grey"))
     scale: float = limited(1.0, limits.FACTOR)
-    mean: list[float] = limited([0.0], limits.NUMBERS)
-    std: list[float] = limited([1.0], limits.NUMBERS, limits.ALL_POSITIVE)
+    mean: Any = limited([0.0], limits.NUMBERS)  # a list of floats, once it is loaded
+    std: Any = limited([1.0], limits.NUMBERS, limits.ALL_POSITIVE)
 
 
 @dataclass
