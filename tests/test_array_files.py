@@ -205,8 +205,8 @@ def wrong_files(folder):
         "targets.npz: y: NaN or infinity in sample 0",
     )
     yield npz("groups.npz", x=INPUTS, groups=LABELS / 2), "takes an integer or a name for each"
-    yield npz("clips.npz", x=INPUTS, clips=LABELS[:3]), "x has 12 samples, "
-    yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "x has 12 samples"
+    yield npz("clips.npz", x=INPUTS, clips=LABELS[:3]), "clips is int64 [3]; takes 12 groups"
+    yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "y is int64 [5]; takes 12 labels"
     yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; takes 0 to 999"
     yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; takes 0 to 999"
     yield npz("one_hot.npz", x=INPUTS, y=np.eye(12, dtype=int)), "takes labels as integers"

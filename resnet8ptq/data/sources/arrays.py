@@ -308,10 +308,11 @@ def _read(
     if images.dtype.kind not in "biuf" or images.ndim < 2 or 0 in images.shape:
         raise DataError(f"{inputs}: is {_shape(images)}; takes numbers [N, ...]")
     _check_finite(inputs)
-    for other in (labels, groups):
+    for other, what in ((labels, "labels"), (groups, "groups")):
         if other is not None and other.values.shape[:1] != images.shape[:1]:
             raise DataError(
-                f"{inputs} has {len(images)} samples, {other} is {_shape(other.values)}"
+                f"{inputs} has {len(images)} samples, {other} is {_shape(other.values)}; "
+                f"takes {len(images)} {what}"
             )
     found = None if labels is None else _read_labels(labels)
     return Split(images, found, source, groups=None if groups is None else _read_groups(groups))
