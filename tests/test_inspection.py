@@ -4,10 +4,11 @@ import numpy as np
 import onnx
 import pytest
 from calling import call
+from conftest import make_config
 from onnx import TensorProto, helper
 from test_onnx_source import build
 
-from resnet8ptq.experiment.inspecting import _compare_classes, _Samples
+from resnet8ptq.experiment.inspecting import _compare, _compare_classes, _Samples
 from resnet8ptq.models import inspection
 from resnet8ptq.models.inspection import inspect, needs, print_inspection
 
@@ -84,7 +85,7 @@ def test_it_is_told_what_the_settings_lack(tmp_path):
     lines = done.out.splitlines()
     said = [line for line in lines if line.startswith("  - data=cifar10: ")]
     assert "it takes (3, 28, 28), the samples are (32, 32, 3)" in said[0]
-    assert "if they are pictures: preprocess.size=[28,28]" in said[0]
+    assert "; preprocess.size=[28,28] makes pictures fit" in said[0]
     assert said[1] == "  - data=cifar10: 10 classes do not fit: it returns 5 values"
     assert "  - backend=tflite: unsupported for this format" in lines
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own.onnx"]  # no run was recorded
@@ -147,3 +148,12 @@ def test_no_network_is_refused_in_one_line(tmp_path, suffix, content):
 )
 def test_classes_are_compared_with_outputs(classes, named, values, says):
     assert _compare_classes(_Samples((5,), classes, named), values) == says
+
+
+@pytest.mark.parametrize("pictures", [True, False])
+def test_no_size_is_advised_for_features(found, pictures):
+    [told, *_] = _compare(
+        make_config(), found.contract, _Samples((49, 10, 3), 2, pictures=pictures)
+    )
+    assert "takes (32, 32, 3), the samples are (49, 10, 3)" in told
+    assert ("preprocess.size=[32,32]" in told) == pictures

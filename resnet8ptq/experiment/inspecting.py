@@ -8,7 +8,7 @@ from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.data import locate as locate_data
 from resnet8ptq.data import registry
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
-from resnet8ptq.models.contract import Contract, find_layout
+from resnet8ptq.models.contract import IF_PICTURES, Contract, find_layout
 from resnet8ptq.models.inspection import inspect, print_inspection
 from resnet8ptq.models.locate import locate
 from resnet8ptq.models.model import module_of
@@ -51,11 +51,13 @@ class _Samples:
 
     Attributes:
         named: see `Dataset`.
+        pictures: they are some, which can be given another size.
     """
 
     shape: tuple[int, ...]
     classes: int
     named: bool = True
+    pictures: bool = True
 
 
 def _find_samples(config: RunConfig) -> _Samples | str:
@@ -70,7 +72,8 @@ def _find_samples(config: RunConfig) -> _Samples | str:
         data = registry.read(settled, config.preprocess, cache.folder(config.cache_dir))
     except PtqError as error:
         return f"data={config.data.name}: {error}"
-    return _Samples(data.test.input_shape, len(data.class_names), data.named)
+    pictures = data.test.has_pictures
+    return _Samples(data.test.input_shape, len(data.class_names), data.named, pictures)
 
 
 def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[str]:
@@ -80,7 +83,9 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
         moved = "" if layout is None else f", their axes in the order {list(layout)}"
         lines = [f"{data}: samples {list(samples.shape)} fit{moved}"]
     except ModelError as error:
-        lines = [f"{data}: does not fit: it {error}"]
+        reason, _, advice = str(error).partition(IF_PICTURES)
+        advice = f"; {advice} makes pictures fit" if advice and samples.pictures else ""
+        lines = [f"{data}: does not fit: it {reason}{advice}"]
     shapes = [tensor.shape for tensor in contract.outputs]
     copies = shapes == [tensor.shape for tensor in contract.inputs]  # for task=anomaly
     if samples.classes and not copies and len(shapes) == 1 and len(shapes[0]) == 1:

@@ -32,6 +32,9 @@ class Tensor:
         return f"{self.name} [{_show(self.shape)[1:-1]}] {self.dtype}"
 
 
+IF_PICTURES = "; if they are pictures: "  # what then makes samples fit
+
+
 @dataclass(frozen=True)
 class Contract:
     """What a network takes and returns.
@@ -106,7 +109,7 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
             return layout
     shapes = f"takes {_show(takes)}, the samples are {_show(sample_shape)}"
     advice = _advise(sample_shape, takes)
-    raise ModelError(f"{shapes}; if they are pictures: {advice}" if advice else shapes)
+    raise ModelError(f"{shapes}{IF_PICTURES}{advice}" if advice else shapes)
 
 
 def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
