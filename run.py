@@ -24,7 +24,7 @@ def run(cfg: DictConfig) -> float | list[float] | None:
     folder = Path(settings.runtime.output_dir)
     if settings.mode == RunMode.RUN:
         with command.exit_on_error():
-            done = job.run_alone(cfg, folder)
+            done = job.run_alone(cfg, folder, settings.overrides.task)
     else:
         done = job.run_in_sweep(cfg, folder, settings)
     return None if done is None else to_return_value(done, cfg.objectives)

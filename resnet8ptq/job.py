@@ -23,14 +23,19 @@ if TYPE_CHECKING:  # --help and --cfg answer without them
 log = logging.getLogger(__name__)
 
 
-def run_alone(cfg: DictConfig, folder: Path) -> "Record | None":
-    """Run, and show the result beside its baseline; None for an inspection, which records none."""
+def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Record | None":
+    """Run, and show the result beside its baseline; None for an inspection, which records none.
+
+    Args:
+        overrides: what was set on the command line.
+    """
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
     check_names(config)
     if config.analysis.name == "inspect":
         from resnet8ptq.experiment.inspecting import run_inspection
 
-        run_inspection(config)
+        words = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
+        run_inspection(config, data_given=words or config.data.name != "cifar10")
         return None
     from resnet8ptq.report import table
     from resnet8ptq.tracking.store import open_store

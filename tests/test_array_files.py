@@ -99,6 +99,38 @@ def test_idx_files_gzipped_or_not(tmp_path, packed):
     same_samples(read(tmp_path / "images", labels=str(tmp_path / "labels")))
 
 
+MNIST = ("{}-images-idx3-ubyte", "{}-labels-idx1-ubyte")
+
+
+@pytest.mark.parametrize("names", [MNIST, ("{}-images.idx3-ubyte.gz", "{}-labels.idx1-ubyte.gz")])
+def test_the_names_of_mnist(tmp_path, names):
+    for side, part in (("train", slice(0, 8)), ("t10k", slice(8, COUNT))):
+        for name, array in zip(names, (INPUTS, LABELS.astype(np.uint8)), strict=True):
+            content = pack_idx(array[part])
+            path = tmp_path / name.format(side)
+            path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    data = read(tmp_path)
+    np.testing.assert_array_equal(data.train.images, INPUTS[:8])
+    np.testing.assert_array_equal(data.test.images, INPUTS[8:])
+    np.testing.assert_array_equal(data.test.labels, LABELS[8:])
+
+
+@pytest.mark.parametrize("side", ["train", "t10k"])
+def test_one_side_alone_is_no_split(tmp_path, side):
+    for name, array in zip(MNIST, (INPUTS, LABELS.astype(np.uint8)), strict=True):
+        (tmp_path / name.format(side)).write_bytes(pack_idx(array))
+    same_samples(read(tmp_path))
+
+
+def test_one_side_does_not_take_the_labels_of_the_other(tmp_path):
+    np.savez(tmp_path / "a.npz", x_test=INPUTS, y_train=LABELS)
+    with pytest.raises(ConfigError, match=r"data\.labels: got null"):
+        read(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", x_test=INPUTS, x_train=INPUTS, y_test=LABELS)
+    with pytest.raises(ConfigError, match=r"data\.inputs: got null"):
+        read(tmp_path / "b.npz", labels="y_test")
+
+
 def test_npy_files_are_mapped(tmp_path):
     np.save(tmp_path / "features.npy", INPUTS)
     np.save(tmp_path / "targets.npy", LABELS)
@@ -173,8 +205,8 @@ def wrong_files(folder):
         "targets.npz: y: NaN or infinity in sample 0",
     )
     yield npz("groups.npz", x=INPUTS, groups=LABELS / 2), "takes an integer or a name for each"
-    yield npz("clips.npz", x=INPUTS, clips=LABELS[:3]), "x has 12 samples, "
-    yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "x has 12 samples"
+    yield npz("clips.npz", x=INPUTS, clips=LABELS[:3]), "clips is int64 [3]; takes 12 groups"
+    yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "y is int64 [5]; takes 12 labels"
     yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; takes 0 to 999"
     yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; takes 0 to 999"
     yield npz("one_hot.npz", x=INPUTS, y=np.eye(12, dtype=int)), "takes labels as integers"
@@ -289,6 +321,20 @@ def test_offset_and_scale_are_for_integers(tmp_path):
     data = read(tmp_path / "b.npz", offset=83.0, scale=0.5)
     stored = data.test.images[:].astype(np.float64)
     np.testing.assert_array_equal(data.test.inputs(slice(None)), (stored - 83) * 0.5)
+
+
+def test_a_scale_that_is_not_used_is_told(tmp_path, caplog):
+    beside = {"Scale": np.float32(0.5847029), "zero_point": np.int32(83), "offset": np.ones(2)}
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS, **beside)
+    read(tmp_path / "a.npz")
+    [told] = caplog.messages
+    assert "a.npz: holds Scale 0.5847029, zero_point 83, which are not used; " in told
+    assert told.endswith("; data.scale=0.5847029 data.offset=83 applies them")
+    caplog.clear()
+    read(tmp_path / "a.npz", offset=83.0)
+    np.savez(tmp_path / "b.npz", x=INPUTS.astype(np.float32), y=LABELS, **beside)
+    read(tmp_path / "b.npz")
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Every option composes, and every refusal names the key, what it got and what it takes."""
 
+import shlex
 from itertools import product
 from pathlib import Path
 
@@ -83,6 +84,15 @@ def test_published_experiment_resolves_per_backend():
     assert torch.backend.engine == "fbgemm"
     assert not onnx.model.fold
     assert not torch.model.fold
+
+
+def test_options_of_one_backend_on_the_command_line():
+    """As docs/settings.md has it."""
+    shown = (REPO / "docs/settings.md").read_text().splitlines()
+    [line] = [line for line in shown if line.startswith("    python run.py -m") and "per_b" in line]
+    *_, kept, pointing = shlex.split(line)
+    for backend, format_ in (("onnx", "qoperator"), ("torch", None)):
+        assert make_config(f"backend={backend}", kept, pointing).format == format_
 
 
 def test_a_key_set_on_the_command_line_wins_over_a_named_sweep():

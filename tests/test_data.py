@@ -386,6 +386,26 @@ def test_held_out_images_are_neither_test_images_nor_taken():
         draw_held_out(leaky, 31, [scored])
 
 
+def test_few_images_are_held_out_by_halves(caplog):
+    caplog.set_level("INFO")
+    scored = draw_held_out(SMALL, None)
+    others = draw_held_out(SMALL, None, [scored])
+    free = len(SMALL.train)
+    assert (len(scored), len(others)) == (free // 2, (free - free // 2) // 2)
+    assert "small: 30 of 60 training samples are held out, half of them" in caplog.messages[0]
+    [one] = draw_held_out(make_dataset(per_class=1, classes=1), None).labels
+    assert one == 0
+
+
+def test_2000_images_are_held_out_where_there_are_enough(shapes, caplog):
+    caplog.set_level("INFO")
+    scored = draw_held_out(shapes, None)
+    assert scored.digest == draw_held_out(shapes, 2000).digest
+    again = [draw_held_out(shapes, images, [scored]).digest for images in (None, 2000)]
+    assert again[0] == again[1]
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("count", [10, 20, 40])
 def test_held_out_images_are_the_first_of_each_class_shuffled_by_seed_0(count):
     """So fewer are a part of more, whatever the machine."""

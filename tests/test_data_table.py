@@ -245,7 +245,8 @@ def test_a_path_outside_is_refused(tmp_path, name):
     with pytest.raises(DataError) as caught:
         read(path, on_bad="skip")
     assert str(caught.value) == (
-        f"{path}: column 'path', row 3: got {name}, outside of {root}; takes paths below it"
+        f"{path}: column 'path', row 3: got {name}, outside of {root}; takes paths below it; "
+        "data.folder= sets another folder"
     )
 
 

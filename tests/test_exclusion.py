@@ -4,6 +4,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from calling import call
@@ -22,6 +23,9 @@ from resnet8ptq.experiment.fit import settle_task
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.tasks.agreement import Agreement
+from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks.contract import Outputs, Targets, Task
 
 NODES = [f"layer_{i}" for i in range(6)]
 SMALL = ("data=shapes", "calib.samples_per_class=5", "held_out_images=200")
@@ -83,6 +87,28 @@ def test_nothing_is_ranked_where_nothing_has_to_stay_in_float() -> None:
         **{"excluded_layers": 0, "excluded_bytes": 0, "exclusion_s": 0, "held_out_drop": 1}
     }
     assert "no layer has to stay in float" in found.summary()
+
+
+def test_no_drop_has_no_sign() -> None:
+    tried = trials(lambda nodes: -1e-9)
+    assert select(lambda: NODES, tried, 1) == []
+    assert "drop 0.00% on" in Exclusion([], tuple(tried.steps)).summary()
+
+
+@pytest.mark.parametrize(
+    ("task", "perfect"), [(Classification(("a", "b", "c")), True), (Agreement(), False)]
+)
+def test_held_out_images_that_fp32_knows_by_heart_are_told(
+    task: Task, perfect: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not where FP32 is its own yardstick."""
+    probabilities = np.eye(3, dtype=np.float32)
+    for labels, told in (([0, 1, 2], perfect), ([0, 1, 1], False)):
+        caplog.clear()
+        scores = task.score(Outputs((probabilities,)), Targets(np.array(labels)))
+        exclusion.warn_of_perfection(task, scores)
+        assert bool(caplog.messages) == told
+        assert not told or "right on all 3 held-out images" in caplog.messages[0]
 
 
 def test_table_has_a_row_for_each_trial() -> None:

@@ -4,9 +4,11 @@ import numpy as np
 import onnx
 import pytest
 from calling import call
+from conftest import make_config
 from onnx import TensorProto, helper
 from test_onnx_source import build
 
+from resnet8ptq.experiment.inspecting import _compare, _compare_classes, _Samples
 from resnet8ptq.models import inspection
 from resnet8ptq.models.inspection import inspect, needs, print_inspection
 
@@ -77,15 +79,19 @@ def test_the_tables_are_printed_as_text(found, capsys):
 def test_it_is_told_what_the_settings_lack(tmp_path):
     network = tmp_path / "own.onnx"
     onnx.save(build(13, takes=["N", 3, 28, 28], gives=["N", 5]), network)
-    done = call(tmp_path, "+analysis=inspect", f"model.path={network}", "backend=tflite")
+    words = ("+analysis=inspect", f"model.path={network}", "backend=tflite")
+    done = call(tmp_path, *words, "data=cifar10")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     said = [line for line in lines if line.startswith("  - data=cifar10: ")]
     assert "it takes (3, 28, 28), the samples are (32, 32, 3)" in said[0]
-    assert "preprocess.size=[28,28] makes pictures fit" in said[0]
+    assert "; preprocess.size=[28,28] makes pictures fit" in said[0]
     assert said[1] == "  - data=cifar10: 10 classes do not fit: it returns 5 values"
     assert "  - backend=tflite: unsupported for this format" in lines
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own.onnx"]  # no run was recorded
+    done = call(tmp_path, *words)
+    [told] = [line for line in done.out.splitlines() if "data" in line]
+    assert told.startswith("  - data: not given; data=arrays | ")
 
 
 def test_settings_that_fit(tmp_path):
@@ -94,6 +100,7 @@ def test_settings_that_fit(tmp_path):
     files = (f"model.path={tmp_path / 'own.onnx'}", f"data.root={tmp_path / 'a.npz'}")
     done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
     assert "data=arrays: samples [28, 28, 3] fit, their axes in the order [2, 0, 1]" in done.out
+    assert "data=arrays: labels from 0 to 1 fit: it returns 2 values" in done.out
     (tmp_path / "a.npz").unlink()
     done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
     assert done.code == 0
@@ -126,3 +133,27 @@ def test_no_network_is_refused_in_one_line(tmp_path, suffix, content):
     assert done.code == 2
     [error] = done.err.strip().splitlines()
     assert error.startswith("error: ") and str(path) in error
+
+
+@pytest.mark.parametrize(
+    ("classes", "named", "values", "says"),
+    [
+        (3, True, 3, "3 classes fit: it returns 3 values"),
+        (3, True, 4, "3 classes do not fit: it returns 4 values"),
+        (3, True, None, "3 classes fit: it returns any number of values"),
+        (3, False, 4, "labels from 0 to 2 fit: it returns 4 values"),
+        (3, False, 2, "labels from 0 to 2 do not fit: it returns 2 values"),
+        (2, True, 1, "2 classes do not fit: it returns 1 values (task=binary takes one)"),
+    ],
+)
+def test_classes_are_compared_with_outputs(classes, named, values, says):
+    assert _compare_classes(_Samples((5,), classes, named), values) == says
+
+
+@pytest.mark.parametrize("pictures", [True, False])
+def test_no_size_is_advised_for_features(found, pictures):
+    [told, *_] = _compare(
+        make_config(), found.contract, _Samples((49, 10, 3), 2, pictures=pictures)
+    )
+    assert "takes (32, 32, 3), the samples are (49, 10, 3)" in told
+    assert ("preprocess.size=[32,32]" in told) == pictures

@@ -210,6 +210,21 @@ def load(shapes: Dataset, cache_root: Path, path: Path | str) -> model.Fp32Model
     return model.load(ModelConfig(name="resnet8", path=str(path)), shapes, cache_root)
 
 
+def test_a_conversion_is_announced(shapes, shapes_model, cache_root, tmp_path, monkeypatch, caplog):
+    """And what is taken from the cache is not."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise ModelError("stopped")
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(model.isolation, "call", stop)
+    load(shapes, cache_root, shapes_model.source)
+    assert "converting" not in caplog.text
+    with pytest.raises(ModelError, match="stopped"):
+        load(shapes, tmp_path, shapes_model.source)
+    assert f"converting the network, once: {shapes_model.source}" in caplog.messages
+
+
 def one_line(error: pytest.ExceptionInfo[ModelError]) -> str:
     assert "\n" not in str(error.value)
     return str(error.value)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -180,7 +181,9 @@ def test_a_head_of_ones_own_on_a_folder_of_pictures(shared, tmp_path):
     done = subprocess.run(script, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "12 pictures of 2 classes" in done.stdout
-    preprocess = ("preprocess=keras_mobilenet", "preprocess.size=224")
-    network = f"model.path={tmp_path / 'own.keras'}"
-    found = fp32_accuracy(tmp_path, "data=folder", f"data.root={root}", *preprocess, network)
+    *_, command = done.stdout.splitlines()
+    python, script_, sweep, *settings, backend, per_channel = shlex.split(command)
+    assert (python, script_, sweep) == ("python", "run.py", "-m")
+    assert (backend, per_channel) == ("backend=onnx,torch,tflite", "per_channel=true")
+    found = fp32_accuracy(tmp_path, *settings)
     assert found >= 8 / 12

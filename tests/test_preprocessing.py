@@ -49,6 +49,20 @@ def test_presets_for_any_channels(preset, expected):
     np.testing.assert_allclose(found, wanted, rtol=2e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("preset", ["raw", "torchvision_imagenet"])
+def test_one_number_is_a_list_of_one(preset):
+    """And numbers are floats, however they are written: the settings identify a run."""
+    alone, listed = (
+        make_config("data=shapes", f"preprocess={preset}", *given).preprocess
+        for given in (
+            ("preprocess.mean=127", "preprocess.std=1e2"),
+            ("preprocess.mean=[127]", "preprocess.std=[100]"),
+        )
+    )
+    assert repr(alone) == repr(listed)
+    assert (repr(alone.mean), repr(alone.std)) == ("[127.0]", "[100.0]")
+
+
 def test_presets_for_colours():
     pixel = np.array([[[[10, 100, 200]]]], np.uint8)  # red, green, blue
 
@@ -159,6 +173,11 @@ def test_resizing_stored_pictures(cache_root):
         ("preprocess.channels=rgba", "takes rgb | bgr | grey"),
         ("preprocess.scale=0", "preprocess.scale: got 0.0, takes a number, not 0"),
         ("preprocess.std=[0.0]", "preprocess.std: got [0.0], takes numbers > 0"),
+        ("preprocess.std=0", "preprocess.std: got 0, takes numbers > 0"),
+        ("preprocess.mean=a", "preprocess.mean: got 'a', takes one number, or one for each"),
+        ("preprocess.mean=[1,a]", "preprocess.mean: got [1, 'a'], takes one number"),
+        ("preprocess.mean=null", "preprocess.mean: got None, takes one number"),
+        ("preprocess.mean=true", "preprocess.mean: got True, takes one number"),
         ("preprocess.mean=[]", "preprocess.mean: got [], takes one number"),
     ],
 )

@@ -4,9 +4,11 @@
 
 The backbone is a Keras classifier with global average pooling; what comes before that is kept as it
 is. `python run.py data=folder data.root=FOLDER model.path=FILE.keras` with the same preprocessing
-splits the folder in the same way, so that its test half has not been trained on.
+splits the folder in the same way, so that its test half has not been trained on. That command is
+printed at the end.
 """
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +66,18 @@ def main() -> None:
     model = train(features, data.train, len(data.class_names), given.epochs)
     with files.atomic(Path(given.output)) as temporary:
         model.save(temporary, include_optimizer=False)
+    settings = {
+        "data": "folder",
+        "data.root": config.root,
+        "preprocess.size": given.size,
+        "preprocess.scale": given.scale,
+        "preprocess.mean": given.mean,
+        "model.path": given.output,
+        "backend": "onnx,torch,tflite",
+        "per_channel": "true",  # the depthwise layers of a MobileNet need it
+    }
+    words = [f"{key}={value}" for key, value in settings.items()]
+    print(shlex.join(["python", "run.py", "-m", *words]))
 
 
 if __name__ == "__main__":

@@ -48,8 +48,20 @@ def _is_size(got: Any) -> bool:
 
 
 def _is_columns(got: Any) -> bool:
-    listed = got if isinstance(got, list) else [got]
-    return len(listed) > 0 and all(isinstance(name, str) for name in listed)
+    names = listed(got)
+    return len(names) > 0 and all(isinstance(name, str) for name in names)
+
+
+def listed(got: Any) -> list[Any]:
+    """Return a list as it is, and anything else as a list of one."""
+    return got if isinstance(got, list) else [got]
+
+
+def _are_numbers(got: Any) -> bool:
+    numbers = listed(got)
+    return len(numbers) > 0 and all(
+        type(number) in (int, float) and math.isfinite(number) for number in numbers
+    )
 
 
 COUNT = (at_least(1), at_most(2**31 - 1))
@@ -62,10 +74,8 @@ PIXEL = Limit("a pixel, 0 to 255", lambda got: 0 <= got <= 255)
 FINITE = Limit("a finite number", math.isfinite)
 FACTOR = Limit("a number, not 0", lambda got: got != 0 and math.isfinite(got))
 POSITIVE = Limit("a number > 0", lambda got: 0 < got < math.inf)
-NUMBERS = Limit(
-    "one number, or one for each channel", lambda got: got and all(map(math.isfinite, got))
-)
-ALL_POSITIVE = Limit("numbers > 0", lambda got: min(got) > 0)
+NUMBERS = Limit("one number, or one for each channel", _are_numbers)
+ALL_POSITIVE = Limit("numbers > 0", lambda got: min(listed(got)) > 0)
 SIZE = Limit(f"null, a number of pixels up to {MOST_PIXELS}, or [height, width]", _is_size)
 NAME = Limit("a name", lambda got: bool(got.strip()))
 NAMES = Limit("null or a list of names", lambda got: len(got) > 0)
@@ -87,7 +97,7 @@ def check(node: object, prefix: str = "") -> None:
         if name not in known:
             raise ConfigError(no_such_key(key, known))
         # Text goes into folders' names, logs, tables and pages; a path takes no NUL.
-        for text in value if isinstance(value, list) else [value]:
+        for text in listed(value):
             require(
                 key, text, not isinstance(text, str) or text.isprintable(), "printable characters"
             )

@@ -65,6 +65,10 @@ def parse_config(cfg: DictConfig) -> RunConfig:
     limits.check(config)
     _check_together(config)
     check_objectives(config.objectives or [])
+    for name in ("mean", "std"):
+        numbers = getattr(config.preprocess, name)
+        require(f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
+        setattr(config.preprocess, name, [float(number) for number in limits.listed(numbers)])
     config.model.name = config.model.name or _name_network(config.model)
     return config
 

@@ -199,8 +199,8 @@ class PreprocessConfig:
     pad: int = limited(0, limits.PIXEL)
     channels: str = limited("rgb", one_of("rgb", "bgr", "grey"))
     scale: float = limited(1.0, limits.FACTOR)
-    mean: list[float] = limited([0.0], limits.NUMBERS)
-    std: list[float] = limited([1.0], limits.NUMBERS, limits.ALL_POSITIVE)
+    mean: Any = limited([0.0], limits.NUMBERS)  # a list of floats, once it is loaded
+    std: Any = limited([1.0], limits.NUMBERS, limits.ALL_POSITIVE)
 
 
 @dataclass
@@ -325,7 +325,7 @@ class RunConfig(QuantizationConfig):
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     max_drop: float = limited(0.002, limits.FRACTION)
-    held_out_images: int = limited(2000, *limits.COUNT)
+    held_out_images: int | None = limited(None, *limits.COUNT)
     qat: QatConfig = field(default_factory=QatConfig)
     seed: int = limited(42, limits.SEED)
     threads: int | None = limited(None, *_THREADS)

@@ -1,5 +1,6 @@
 """Which samples calibrate, which are held out, and which are scored."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -9,8 +10,11 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 
+log = logging.getLogger(__name__)
+
 _USUAL = 100  # samples of each class
 _WITHOUT_CLASSES = 1000  # in all
+_HELD_OUT = 2000  # in all
 _HELD_OUT_SEED = 0  # no setting: the same images for every run
 
 
@@ -53,7 +57,7 @@ def draw_calibration(
     return CalibrationSet(split, indices)
 
 
-def draw_held_out(data: Dataset, images: int, taken: Sequence[Split] = ()) -> Split:
+def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()) -> Split:
     """Draw training images, as many of each class as of any other while they last.
 
     For choices that are made before the test images are looked at. They depend on nothing but the
@@ -61,12 +65,21 @@ def draw_held_out(data: Dataset, images: int, taken: Sequence[Split] = ()) -> Sp
     fewer are a part of more. Images whose pixels are also those of a test image are left out.
 
     Args:
+        images: None: 2,000, or half of those that are left, whichever is less.
         taken: whose images are not drawn either.
 
     Raises:
         ConfigError: `images` is more than there are.
     """
     free = _is_in_none(data.train, (data.test, *taken))
+    if images is None:
+        images = min(_HELD_OUT, max(free.sum() // 2, 1))
+        if images < _HELD_OUT:
+            log.info(
+                "%s: %d of %d training samples are held out, half of them: held_out_images= sets "
+                "another number",
+                *(data.name, images, free.sum()),
+            )
     if images > free.sum():
         raise ConfigError(
             f"held_out_images: got {images}, takes at most {free.sum()}: the training images of "
@@ -83,7 +96,7 @@ def draw_held_out(data: Dataset, images: int, taken: Sequence[Split] = ()) -> Sp
     return data.train.take(np.sort(drawn).astype(np.int64))
 
 
-def choose_scored(data: Dataset, split: str, held_out_images: int) -> Dataset:
+def choose_scored(data: Dataset, split: str, held_out_images: int | None) -> Dataset:
     """Return the data set with the images that `evaluate.split` names as its test split.
 
     Whatever trains or chooses leaves those out, held-out images too.

@@ -83,10 +83,10 @@ class Exclusion:
         """Return the outcome in one line."""
         first, chosen = self.steps[0], self.chosen
         if not self.nodes:
-            return f"no layer has to stay in float: drop {first.drop:.2%} on held-out images"
+            return f"no layer has to stay in float: drop {first.drop:z.2%} on held-out images"
         slower = "" if self.excluded_ms is None else f", {self.excluded_ms:+.3f} ms at batch 1"
         return (
-            f"{len(self.nodes)} layers stay in float: drop {first.drop:.2%} -> {chosen.drop:.2%} "
+            f"{len(self.nodes)} layers stay in float: drop {first.drop:z.2%} -> {chosen.drop:z.2%} "
             f"on held-out images, {self.excluded_bytes / 1000:+.1f} kB{slower}: "
             f"{', '.join(self.nodes)}"
         )
@@ -146,6 +146,16 @@ def choose(
     return exclusion
 
 
+def warn_of_perfection(task: Task, fp32: Scores) -> None:
+    """Warn where FP32 is right on every held-out image."""
+    if {task.metric.name: fp32.value, **fp32.more()}.get("accuracy") == 1:
+        log.warning(
+            "nodes_to_exclude=auto: FP32 is right on all %d held-out images: it was probably "
+            "trained on them, and they say little about what quantization costs on others",
+            fp32.total,
+        )
+
+
 @dataclass(frozen=True)
 class _Variants:
     """Variants of one run; each keeps its file until the search is over."""
@@ -172,6 +182,7 @@ class _Variants:
             return self.task.score(trial.evaluation.outputs, targets)
 
         reference = score(self.measure(as_fp32(self.config), fp32))
+        warn_of_perfection(self.task, reference)
 
         def measure(nodes: tuple[str, ...]) -> Step:
             measured = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)

@@ -32,6 +32,9 @@ class Tensor:
         return f"{self.name} [{_show(self.shape)[1:-1]}] {self.dtype}"
 
 
+IF_PICTURES = "; if they are pictures: "  # what then makes samples fit
+
+
 @dataclass(frozen=True)
 class Contract:
     """What a network takes and returns.
@@ -89,7 +92,8 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
         The permutation; None: samples fit as they are.
 
     Raises:
-        ModelError: they fit in no layout, or the network has several inputs; names both shapes.
+        ModelError: they fit in no layout, or the network has several inputs; names both shapes,
+            and the settings that would make pictures fit.
     """
     if len(contract.inputs) != 1:
         raise ModelError(f"takes {len(contract.inputs)} inputs, the samples are one")
@@ -103,7 +107,21 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
     for layout in layouts:
         if _fits(tuple((*sample_shape, 1)[axis] for axis in layout), takes):
             return layout
-    raise ModelError(f"takes {_show(takes)}, the samples are {_show(sample_shape)}")
+    shapes = f"takes {_show(takes)}, the samples are {_show(sample_shape)}"
+    advice = _advise(sample_shape, takes)
+    raise ModelError(f"{shapes}{IF_PICTURES}{advice}" if advice else shapes)
+
+
+def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
+    """Return the settings that make pictures [H, W, C] fit; empty where none do."""
+    if len(takes) != 3 or len(sample_shape) != 3 or sample_shape[2] not in (1, 3):
+        return ""
+    height, width, channels = takes if takes[2] in (1, 3) else (*takes[1:], takes[0])
+    if channels not in (1, sample_shape[2]):
+        return ""
+    sized = height and width and (height, width) != sample_shape[:2]
+    settings = [f"preprocess.size=[{height},{width}]"] if sized else []
+    return " ".join(settings + ["preprocess.channels=grey"] * (channels < sample_shape[2]))
 
 
 def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ Runs in a process of its own (see `quantizer`), as `conversion` does and for the
 nothing that runs in the main process imports TensorFlow.
 """
 
+import io
 import logging
 import os
 import sys
@@ -55,8 +56,16 @@ def _mute_native_code() -> None:
 
     For the rest of the process, which is the converter's own.
     """
-    sys.stderr = os.fdopen(os.dup(2), "w")  # the progress bar is shown there
+    sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)  # for the progress bar
+    logging.getLogger("absl").setLevel(logging.ERROR)  # says that a SavedModel's graph is old
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+class _Stderr(io.TextIOWrapper):
+    """Without what the converter says of a SavedModel once for each of its operators."""
+
+    def write(self, text: str) -> int:
+        return 0 if text.startswith("Use '@tf.function' or '@defun'") else super().write(text)
 
 
 def _from_keras(source: Path) -> Any:

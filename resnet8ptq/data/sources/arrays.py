@@ -5,11 +5,13 @@ cache once, and mapped from there.
 """
 
 import gzip
+import logging
 import math
+import re
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +29,13 @@ from resnet8ptq.data.dataset import SIDES, Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
+log = logging.getLogger(__name__)
+
 INPUTS = ("x", "inputs", "images", "features", "data")
 LABELS = ("y", "labels", "targets")
 GROUPS = ("groups", "clips")
 CLASSES = ("classes", "class_names")
+STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.offset"}
 KEYS = ("data.inputs", "data.labels", "data.groups")
 NO_LABELS = "none"
 MAX_CLASSES = 1000
@@ -38,6 +43,7 @@ TAKES = "takes an .npz, .npy or idx file, or a folder of .npy and idx files"
 
 # The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_MNIST = re.compile(r"(train|t10k)-(images|labels)(-idx\d-ubyte)?")  # its files, of either side
 _GZIP = b"\x1f\x8b"
 
 Array = NDArray[Any]
@@ -62,6 +68,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
                 f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but the "
                 f"samples in {root} are {split.images.dtype}; takes them for stored integers only"
             )
+    if sides[0].images.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
+        _tell_unused(found, root)
     labels = [split.labels for split in sides if split.labels is not None]
     highest = [int(each.max()) for each in labels if each.dtype.kind == "i"]
     names, named = _name_classes(found, config, root, max(highest)) if highest else ((), True)
@@ -217,27 +225,36 @@ def _find_split(
     if config.inputs is not None or config.labels not in (None, NO_LABELS):
         return None
     sides = []
-    for side in SIDES:
-        names = [
-            _pick(found, [n for base in usual for n in (f"{base}_{side}", f"{side}_{base}")], root)
-            for usual in (INPUTS, LABELS, GROUPS)
-        ]
+    for usual in map(_of_side, SIDES):
+        names = [_pick(found, each, root) for each in usual]
         if names[0] is None:
             return None
         sides.append(names if config.labels is None else [names[0], None, names[2]])
     return sides
 
 
+def _of_side(side: str) -> list[list[str]]:
+    """Return the usual names of what `KEYS` are on one side of a split."""
+    return [
+        [name for base in usual for name in (f"{base}_{side}", f"{side}_{base}")]
+        for usual in (INPUTS, LABELS, GROUPS)
+    ]
+
+
 def _find_one(found: Mapping[str, Open], config: ArraysConfig, root: Path) -> list[str | None]:
     """Return the names of what `KEYS` are; None for labels and groups that there are not."""
-    inputs = config.inputs or _pick(found, INPUTS, root)
+    usual: Sequence[Sequence[str]] = (INPUTS, LABELS, GROUPS)
+    alone = [names for names in map(_of_side, SIDES) if _pick(found, names[0], root)]
+    if config.inputs is None and _pick(found, INPUTS, root) is None and len(alone) == 1:
+        [usual] = alone
+    inputs = config.inputs or _pick(found, usual[0], root)
     if inputs is None:
         raise ConfigError(
             f"data.inputs: got null, and {root} holds {_list(found)}; takes the name of one, or "
             f"one named {' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test"
         )
-    groups = config.groups or _pick(found, GROUPS, root)
-    labels = config.labels or _pick(found, LABELS, root)
+    groups = config.groups or _pick(found, usual[2], root)
+    labels = config.labels or _pick(found, usual[1], root)
     others = {name for name in found if name.lower() not in CLASSES} - {inputs, groups}
     if labels is None and others:
         raise ConfigError(
@@ -253,13 +270,19 @@ def _list(found: Mapping[str, Open]) -> str:
 
 def _pick(found: Mapping[str, Open], names: Any, root: Path) -> str | None:
     """Return the one array that is named so, in whatever case; None where none is."""
-    known = [name for name in found if name.lower() in names]
+    known = [name for name in found if _simple(name) in names]
     if len(known) > 1:
         raise ConfigError(
             f"data.inputs, data.labels: got null, and {root} holds {' and '.join(known)}; "
             "takes the name of one"
         )
     return known[0] if known else None
+
+
+def _simple(name: str) -> str:
+    """Return a name as the usual ones are written: `train_images` for MNIST's files of them."""
+    mnist = _MNIST.fullmatch(name.lower())
+    return f"{mnist[1]}_{mnist[2]}".replace("t10k", "test") if mnist else name.lower()
 
 
 def _named(
@@ -285,13 +308,26 @@ def _read(
     if images.dtype.kind not in "biuf" or images.ndim < 2 or 0 in images.shape:
         raise DataError(f"{inputs}: is {_shape(images)}; takes numbers [N, ...]")
     _check_finite(inputs)
-    for other in (labels, groups):
+    for other, what in ((labels, "labels"), (groups, "groups")):
         if other is not None and other.values.shape[:1] != images.shape[:1]:
             raise DataError(
-                f"{inputs} has {len(images)} samples, {other} is {_shape(other.values)}"
+                f"{inputs} has {len(images)} samples, {other} is {_shape(other.values)}; "
+                f"takes {len(images)} {what}"
             )
     found = None if labels is None else _read_labels(labels)
     return Split(images, found, source, groups=None if groups is None else _read_groups(groups))
+
+
+def _tell_unused(found: Mapping[str, Open], root: Path) -> None:
+    """Warn where a scale and an offset lie beside integers that they are not applied to."""
+    beside = {name: found[name]() for name in found if name.lower() in STEPS}
+    numbers = {
+        name: a.item() for name, a in beside.items() if a.dtype.kind in "iuf" and a.size == 1
+    }
+    if numbers:
+        held = ", ".join(f"{name} {number:.7g}" for name, number in numbers.items())
+        keys = " ".join(f"{STEPS[n.lower()]}={number:.7g}" for n, number in numbers.items())
+        log.warning("%s: holds %s, which are not used; %s applies them", root, held, keys)
 
 
 def _check_finite(array: _Named) -> None:

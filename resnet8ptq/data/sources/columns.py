@@ -119,7 +119,10 @@ def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
         except (OSError, RuntimeError):  # links in a circle
             inside = False
         if not inside:
-            raise DataError(f"{place}: got {text}, outside of {top}; takes paths below it")
+            raise DataError(
+                f"{place}: got {text}, outside of {top}; takes paths below it; data.folder= sets "
+                "another folder"
+            )
         found.append(Picture(f"{table.place}: row {row}: {path}", path))
     return found
 

@@ -48,6 +48,9 @@ def _reasons_against(model: Any) -> Iterator[str]:
         scaled = found is not None and found.ScaleLength() > 0
         if kind in ("int8", "uint8", "int4", "int16") and (constant or scaled):
             what = "weights" if constant else "values"
-            yield f"already quantized ({kind} {what} {name!r}); takes the FP32 model"
+            yield (
+                f"already quantized ({kind} {what} {name!r}); takes the FP32 model; beside it, "
+                "backend=tflite_file backend.file= scores this one"
+            )
         if kind == "float16":
             yield f"{name!r} is float16; takes the FP32 model"
