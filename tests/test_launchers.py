@@ -124,7 +124,9 @@ def test_jobs_share_the_cores_and_say_so(serial: Called, launcher: str, parallel
     at_once = AT_ONCE.get(launcher, 2)
     threads = max(1, CORES // 2) if launcher == "joblib" else 1
     for sweep, tag, param in ((serial, 1, CORES), (parallel, at_once, threads)):
-        for run in sweep.children:
+        ran = [run for run in sweep.children if run.data.tags["status"] != "killed"]
+        assert len(ran) >= 2
+        for run in ran:
             assert run.data.params["threads"] == str(param)
             assert run.data.tags["jobs_at_once"] == str(tag)
     report = parallel.artifacts(parallel.parent)["report.md"].read_text()

@@ -84,7 +84,7 @@ def test_unsupported_combination_does_no_work(
     def refuse(*args: object) -> None:
         raise AssertionError("work was done")
 
-    monkeypatch.setattr(locate, "load", refuse)
+    monkeypatch.setattr(registry, "read", refuse)
     monkeypatch.setattr(model, "load", refuse)
     result, record = run(store, tmp_path, *overrides)
     assert result.status == record.tags["status"] == "unsupported"

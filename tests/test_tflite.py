@@ -17,6 +17,7 @@ from conftest import THREADS, bench_of, make_config, quantizer_of
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.tflite import converter, quantizer
 from resnet8ptq.backends.tflite.predictor import _end_at_logits as end_at_logits
+from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
@@ -130,7 +131,7 @@ def crash(*_: object) -> None:
 def test_a_crash_of_the_converter_is_an_error(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantizer, "ProcessPoolExecutor", ProcessPoolExecutor)
+    monkeypatch.setattr(isolation, "ProcessPoolExecutor", ProcessPoolExecutor)
     monkeypatch.setattr(converter, "convert", crash)
     with pytest.raises(QuantizationError, match="crashed TensorFlow"):
         tflite().quantize(shapes_model, shapes.train, tmp_path)
