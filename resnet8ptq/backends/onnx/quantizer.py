@@ -111,8 +111,10 @@ class OnnxQuantizer:
             # ONNX Runtime takes ranges made elsewhere through its calibration cache.
             cache = Path(scratch, "ranges.json")
             save_tensors_data(table.as_tensors_data(ranges), cache)
+            # It writes beside what it reads, where other processes check the cache's entry.
+            own = shutil.copyfile(source, Path(scratch, source.name))
             quantize_static(
-                source,
+                own,
                 path,
                 quant_format=FORMATS[config.format or "qdq"],
                 activation_type=activations,
