@@ -9,6 +9,7 @@ import pytest
 from conftest import THREADS, Quantize, make_config, quantizer_of
 
 from resnet8ptq.backends.onnx import dynamic, slim
+from resnet8ptq.backends.onnx import quantizer as onnx_quantizer
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
@@ -246,6 +247,30 @@ def test_slim_file_that_predicts_differently_is_refused(
     split = draw_calibration(shapes, 1, 0).split
     with pytest.raises(QuantizationError, match="predicts differently"):
         slim.check_same(onnx.load(cell.artifact.path), other, split.batches(10), THREADS)
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_onnx_runtime_reads_a_copy_beside_which_it_may_write(
+    shapes: Dataset,
+    shapes_model: Fp32Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    module = onnx_quantizer if method == "static" else dynamic
+    name, read = f"quantize_{method}", []
+    original = getattr(module, name)
+
+    def spy(source: Path, *given: object, **named: object) -> None:
+        read.append(source)
+        original(source, *given, **named)
+
+    monkeypatch.setattr(module, name, spy)
+    config = make_config("data=shapes", f"method={method}", "op_types=[Gemm]")
+    samples = draw_calibration(shapes, 1, 0).split
+    quantizer_of(config).quantize(shapes_model, samples, tmp_path)
+    (source,) = read
+    assert source.parent not in (shapes_model.onnx_path.parent, tmp_path)
 
 
 def test_weights_of_nearly_nothing_are_one_line(

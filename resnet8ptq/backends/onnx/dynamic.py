@@ -1,6 +1,5 @@
 """Dynamic quantization in ONNX Runtime: activation ranges are taken as the model runs."""
 
-import shutil
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -71,15 +70,12 @@ def quantize(
     onnx_path: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig
 ) -> None:
     """Write the dynamically quantized model to `path`."""
-    with tempfile.TemporaryDirectory() as scratch:
-        # It writes beside what it reads, where other processes check the cache's entry.
-        own = shutil.copyfile(onnx_path, Path(scratch, onnx_path.name))
-        quantize_dynamic(
-            own,
-            path,
-            per_channel=config.per_channel,
-            reduce_range=bool(config.reduce_range),
-            weight_type=INTEGERS[DTYPES[config.dtype.name][1]],
-            nodes_to_exclude=list(skipped),
-            extra_options={"WeightSymmetric": config.symmetric.weights},
-        )
+    quantize_dynamic(
+        onnx_path,
+        path,
+        per_channel=config.per_channel,
+        reduce_range=bool(config.reduce_range),
+        weight_type=INTEGERS[DTYPES[config.dtype.name][1]],
+        nodes_to_exclude=list(skipped),
+        extra_options={"WeightSymmetric": config.symmetric.weights},
+    )

@@ -74,13 +74,16 @@ class OnnxQuantizer:
         path, config = folder / MODEL_FILE, self.config
         proto = onnx.load(model.onnx_path)
         calibrated: dict[str, Range] = {}
-        with files.atomic(path) as temporary:
+        with files.atomic(path) as temporary, tempfile.TemporaryDirectory() as scratch:
             if config.dtype.name == "fp32":
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
             skipped = find_float_nodes(proto.graph, Selection.of(config))
+            # ONNX Runtime writes beside what it reads: in the cache's entry other processes would
+            # take that for damage.
+            source = Path(shutil.copyfile(model.onnx_path, Path(scratch, model.onnx_path.name)))
             if config.method == "dynamic":
-                dynamic.quantize(model.onnx_path, temporary, skipped, config)
+                dynamic.quantize(source, temporary, skipped, config)
             else:
                 if config.float_output:
                     skipped += [n for n in output.find_nodes(proto.graph) if n not in skipped]
@@ -88,7 +91,7 @@ class OnnxQuantizer:
                     model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
                 )
                 calibrated = activations.find_around(skipped)
-                self._quantize_static(model.onnx_path, temporary, skipped, calibrated)
+                self._quantize_static(source, temporary, skipped, calibrated)
             written = onnx.load(temporary)
             layers = count_quantized_layers(written)
             if layers == 0:
@@ -105,16 +108,15 @@ class OnnxQuantizer:
     def _quantize_static(
         self, source: Path, path: Path, skipped: list[str], ranges: dict[str, Range]
     ) -> None:
+        """Quantize `source`, which lies in a folder where files may be written, into `path`."""
         config = self.config
         activations, weights = (dynamic.INTEGERS[name] for name in DTYPES[config.dtype.name])
-        with tempfile.TemporaryDirectory() as scratch, _scales_counted():
-            # ONNX Runtime takes ranges made elsewhere through its calibration cache.
-            cache = Path(scratch, "ranges.json")
-            save_tensors_data(table.as_tensors_data(ranges), cache)
-            # It writes beside what it reads, where other processes check the cache's entry.
-            own = shutil.copyfile(source, Path(scratch, source.name))
+        # ONNX Runtime takes ranges made elsewhere through its calibration cache.
+        cache = source.with_name("ranges.json")
+        save_tensors_data(table.as_tensors_data(ranges), cache)
+        with _scales_counted():
             quantize_static(
-                own,
+                source,
                 path,
                 quant_format=FORMATS[config.format or "qdq"],
                 activation_type=activations,
