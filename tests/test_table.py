@@ -127,6 +127,18 @@ def test_fp32_run_that_failed_is_no_baseline() -> None:
     assert row == ["torch", "fp32", *[""] * 11, "failed"]
 
 
+def test_a_baseline_has_the_times_of_all_runs_beside_it() -> None:
+    times = (0.288, 0.408, 0.3)
+    runs = [
+        with_metrics(record(seed=str(seed)), baseline_latency_p50_ms=each)
+        for seed, each in enumerate(times)
+    ]
+    heads, place = table.columns(runs), table.columns(runs).index("ms")
+    assert [row[place] for row in table.rows(runs)] == ["0.288 to 0.408", *["0.080"] * 3]
+    assert len(table.rows(runs)[0]) == len(heads)
+    assert table.rows(runs[:1])[0][-4] == "0.288"
+
+
 def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
     given = [*ALL, record(dtype="uint8"), record("torch", "u8s8")]
     found = table.rows(given)

@@ -34,7 +34,7 @@ def why_none(family: Family, limits: ReportConfig) -> list[str]:
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
     lines = [f"No model keeps the limits ({asked}) on integer kernels, so none is recommended."]
-    for value in {cell.metric(f"baseline_{metric.name}") for cell in measured}:
+    for value in sorted({cell.metric(f"baseline_{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
     if all(cell.drop > limits.max_drop for cell in measured):
@@ -85,7 +85,8 @@ def recommend(family: Family, limits: ReportConfig) -> list[Recommendation]:
             ("fastest, in batches", _batch_latency, _batch_latency_text, "speedup_batch"),
         ):
             fastest = _least(use, timed, figure, text)
-            if all(cell.metric(ratio) < 1 for cell in timed):
+            ratios = [c.metric(ratio) for c in family.measured if ratio in c.record.metrics]
+            if max(ratios, default=1) < 1:
                 fastest = replace(fastest, why=f"{fastest.why}; no model here is faster than FP32")
             recommendations.append(fastest)
     backends = sorted({cell.backend for cell in passing})

@@ -133,7 +133,10 @@ def _is_setting(key: str) -> bool:
 def title(records: Sequence[Record]) -> str:
     """Return the data sets and models that the rows speak of."""
     measured = [r for r in records if "total" in r.metrics] or records
-    names = {(_data_of(r), r.params.get("model", "?")) for r in measured}
+    names = {
+        (r.params.get("dataset", r.params.get("data", "?")), r.params.get("model", "?"))
+        for r in measured
+    }
     totals = {int(r.metrics["total"]) for r in records if "total" in r.metrics}
     held_out = any(r.params.get("evaluate.split") == "held_out" for r in measured)
     kind = "held-out training" if held_out else "test"
@@ -141,10 +144,6 @@ def title(records: Sequence[Record]) -> str:
     scored = {r.params.get("scored_as", "classification") for r in measured} - {"classification"}
     tasks = "".join(f", task={name}" for name in sorted(scored))
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks
-
-
-def _data_of(record: Record) -> str:
-    return record.params.get("dataset") or record.params.get("data", "?")
 
 
 def headings(families: Sequence[Sequence[Record]]) -> list[str]:
@@ -263,12 +262,20 @@ def _baseline_rows(task: Task, records: Sequence[Record], extra: list[str]) -> l
         [
             *(combination(r).framework, "fp32", "", "", *extra),
             *_values(metrics, r, "baseline_"),
-            *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", ""),
-            *(_milliseconds(r, "baseline_"), "", "float", "baseline"),
+            *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", _baseline_ms(records, key), ""),
+            *("float", "baseline"),
         ]
         for key, r in sorted(baselines.items(), key=lambda item: str(item[0]))
         if key not in shown  # its own run is a row
     ]
+
+
+def _baseline_ms(records: Sequence[Record], key: tuple[str | None, ...]) -> str:
+    """Return what the runs measured of a baseline, each beside its own model: least and most."""
+    name = "baseline_latency_p50_ms"
+    own = (record.metrics for record in records if _baseline_key(record) == key)
+    found = sorted(metrics[name] for metrics in own if name in metrics)
+    return " to ".join(dict.fromkeys(f"{each:.3f}" for each in (*found[:1], *found[-1:])))
 
 
 def _baseline_key(record: Record) -> tuple[str | None, ...]:
@@ -304,8 +311,8 @@ def _values(metrics: Sequence[Metric], record: Record, prefix: str = "") -> list
     return [first, *[""] * len(PAIRED), *others]
 
 
-def _milliseconds(record: Record, prefix: str = "") -> str:
-    found = record.metrics.get(f"{prefix}latency_p50_ms")
+def _milliseconds(record: Record) -> str:
+    found = record.metrics.get("latency_p50_ms")
     return "" if found is None else f"{found:.3f}"
 
 
