@@ -1,7 +1,6 @@
 """From what Hydra composed to a checked `RunConfig`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -9,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config import limits
 from resnet8ptq.config.limits import require
+from resnet8ptq.config.naming import name_network
 from resnet8ptq.config.schema import (
     DTYPES,
     OBJECTIVES,
@@ -18,7 +18,6 @@ from resnet8ptq.config.schema import (
     BinaryConfig,
     CustomConfig,
     FolderConfig,
-    ModelConfig,
     RegressionConfig,
     RunConfig,
     TableConfig,
@@ -69,14 +68,8 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         numbers = getattr(config.preprocess, name)
         require(f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
         setattr(config.preprocess, name, [float(number) for number in limits.listed(numbers)])
-    config.model.name = config.model.name or _name_network(config.model)
+    config.model.name = config.model.name or name_network(config.model)
     return config
-
-
-def _name_network(config: ModelConfig) -> str:
-    if config.module:
-        return config.module.rpartition(".")[2]
-    return Path(config.path).stem if config.path else "resnet8"
 
 
 def _check_together(config: RunConfig) -> None:

@@ -1,9 +1,13 @@
-"""What a run is called, wherever it is named: framework, dtype, calibration, granularity."""
+"""What a run is called, wherever it is named: framework, dtype, calibration, granularity.
+
+And what its network is called.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.config.schema import ModelConfig, QuantizationConfig
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,10 @@ class Combination:
             calibration = self.calib if self.method == "static" else self.method
         parts = filter(None, (framework, dtype, calibration, granularity))
         return "-".join(parts).replace(" ", "_")
+
+
+def name_network(config: ModelConfig) -> str:
+    """Return what the network is called where `model.name` does not say: its class or file."""
+    if config.module:
+        return config.module.rpartition(".")[2]
+    return Path(config.path).stem if config.path else "resnet8"

@@ -49,7 +49,7 @@ SOURCES = {
     "shapes": Source(f"{_HERE}.shapes:load"),
     "arrays": Source(
         f"{_HERE}.arrays:load",
-        "an .npz, .npy or idx file, or a folder of .npy or idx files",
+        "an .npz, .npy or idx file, or a folder of .npy and idx files",
         file=True,
         folder=True,
         schema=ArraysConfig,
@@ -70,7 +70,7 @@ SOURCES = {
     ),
     "huggingface": Source(
         f"{_HERE}.huggingface:load",
-        "a folder that save_to_disk of datasets has written",
+        "a folder that save_to_disk of Hugging Face's datasets has written",
         folder=True,
         schema=TableConfig,
         decodes=True,

@@ -27,6 +27,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.dataset import SIDES, Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE
+from resnet8ptq.data.registry import SOURCES
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.off
 KEYS = ("data.inputs", "data.labels", "data.groups")
 NO_LABELS = "none"
 MAX_CLASSES = 1000
-TAKES = "takes an .npz, .npy or idx file, or a folder of .npy and idx files"
+TAKES = f"takes {SOURCES['arrays'].takes}"
 
 # The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

@@ -16,10 +16,11 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.registry import SOURCES
 from resnet8ptq.data.sources import table
 from resnet8ptq.data.sources.columns import LABELS, Table
 
-TAKES = "takes a folder that save_to_disk of Hugging Face's datasets has written"
+TAKES = f"takes {SOURCES['huggingface'].takes}"
 _SIDE = "split of the data set"  # the column that is added
 
 
