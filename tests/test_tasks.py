@@ -257,7 +257,7 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
         (setting(TWO), "classification"),
         (setting(TARGETS), "regression"),
         (setting(None), "agreement"),
-        (setting(None, {"out": (4,)}, LOGITS), "deviation"),  # a reconstruction
+        (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
         (setting(None, {"out": (1,)}, LOGITS), "deviation"),
         (setting(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
     ],

@@ -166,13 +166,10 @@ class Setting:
 
     @property
     def classes(self) -> int | None:
-        """How many classes the network tells apart; None where it returns something else.
-
-        An output of the input's own shape is a reconstruction, not a value for each class.
-        """
+        """How many classes the network tells apart; None where it returns something else."""
         shapes = list(self.outputs.values())
         single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
-        return shapes[0][0] if single and shapes[0] != self.input_shape else None
+        return shapes[0][0] if single else None
 
 
 class Scores(ABC):

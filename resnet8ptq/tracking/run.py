@@ -77,13 +77,14 @@ class Run:
             _describe(f"{data.name}-calibration", drawn, calibration.digest, "calibration"),
             _describe(f"{data.name}-test", test, test.digest, "test"),
         ]
-        self.log_params({"dataset": data.name})
+        params = {"dataset": data.name}
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
         if class_names:
             tags["class_names"] = json.dumps(class_names)
+        self.journal.params |= params
         self.journal.tags |= tags
         self._send(upload.log_datasets, self.journal.datasets)
-        self._send(upload.log_batch, tags=tags)
+        self._send(upload.log_batch, params=params, tags=tags)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""
