@@ -16,10 +16,10 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
-from resnet8ptq.experiment import exclusion
-from resnet8ptq.experiment.exclusion import Exclusion
-from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
-from resnet8ptq.experiment.fit import settle_task
+from resnet8ptq.experiment.compatibility import settle_task
+from resnet8ptq.experiment.layers import exclusion
+from resnet8ptq.experiment.layers.exclusion import Exclusion
+from resnet8ptq.experiment.layers.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes

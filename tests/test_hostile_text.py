@@ -13,12 +13,12 @@ from rich.console import Console
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures, files
-from resnet8ptq.experiment import plots, sensitivity_table
-from resnet8ptq.experiment.sensitivity import Layer, SensitivityResult
+from resnet8ptq.experiment.layers import sensitivity_table
+from resnet8ptq.experiment.layers.sensitivity import Layer, SensitivityResult
 from resnet8ptq.report import page, table
 from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Family, compare
-from resnet8ptq.tasks import class_figures
+from resnet8ptq.tasks import class_plots
 
 NASTY = (
     '</td><script>alert("1")</script> | $\\frac{x$ $y$ [red]b[/red] [a](javascript:x) '
@@ -110,8 +110,8 @@ def test_figures_take_any_name(found: Family, name: str) -> None:
     assert paired is not None
     names = [f"{name}{n}" for n in range(10)]
     for figure in (
-        class_figures.classes(paired, names, name),
-        class_figures.confusion(paired, names, name),
+        class_plots.classes(paired, names, name),
+        class_plots.confusion(paired, names, name),
     ):
         assert figures.to_png(figure).startswith(b"\x89PNG")
         texts = [label.get_text() for label in figure.axes[0].get_xticklabels()]
@@ -129,7 +129,7 @@ def test_figures_of_a_sweep_take_any_text(found: Family) -> None:
     figure = sweep_plots.activation_ranges(Family(cells), "onnx")
     assert figure is not None
     assert figures.to_png(figure).startswith(b"\x89PNG")
-    layers = plots.sensitivity(
+    layers = sensitivity_table.draw(
         *([text, "b"], [1.0, 2.0], [0.1, 0.2], [3.0, 4.0]),
         whole_sqnr_db=1.0,
         output="logits",

@@ -21,7 +21,7 @@ from resnet8ptq.data.dataset import CalibrationSet, Split
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import outputs
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks import class_figures
+from resnet8ptq.tasks import class_plots
 from resnet8ptq.tasks.classification import Classification, Comparison, Paired, Scores
 
 NAMES = ("cat", "dog", "frog")
@@ -190,7 +190,7 @@ def test_result_comes_last(tmp_path: Path, written: Write, monkeypatch: pytest.M
     def fail(*args: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(class_figures, "confusion", fail)
+    monkeypatch.setattr(class_plots, "confusion", fail)
     with pytest.raises(OSError, match="disk full"):
         written(tmp_path)
     assert "result.json" not in {path.name for path in tmp_path.iterdir()}
@@ -201,7 +201,7 @@ def test_confusion_plot_is_a_picture_that_shows_the_counts(tmp_path: Path) -> No
     labels = np.repeat([0, 1, 2], [5, 7, 9])
     pictures = []
     for name, model in (("right", labels), ("mirrored", 2 - labels)):
-        figure = class_figures.confusion(paired(model, labels, labels), NAMES, "title")
+        figure = class_plots.confusion(paired(model, labels, labels), NAMES, "title")
         figures.save(figure, tmp_path / f"{name}.png")
         pictures.append(image.imread(tmp_path / f"{name}.png"))
         shown = {text.get_text() for text in figure.axes[0].texts}
@@ -213,7 +213,7 @@ def test_confusion_plot_is_a_picture_that_shows_the_counts(tmp_path: Path) -> No
 
 
 def test_confusion_plot_shows_the_change_from_fp32() -> None:
-    figure = class_figures.confusion(paired(MODEL, BASELINE, LABELS), NAMES, "title")
+    figure = class_plots.confusion(paired(MODEL, BASELINE, LABELS), NAMES, "title")
     counts, change = (
         {text.get_position()[::-1]: text.get_text() for text in axes.texts} for axes in figure.axes
     )
@@ -223,12 +223,12 @@ def test_confusion_plot_shows_the_change_from_fp32() -> None:
 
 
 def test_class_plot_has_a_bar_of_each_for_each_class_with_images() -> None:
-    figure = class_figures.classes(paired(MODEL, BASELINE, LABELS), NAMES, "title")
+    figure = class_plots.classes(paired(MODEL, BASELINE, LABELS), NAMES, "title")
     heights = sorted(bar.get_height() for bar in figure.axes[0].patches)
     assert heights == [50, 50, 75, 100]  # cat: 50 and 75, dog: 100 and 50, no frog
 
 
-@pytest.mark.parametrize("plot", [class_figures.confusion, class_figures.classes])
+@pytest.mark.parametrize("plot", [class_plots.confusion, class_plots.classes])
 @pytest.mark.parametrize("model", [LABELS, 1 - LABELS], ids=["all right", "all wrong"])
 def test_plots_take_extremes_and_classes_without_images(
     tmp_path: Path, plot: Callable[..., Figure], model: np.ndarray

@@ -21,7 +21,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
-from resnet8ptq.experiment import plots, sensitivity
+from resnet8ptq.experiment.layers import sensitivity, sensitivity_table
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -203,7 +203,7 @@ def test_network_is_cut_before_its_softmax(
 
 
 def test_figure_has_a_row_for_each_layer() -> None:
-    figure = plots.sensitivity(
+    figure = sensitivity_table.draw(
         ["conv", "dense"], [30.0, 40.0], [0.1, -0.1], [5.0, -1.0],
         whole_sqnr_db=25.0, output="logits", lost="accuracy lost", title="title",
     )  # fmt: skip

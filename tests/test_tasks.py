@@ -16,7 +16,7 @@ from sklearn.metrics import root_mean_squared_error as sklearn_rmse
 
 from resnet8ptq.config.schema import BinaryConfig, CustomConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
-from resnet8ptq.tasks import binary, classification, custom, registry, signal, statistics
+from resnet8ptq.tasks import binary, classification, custom, distortion, registry, statistics
 from resnet8ptq.tasks.anomaly import Anomaly
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES, Outputs, Setting, Targets, Task
 from resnet8ptq.tasks.regression import Regression
@@ -495,9 +495,9 @@ def test_sqnr_of_several_outputs_is_that_of_the_mean_noise(values, noise):
     if not np.abs(values).max() > 1e-3:
         return
     wide = values.astype(np.float64)
-    one = signal.sqnr_db([wide], [wide * (1 + noise)])
+    one = distortion.sqnr_db([wide], [wide * (1 + noise)])
     assert one == pytest.approx(-20 * math.log10(noise), abs=1e-6)
-    both = signal.sqnr_db([wide, 100 * wide], [wide * (1 + noise), 100 * wide])
+    both = distortion.sqnr_db([wide, 100 * wide], [wide * (1 + noise), 100 * wide])
     assert both == pytest.approx(one + 10 * math.log10(2), abs=1e-6)
 
 

@@ -30,7 +30,7 @@ IMPORTED = [  # by a job with ONNX Runtime; with another backend it imports that
     *("resnet8ptq.job", "resnet8ptq.sweep.resume", "resnet8ptq.sweep.identity"),
     *("resnet8ptq.tracking.run", "mlflow.onnx", "mlflow.pyfunc", "git"),
     *("mlflow.store.tracking.sqlalchemy_store", "sqlalchemy.dialects.sqlite"),
-    *("resnet8ptq.experiment.pipeline", "resnet8ptq.experiment.sensitivity"),
+    *("resnet8ptq.experiment.pipeline", "resnet8ptq.experiment.layers.sensitivity"),
     *("resnet8ptq.backends.onnx.quantizer", "resnet8ptq.backends.onnx.predictor"),
 ]
 

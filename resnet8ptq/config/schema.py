@@ -250,7 +250,7 @@ class SweepConfig:
 
 @dataclass
 class BenchmarkConfig:
-    """A task of a suite: where its files lie, and what it asks; see `experiment.suite`."""
+    """A task of a suite: where its files lie, and what it asks; see `experiment.mlperf_tiny`."""
 
     name: str | None = None
     folder: str | None = None

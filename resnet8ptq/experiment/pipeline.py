@@ -18,8 +18,8 @@ from resnet8ptq.evaluation.evaluate import targets_of, with_logits
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment import outputs, preparation, suite, suspects
-from resnet8ptq.experiment.fit import fit, settle_task
+from resnet8ptq.experiment import mlperf_tiny, outputs, preparation, preprocessing_check
+from resnet8ptq.experiment.compatibility import fit, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
 
@@ -48,7 +48,7 @@ def run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
 
 
 def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
-    config = suite.settle(config)
+    config = mlperf_tiny.settle(config)
     runtime = cache.runtime(config.cache_dir, config.threads)
     # An unsupported combination is known before any work.
     resolved = make_quantizer(config, runtime).resolve()
@@ -98,7 +98,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         alone = bench.evaluate(prepared.config, artifact.path, scored.test, label, 1).outputs
         single = task.compare(task.score(alone, targets), reference)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
-    doubt = suspects.check(config, task, scored, fp32, reference, runtime.threads)
+    doubt = preprocessing_check.check(config, task, scored, fp32, reference, runtime.threads)
     if doubt is not None:
         run.log_params({"doubt": doubt})
     timed = None

@@ -104,14 +104,14 @@ class RunningSweep:
 
     def _report(self, records: "list[Record]") -> None:
         """Print the comparison; write it to the folder and the parent run."""
-        from resnet8ptq.report import page, suite, table
+        from resnet8ptq.report import mlperf_tiny, page, table
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         if records:
             table.print_table(records)
-            if suite.is_suite(records):
-                suite.print_table(records)
+            if mlperf_tiny.is_suite(records):
+                mlperf_tiny.print_table(records)
             page.write(store, parent_id, records, folder, self.limits)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.tags["folder"]).parents for r in records)

@@ -9,7 +9,7 @@ from pathlib import Path
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.data import locate, registry
-from resnet8ptq.experiment import suite
+from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import locate as networks
 from resnet8ptq.tasks import registry as tasks
 
@@ -32,7 +32,7 @@ def find(config: RunConfig) -> str:
     Raises:
         PtqError: the images or the network are not available.
     """
-    config = suite.settle(config)
+    config = mlperf_tiny.settle(config)
     settled = locate.settle(config.data)
     images = registry.read(settled, config.preprocess, cache.folder(config.cache_dir))
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.tasks import classification, contract, resampled, signal
+from resnet8ptq.tasks import bootstrap, classification, contract, distortion
 from resnet8ptq.tasks.contract import (
     Array,
     Arrays,
@@ -155,7 +155,7 @@ class Agreement(_AgainstFp32):
 
 def relative_error(found: Array, reference: Array) -> Values:
     """Return the norm of each sample's error [n], in the root mean square of FP32's norms."""
-    rows = max(1, signal.AT_ONCE // max(1, reference[:1].size))
+    rows = max(1, distortion.AT_ONCE // max(1, reference[:1].size))
     errors, norms = np.empty(len(reference)), np.empty(len(reference))
     for start in range(0, len(reference), rows):
         part = slice(start, start + rows)
@@ -167,15 +167,15 @@ def relative_error(found: Array, reference: Array) -> Values:
     return errors / size if size else errors
 
 
-def _score(outputs: Outputs, reference: Outputs) -> resampled.Scores:
+def _score(outputs: Outputs, reference: Outputs) -> bootstrap.Scores:
     """Score outputs by their relative error, of several the mean."""
     pairs = zip(outputs.values, reference.values, strict=True)
     errors = np.mean([relative_error(*pair) for pair in pairs], axis=0)
-    return resampled.Scores(outputs, resampled.mean_of(errors), len(outputs), RESAMPLES, errors)
+    return bootstrap.Scores(outputs, bootstrap.mean_of(errors), len(outputs), RESAMPLES, errors)
 
 
 @dataclass(frozen=True)
-class DeviationComparison(resampled.Comparison):
+class DeviationComparison(bootstrap.Comparison):
     """The outputs of two models."""
 
     interval = None
@@ -184,7 +184,7 @@ class DeviationComparison(resampled.Comparison):
     def ratios(self) -> list[float]:
         """Return noise over signal of each output."""
         pairs = zip(self.baseline.outputs.values, self.model.outputs.values, strict=True)
-        return [signal.noise_ratio(*pair) for pair in pairs]
+        return [distortion.noise_ratio(*pair) for pair in pairs]
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,9 @@ class Deviation(_AgainstFp32):
 
     name = "deviation"
     test = "paired bootstrap, between two runs"
-    intervals = resampled.INTERVALS
+    intervals = bootstrap.INTERVALS
     note = NOTE.format(what="the relative error of the outputs")
-    paired: ClassVar[type[contract.Paired]] = resampled.Paired
+    paired: ClassVar[type[contract.Paired]] = bootstrap.Paired
 
     @classmethod
     def make(cls, config: TaskConfig, setting: Setting) -> Self:
@@ -218,11 +218,11 @@ class Deviation(_AgainstFp32):
         """How far the outputs are from FP32's."""
         return (SQNR,)
 
-    def score(self, outputs: Outputs, targets: Targets) -> resampled.Scores:
+    def score(self, outputs: Outputs, targets: Targets) -> bootstrap.Scores:
         """Keep the outputs: until they are compared, those of FP32 are their own."""
         return _score(outputs, outputs)
 
-    def compare(self, model: resampled.Scores, baseline: resampled.Scores) -> DeviationComparison:
+    def compare(self, model: bootstrap.Scores, baseline: bootstrap.Scores) -> DeviationComparison:
         """Compare with the outputs of FP32."""
         return DeviationComparison(_score(model.outputs, baseline.outputs), baseline)
 
@@ -233,14 +233,15 @@ class Deviation(_AgainstFp32):
             names = classification.metric_names(self.outputs)
             ratios = self._ratios(found)
             metrics |= {
-                f"sqnr_db_{name}": signal.to_db([r]) for name, r in zip(names, ratios, strict=True)
+                f"sqnr_db_{name}": distortion.to_db([r])
+                for name, r in zip(names, ratios, strict=True)
             }
         return metrics
 
     def tables(self, found: contract.Comparison) -> dict[str, Table]:
         """Return the SQNR of each output."""
         rows = [
-            [name, signal.to_db([ratio])]
+            [name, distortion.to_db([ratio])]
             for name, ratio in zip(self.outputs, self._ratios(found), strict=True)
         ]
         return {"outputs.csv": [["output", "sqnr_db"], *rows]}

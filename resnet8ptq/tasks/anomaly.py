@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import AnomalyConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
-from resnet8ptq.tasks import contract, roc, signal
+from resnet8ptq.tasks import contract, distortion, roc
 from resnet8ptq.tasks.contract import Array, Metric, Metrics, Outputs, Setting, Targets
 from resnet8ptq.tasks.statistics import Auc, auc
 
@@ -62,7 +62,7 @@ class Comparison(roc.Comparison):
     @property
     def sqnr_db(self) -> float | None:
         """SQNR of the outputs, in dB."""
-        return signal.sqnr_db(self.baseline.outputs.values, self.model.outputs.values)
+        return distortion.sqnr_db(self.baseline.outputs.values, self.model.outputs.values)
 
     @property
     def paired(self) -> roc.Paired:
@@ -154,7 +154,7 @@ def _errors(found: Array, inputs: Callable[[slice], NDArray[np.float32]]) -> NDA
     if found[:1].size == 1:
         return found.reshape(-1).astype(np.float64)
     errors = np.empty(len(found))
-    rows = max(1, signal.AT_ONCE // found[:1].size)
+    rows = max(1, distortion.AT_ONCE // found[:1].size)
     for start in range(0, len(found), rows):
         part = slice(start, min(start + rows, len(found)))
         wide = (found[part].astype(np.float64) - inputs(part)).reshape(part.stop - start, -1)

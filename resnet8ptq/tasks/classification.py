@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.tasks import contract, signal
+from resnet8ptq.tasks import contract, distortion
 from resnet8ptq.tasks.contract import (
     LOGITS,
     Array,
@@ -260,21 +260,23 @@ class Comparison(contract.Comparison):
 
     @property
     def kl_divergence(self) -> float:
-        """Mean over the images of KL(baseline || model) in nats, see `signal.kl_divergence`."""
+        """Mean over the images of KL(baseline || model) in nats, see `distortion.kl_divergence`."""
         found = self.model.probabilities, self.baseline.probabilities
         even = 1 / self.model.probabilities.shape[1]
-        return signal.kl_divergence(*found, min(KL_EPSILON, even / 2))
+        return distortion.kl_divergence(*found, min(KL_EPSILON, even / 2))
 
     @property
     def sqnr_db(self) -> float | None:
-        """Signal-to-quantization-noise ratio of the logits, in dB, see `signal.to_db`.
+        """Signal-to-quantization-noise ratio of the logits, in dB, see `distortion.to_db`.
 
         Over all images and classes, where each image's logits are centred first: a softmax ignores
         a constant. None without logits on both sides.
         """
         if self.model.logits is None or self.baseline.logits is None:
             return None
-        return signal.to_db([signal.noise_ratio(self.baseline.logits, self.model.logits, _centre)])
+        return distortion.to_db(
+            [distortion.noise_ratio(self.baseline.logits, self.model.logits, _centre)]
+        )
 
     def class_delta(self, label: int) -> float | None:
         """Accuracy on one class minus the baseline's; None where it has no images."""
@@ -329,7 +331,7 @@ class Classification(contract.Task):
         [found] = outputs.values
         labels = np.asarray(targets.labels)
         if outputs.final == LOGITS:
-            return Scores(signal.softmax(found), labels, found)
+            return Scores(distortion.softmax(found), labels, found)
         return Scores(found, labels, outputs.logits)
 
     def compare(self, model: Scores, baseline: Scores) -> contract.Comparison:
@@ -367,12 +369,12 @@ class Classification(contract.Task):
 
     def figures(self, found: contract.Comparison, title: str) -> "dict[str, Figure]":
         """Draw the classes and the confusion matrix."""
-        from resnet8ptq.tasks import class_figures
+        from resnet8ptq.tasks import class_plots
 
         paired = self._top1(found).paired
         return {
-            "classes.png": class_figures.classes(paired, self.class_names, title),
-            "confusion.png": class_figures.confusion(paired, self.class_names, title),
+            "classes.png": class_plots.classes(paired, self.class_names, title),
+            "confusion.png": class_plots.confusion(paired, self.class_names, title),
         }
 
     def doubt(self, baseline: Scores, expected: float | None) -> str | None:

@@ -17,9 +17,9 @@ from resnet8ptq.config.schema import CustomConfig, TaskConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tasks import contract, resampled
+from resnet8ptq.tasks import bootstrap, contract
+from resnet8ptq.tasks.bootstrap import Comparison, Paired, Scores
 from resnet8ptq.tasks.contract import Metric, Outputs, Setting, Targets
-from resnet8ptq.tasks.resampled import Comparison, Paired, Scores
 
 TAKES = "takes a callable (outputs, targets) -> a number, or one for each sample"
 
@@ -32,7 +32,7 @@ class Custom(contract.Task):
         call: the metric; None where only what a run has kept is read.
         title: what it is called: the last part of `_target_`.
         direction, percent: see `Metric`.
-        resamples: see `resampled.Scores`.
+        resamples: see `bootstrap.Scores`.
     """
 
     call: Callable[[Any, Any], Any] | None = None
@@ -42,8 +42,8 @@ class Custom(contract.Task):
     resamples: int = 9999
 
     name = "custom"
-    test = resampled.TEST
-    intervals = resampled.INTERVALS
+    test = bootstrap.TEST
+    intervals = bootstrap.INTERVALS
     paired: ClassVar[type[contract.Paired]] = Paired
     schema = CustomConfig
 
@@ -106,7 +106,7 @@ class Custom(contract.Task):
                 f"task.metric: {self.title} returns {whole.shape or whole}; {TAKES}, all finite"
             )
         if whole.shape:
-            return Scores(outputs, resampled.mean_of(whole), items, self.resamples, whole)
+            return Scores(outputs, bootstrap.mean_of(whole), items, self.resamples, whole)
         call = _once_checked(self.call)
         return Scores(outputs, lambda chosen: float(measure(call, chosen)), items, self.resamples)
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import RegressionConfig, TaskConfig
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.tasks import contract, resampled
+from resnet8ptq.tasks import bootstrap, contract
+from resnet8ptq.tasks.bootstrap import Comparison, Paired, Scores
 from resnet8ptq.tasks.contract import Array, Metric, Outputs, Setting, Targets
-from resnet8ptq.tasks.resampled import Comparison, Paired, Scores
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Regression(contract.Task):
 
     Attributes:
         primary: `mae` or `rmse`: of a sample's values the mean, then over the samples.
-        resamples: see `resampled.Scores`.
+        resamples: see `bootstrap.Scores`.
     """
 
     primary: str = "mae"
     resamples: int = 9999
 
     name = "regression"
-    test = resampled.TEST
-    intervals = resampled.INTERVALS
+    test = bootstrap.TEST
+    intervals = bootstrap.INTERVALS
     paired: ClassVar[type[contract.Paired]] = Paired
     schema = RegressionConfig
 
@@ -67,7 +67,7 @@ class Regression(contract.Task):
         wanted, found = _flat(np.asarray(targets.labels)), _flat(outputs.values[0])
         absolute = np.abs(found - wanted).mean(axis=1)
         squared = ((found - wanted) ** 2).mean(axis=1)
-        mae = resampled.mean_of(absolute)
+        mae = bootstrap.mean_of(absolute)
 
         def rmse(chosen: NDArray[np.int64]) -> float:
             return math.sqrt(squared[chosen].mean())

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
@@ -11,9 +12,8 @@ from rich.text import Text
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
-from resnet8ptq.core.text import show
-from resnet8ptq.experiment import plots
-from resnet8ptq.experiment.ranking import Layer, SensitivityResult
+from resnet8ptq.core.text import plain, show
+from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.tasks.contract import Metric
 
 
@@ -22,7 +22,7 @@ def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
     files.write_text(folder / "sensitivity.csv", to_csv(result))
     assert result.whole is not None  # only measured analyses come here
-    figure = plots.sensitivity(
+    figure = draw(
         [layer.name for layer in result.layers],
         [layer.sqnr_db for layer in result.layers],
         [result.metric.scale * layer.lost for layer in result.layers],
@@ -95,3 +95,47 @@ def describe(config: RunConfig) -> str:
     """Return what was analysed, in one line: a title."""
     mode = config.analysis.mode.replace("_", " ")
     return " · ".join([config.data.name, *Combination.of_config(config).cells, mode])
+
+
+def draw(
+    layers: Sequence[str],
+    sqnr_db: Sequence[float],
+    losses: Sequence[float],
+    saved_kb: Sequence[float],
+    *,
+    whole_sqnr_db: float,
+    output: str,
+    lost: str,
+    title: str,
+) -> Figure:
+    """Three bars for each layer, the first layer on top.
+
+    Args:
+        losses: what each loses of the metric, which `lost` names with its unit.
+        whole_sqnr_db: with every layer quantized, drawn as a line.
+        output: what the SQNR is taken of.
+    """
+    figure = Figure(figsize=(11, 1.8 + 0.34 * len(layers)), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
+    columns = (
+        (sqnr_db, "", f"SQNR of the {output} (dB)"),
+        (losses, "%+.3g", lost),
+        (saved_kb, "%.1f", "saved (kB)"),
+    )
+    places = range(len(layers))
+    for axes, (values, label, name) in zip(panels, columns, strict=True):
+        bars = axes.barh(places, values, color="tab:blue", height=0.65)
+        axes.bar_label(bars, fmt=label, padding=3, fontsize=9)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.margins(x=0.3)  # room for the labels
+        axes.set_xlabel(plain(name))
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+    # The line would cross numbers at the bars' ends: here they stand by the names.
+    named = [f"{plain(layer)}  {value:.1f}" for layer, value in zip(layers, sqnr_db, strict=True)]
+    panels[0].set_yticks(places, named)
+    panels[0].invert_yaxis()
+    line = panels[0].axvline(whole_sqnr_db, color="tab:red", linestyle="--")
+    figure.legend([line], [f"all layers: {whole_sqnr_db:.1f} dB"], loc="outside upper right")
+    figure.suptitle(plain(title), x=0.01, ha="left")
+    return figure

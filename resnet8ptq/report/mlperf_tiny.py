@@ -1,4 +1,4 @@
-"""The tasks of a suite (`benchmark=`) in one table, each beside what the suite asks."""
+"""MLPerf Tiny's tasks (`benchmark=`) in one table, each beside what the suite asks."""
 
 from collections.abc import Sequence
 

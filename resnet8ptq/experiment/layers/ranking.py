@@ -14,7 +14,7 @@ class Layer:
 
     Attributes:
         name: short; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
-        sqnr_db: of the output, over all images; see `tasks.signal`.
+        sqnr_db: of the output, over all images; see `tasks.distortion`.
         value: the task's metric.
         lost: how much worse than the FP32 network's that is, see `Metric.drop`.
         saved_bytes: the FP32 artifact's size minus this one's.

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks import contract, signal
+from resnet8ptq.tasks import contract, distortion
 from resnet8ptq.tasks.contract import Array, Arrays, Metrics, Outputs
 from resnet8ptq.tasks.statistics import (
     Interval,
@@ -129,7 +129,7 @@ class Comparison(contract.Comparison):
     @property
     def sqnr_db(self) -> float | None:
         """SQNR of the outputs, in dB."""
-        return signal.sqnr_db(self.baseline.outputs.values, self.model.outputs.values)
+        return distortion.sqnr_db(self.baseline.outputs.values, self.model.outputs.values)
 
     @property
     def paired(self) -> Paired:

@@ -20,9 +20,9 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
-from resnet8ptq.experiment import sensitivity_table
-from resnet8ptq.experiment.fit import fit, settle_task
-from resnet8ptq.experiment.ranking import Layer, SensitivityResult
+from resnet8ptq.experiment.compatibility import fit, settle_task
+from resnet8ptq.experiment.layers import sensitivity_table
+from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.logits import end_at_logits

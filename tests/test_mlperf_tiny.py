@@ -8,8 +8,8 @@ from calling import call
 from conftest import make_config
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
-from resnet8ptq.experiment import suite
-from resnet8ptq.report.suite import rows
+from resnet8ptq.experiment import mlperf_tiny
+from resnet8ptq.report.mlperf_tiny import rows
 from resnet8ptq.tracking.history import Record
 
 TASKS = sorted(path.stem for path in Path(__file__).parents[1].glob("conf/benchmark/*.yaml"))
@@ -20,14 +20,14 @@ def no_downloads(monkeypatch):
     def refuse(*_, **__):
         raise ConnectionError("no network in tests")
 
-    monkeypatch.setattr(suite.pooch, "retrieve", refuse)
+    monkeypatch.setattr(mlperf_tiny.pooch, "retrieve", refuse)
     monkeypatch.delenv("MLPERF_TINY", raising=False)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Files of the names that the suite's have, and of other contents."""
-    for task in suite.SUITE.values():
+    for task in mlperf_tiny.SUITE.values():
         for file in filter(None, (task.network, task.data, task.official)):
             path = tmp_path / file.path.replace("*", "samples")
             path.parent.mkdir(exist_ok=True)
@@ -40,7 +40,7 @@ def test_files_are_found_in_the_folder(name, folder, no_downloads, caplog):
     asked = make_config(
         f"benchmark={name}", f"benchmark.folder={folder}", "backend=tflite_file", "dtype=int8"
     )
-    found, task = suite.settle(asked), suite.SUITE[name]
+    found, task = mlperf_tiny.settle(asked), mlperf_tiny.SUITE[name]
     assert found.backend.file == str(folder / task.official.path)
     if task.network is not None:
         assert found.model.path == str(folder / task.network.path)
@@ -56,19 +56,19 @@ def test_what_is_missing_is_unsupported_and_says_where_it_is(name, no_downloads)
     with pytest.raises(
         UnsupportedError, match=rf"^benchmark={name}: .* is not in benchmark.folder"
     ):
-        suite.settle(asked)
+        mlperf_tiny.settle(asked)
 
 
 def test_what_is_set_is_kept(folder, no_downloads):
     asked = make_config("benchmark=vww", "data.root=mine.npz", "model.path=mine.h5")
-    assert suite.settle(asked) == asked
+    assert mlperf_tiny.settle(asked) == asked
 
 
 def test_another_task_is_refused():
     asked = make_config()
     other = replace(asked, benchmark=replace(asked.benchmark, name="ner"))
     with pytest.raises(ConfigError, match=r"^benchmark\.name: got 'ner', takes ic \| ic02 \| kws"):
-        suite.settle(other)
+        mlperf_tiny.settle(other)
 
 
 def test_a_sweep_names_what_it_lacks(tmp_path):

@@ -22,9 +22,9 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
-from resnet8ptq.experiment import sensitivity
-from resnet8ptq.experiment.exclusion_search import Step, Trials, select, to_csv
-from resnet8ptq.experiment.ranking import Layer
+from resnet8ptq.experiment.layers import sensitivity
+from resnet8ptq.experiment.layers.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.experiment.layers.ranking import Layer
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes

@@ -1,0 +1,26 @@
+"""Figures of a fine-tuning."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+
+
+def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
+    """Loss in training and on held-out images, and accuracy on those, over the steps."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    series = (
+        (left, "qat_loss", "training", "C0", None),
+        (left, "qat_validation_loss", "held-out", "C1", "o"),
+        (right, "qat_validation_accuracy", "held-out", "C1", "o"),
+    )
+    for axes, name, label, colour, marker in series:
+        curve = [(point["step"], point[name]) for point in points if name in point]
+        axes.plot(*zip(*curve, strict=True), color=colour, marker=marker, label=label)
+    left.set(ylabel="distillation loss")
+    right.set(ylabel="accuracy of held-out images")
+    for axes in (left, right):
+        axes.set(xlabel="step")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure
