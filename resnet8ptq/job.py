@@ -120,9 +120,12 @@ def record(
     from resnet8ptq.experiment.pipeline import run_experiment
     from resnet8ptq.tracking.run import replace_runs, start_run
 
-    name = Combination.of_config(cast(RunConfig, cfg)).name
-    if cfg.analysis.name is not None:
-        name += f"-{cfg.analysis.name}"
+    parts = (
+        cfg.benchmark.name,
+        Combination.of_config(cast(RunConfig, cfg)).name,
+        cfg.analysis.name,
+    )
+    name = "-".join(filter(None, parts))
     log.info("%s: started", name)
     composed = OmegaConf.to_container(cfg, resolve=True)
     with start_run(store, name, composed, folder, parent_id, tags) as opened:

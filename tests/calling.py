@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,11 @@ from unittest import mock
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from resnet8ptq.__main__ import main
-from resnet8ptq.core import cache, console
+from resnet8ptq.core import cache, console, figures
 from resnet8ptq.data import locate
 from resnet8ptq.models import model
 from resnet8ptq.sweep import callback
@@ -38,6 +39,7 @@ COMMAND = (sys.executable, str(REPO / "run.py"))
 NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
 # MLflow's server otherwise starts eight processes for jobs of its own, which no test asks for.
 NO_SERVER_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+EMPTY = figures.to_png(Figure(figsize=(0.1, 0.1)))
 QUICK = (  # for a run whose accuracy does not matter
     *("data=shapes", "latency.enabled=false"),
     *("evaluate.split=held_out", "held_out_images=500"),
@@ -96,13 +98,18 @@ class Called:
         return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
-def call(folder: Path, *args: str, **env: str) -> Called:
+def call(folder: Path, *args: str, drawn: bool = False, **env: str) -> Called:
     """Call `run.py` in `folder`, as a person would; runs/ and mlruns/ land there.
 
-    In this process, where everything is imported and loaded already.
+    In this process, where everything is imported and loaded already. Its figures are empty pictures
+    unless `drawn`: they take half a second each.
     """
     script = COMMAND[1]
-    return _call(lambda: runpy.run_path(script, run_name="__main__"), folder, [script, *args], env)
+    pictures = nullcontext() if drawn else mock.patch.object(figures, "to_png", lambda _: EMPTY)
+    with pictures:
+        return _call(
+            lambda: runpy.run_path(script, run_name="__main__"), folder, [script, *args], env
+        )
 
 
 def call_beside(folder: Path, *args: str, **env: str) -> Called:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from calling import NO_REAL_FILES, REPO, Called, call, copy_database
+from calling import NO_REAL_FILES, QUICK, REPO, Called, call, copy_database
 from filelock import FileLock
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -53,7 +53,7 @@ TIMED = (  # a run that is timed, if not for long
     *("latency.repeats=20", "latency.batch_repeats=2"),
 )
 LONG = {  # few tests, of many processes each
-    *("test_launchers", "test_resume", "test_run", "test_server", "test_sync", "test_browser"),
+    *("test_run", "test_launchers", "test_server", "test_sync", "test_browser"),
 }
 
 
@@ -254,16 +254,32 @@ def quantize(quantize_anew: Quantize) -> Quantize:
     return cache(quantize_anew)
 
 
+FAILS = ("calib=percentile", "calib.samples_per_class=20", "calib.percentile=99.9,120")
+
+
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     """One real sweep for everything that only looks at it: two frameworks, one unsupported cell."""
-    args = ("-m", "backend=onnx,torch", "dtype=int8,uint8", *TIMED)
-    shared = shared_folder(tmp_path_factory)
-    folder, record = shared / "sweep", shared / "sweep.json"
-    with FileLock(shared / "sweep.lock"):  # the first process that wants it makes it
+    cells = ("backend=onnx,torch", "dtype=int8,uint8")
+    return call_once(tmp_path_factory, "sweep", *cells, *TIMED, drawn=True)
+
+
+@pytest.fixture(scope="session")
+def failing_sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
+    """A sweep of one job that succeeds and one that fails."""
+    return call_once(tmp_path_factory, "failing", *QUICK, *FAILS)
+
+
+def call_once(
+    factory: pytest.TempPathFactory, name: str, *args: str, drawn: bool = False
+) -> Called:
+    """Call a sweep; the first process of the tests that wants it does."""
+    shared = shared_folder(factory)
+    folder, record = shared / name, shared / f"{name}.json"
+    with FileLock(shared / f"{name}.lock"):
         if not record.exists():
             folder.mkdir()
-            done = call(folder, *args, **NO_REAL_FILES)
+            done = call(folder, "-m", *args, drawn=drawn, **NO_REAL_FILES)
             record.write_text(json.dumps([done.code, done.out, done.err]))
     return Called(folder, *json.loads(record.read_text()))
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import slurm
-from calling import COMMAND, NO_REAL_FILES, QUICK, Called, call, call_process, clean_environment
-from conftest import new_store
+from calling import COMMAND, NO_REAL_FILES, QUICK, Called, call_process, clean_environment
+from conftest import FAILS, new_store
 from mlflow.entities import ViewType
-from test_run import cell_of, interrupt, wait_for_running_children
+from test_run import interrupt, wait_for_running_children
 
 from resnet8ptq.core import machine
 
@@ -33,21 +33,13 @@ LAUNCHERS = {
 }
 AT_ONCE = {"processes": CORES}  # the others: 2
 
-# A calibration that works, and one that fails; with joblib, which many use, in both frameworks.
-SETTINGS = (*QUICK, "calib=percentile", "calib.samples_per_class=20")
-CELLS = (*SETTINGS, "calib.percentile=99.9,120")
-AFTER_KILLED = (*SETTINGS, "calib.percentile=99.8,99.9,120")  # the first job is killed
-BOTH = ("backend=onnx,torch",)
+CELLS = (*QUICK, *FAILS)
+AFTER_KILLED = (*CELLS[:-1], "calib.percentile=99.8,99.9,120")  # the first job is killed
 WRONG = "error: calib.percentile: got 120.0, takes 50 < p <= 100"
 MEASURED = {
     *("quantize_s", "evaluate_s", "images_per_s", "peak_memory_bytes"),
     *("evaluate_batch_size", "evaluate_threads"),
 }
-
-
-@pytest.fixture(scope="module")
-def serial(tmp_path_factory: pytest.TempPathFactory) -> Called:
-    return call(tmp_path_factory.mktemp("serial"), "-m", *BOTH, *CELLS, **NO_REAL_FILES)
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
@@ -65,18 +57,15 @@ def parallel(launcher: str, tmp_path_factory: pytest.TempPathFactory, started: "
     path = os.environ["PATH"]
     if launcher == "slurm":
         path = f"{slurm.install(folder / 'bin')}{os.pathsep}{path}"
-    cells = (*BOTH, *CELLS) if launcher == "joblib" else CELLS
-    return call_process(folder, "-m", *cells, *LAUNCHERS[launcher], **NO_REAL_FILES, PATH=path)
+    return call_process(folder, "-m", *CELLS, *LAUNCHERS[launcher], **NO_REAL_FILES, PATH=path)
 
 
 def test_jobs_have_one_parent_and_lose_no_run(
-    serial: Called, launcher: str, parallel: Called
+    failing_sweep: Called, launcher: str, parallel: Called
 ) -> None:
-    found = {"joblib": ["ok", "failed"] * 2, "processes": ["killed", "ok", "failed"]}
-    for sweep, expected in (
-        (serial, ["ok", "failed"] * 2),
-        (parallel, found.get(launcher, ["ok", "failed"])),
-    ):
+    both = ["ok", "failed"]
+    expected_of_all = (both, ["killed", *both] if launcher == "processes" else both)
+    for sweep, expected in zip((failing_sweep, parallel), expected_of_all, strict=True):
         statuses = [run.data.tags["status"] for run in sorted_children(sweep)]
         assert statuses == expected, sweep.err
         assert len(sweep.runs) == len(expected) + 1
@@ -93,7 +82,7 @@ def test_jobs_have_one_parent_and_lose_no_run(
         assert "Warning" not in sweep.err
         assert {"report.md", "report.html", "runs.csv"} <= set(sweep.artifacts(sweep.parent))
     if launcher == "joblib":
-        assert parallel.table == serial.table
+        assert parallel.table == failing_sweep.table
     if launcher == "processes":
         assert [row["status"] for row in parallel.table] == ["baseline", "killed", "ok", "failed"]
     if launcher == "ray_local":  # which has started the killed job again
@@ -102,13 +91,13 @@ def test_jobs_have_one_parent_and_lose_no_run(
         assert killed.data.tags["run_again_as"] == sorted_children(parallel)[0].info.run_id
 
 
-def test_jobs_find_the_same_to_the_last_prediction(serial: Called, parallel: Called) -> None:
+def test_jobs_find_the_same_to_the_last_prediction(failing_sweep: Called, parallel: Called) -> None:
     finished = [run for run in sorted_children(parallel) if run.data.tags["status"] != "killed"]
-    for one, other in zip(sorted_children(serial), finished, strict=False):
+    for one, other in zip(sorted_children(failing_sweep), finished, strict=False):
         assert one.info.run_name == other.info.run_name
         assert without(one.data.params, {"threads"}) == without(other.data.params, {"threads"})
         assert without(one.data.metrics, MEASURED) == without(other.data.metrics, MEASURED)
-        theirs, ours = serial.artifacts(one), parallel.artifacts(other)
+        theirs, ours = failing_sweep.artifacts(one), parallel.artifacts(other)
         assert set(theirs) == set(ours)
         if one.data.tags["status"] != "ok":
             continue
@@ -116,14 +105,15 @@ def test_jobs_find_the_same_to_the_last_prediction(serial: Called, parallel: Cal
             assert set(a) == set(b)
             for name in a:
                 np.testing.assert_array_equal(a[name], b[name])
-        model = "model.onnx" if cell_of(one)[0] == "onnx" else "model.pt"
-        assert theirs[model].read_bytes() == ours[model].read_bytes()
+        assert theirs["model.onnx"].read_bytes() == ours["model.onnx"].read_bytes()
 
 
-def test_jobs_share_the_cores_and_say_so(serial: Called, launcher: str, parallel: Called) -> None:
+def test_jobs_share_the_cores_and_say_so(
+    failing_sweep: Called, launcher: str, parallel: Called
+) -> None:
     at_once = AT_ONCE.get(launcher, 2)
     threads = max(1, CORES // 2) if launcher == "joblib" else 1
-    for sweep, tag, param in ((serial, 1, CORES), (parallel, at_once, threads)):
+    for sweep, tag, param in ((failing_sweep, 1, CORES), (parallel, at_once, threads)):
         ran = [run for run in sweep.children if run.data.tags["status"] != "killed"]
         assert len(ran) >= 2
         for run in ran:
@@ -131,7 +121,7 @@ def test_jobs_share_the_cores_and_say_so(serial: Called, launcher: str, parallel
             assert run.data.tags["jobs_at_once"] == str(tag)
     report = parallel.artifacts(parallel.parent)["report.md"].read_text()
     assert (f"{at_once} jobs at once" in report) == (at_once > 1)
-    assert "at once" not in serial.artifacts(serial.parent)["report.md"].read_text()
+    assert "at once" not in failing_sweep.artifacts(failing_sweep.parent)["report.md"].read_text()
 
 
 class Started:
@@ -164,16 +154,9 @@ def started() -> Iterator[Started]:
         os.kill(process, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "code"),
-    [("joblib", signal.SIGTERM, 143), ("processes", signal.SIGINT, 130)],
-)
-def test_interrupted_jobs_are_closed_and_leave_no_process(
-    tmp_path: Path, started: Started, name: str, number: signal.Signals, code: int
-) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-    found = interrupt(tmp_path, number, set("01"[:CORES]), *LAUNCHERS[name])
-    assert found.code == code
+def test_interrupted_jobs_are_closed_and_leave_no_process(tmp_path: Path, started: Started) -> None:
+    found = interrupt(tmp_path, signal.SIGTERM, set("01"[:CORES]), *LAUNCHERS["processes"])
+    assert found.code == 143
     assert len(found.children) == min(2, CORES)
     for run in (found.parent, *found.children):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")

@@ -80,6 +80,8 @@ def test_a_sweep_names_what_it_lacks(tmp_path):
     assert "kws/*.npz is not in benchmark.folder=" in done.out
     cells = [line.split("│")[1:-1] for line in done.out.splitlines() if "│ kws DS-CNN" in line]
     assert [each[-1].strip() for each in cells] == ["unsupported"] * 2
+    names = {run.info.run_name for run in done.children}
+    assert names == {f"kws-{backend}-int8-minmax-per_tensor" for backend in ("onnx", "torch")}
 
 
 def test_the_table_says_which_targets_are_met():

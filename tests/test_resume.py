@@ -190,7 +190,7 @@ CELLS = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path: Path, sweep: Called) -> None:
-    """Killed with SIGKILL in its second job; resumed by a launcher that runs jobs at once."""
+    """Killed with SIGKILL in its second job; resumed in another process."""
     new_store(tmp_path / "mlruns")
     killed = call_process(tmp_path, *CELLS, strike=(1, 0), **NO_REAL_FILES)
     assert killed.code == -9
@@ -198,8 +198,7 @@ def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path: Path, swe
     states = [(run.info.status, run.data.tags["status"]) for run in before.runs]
     assert states == [("RUNNING", "running"), ("FINISHED", "ok"), ("RUNNING", "running")]
 
-    words = (*CELLS, "sweep.resume=true", "hydra/launcher=processes")
-    after = call_process(tmp_path, *words, **NO_REAL_FILES)
+    after = call(tmp_path, *CELLS, "sweep.resume=true", **NO_REAL_FILES)
     assert after.code == 0, after.err
     assert "Skipped: 1 of 3 runs" in after.out
     assert after.parent.info.run_id == before.parent.info.run_id

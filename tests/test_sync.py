@@ -102,6 +102,24 @@ def test_what_is_logged_later_is_what_would_have_been_logged(store: Store, tmp_p
         assert str(synchronize(store, tmp_path / "away")).startswith("0 runs logged")
 
 
+def test_a_sweep_that_closes_waits_for_its_jobs_and_not_for_itself(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.joinpath("0").mkdir()
+    parent_id = start_parent(store, "sweep", tmp_path, {})
+    waits = {}
+
+    def spy(folder: Path, wait_s: float = 0) -> bool:
+        waits[folder] = wait_s
+        return True
+
+    monkeypatch.setattr(journal, "is_alive", spy)
+    with start_run(store, "job", {}, tmp_path / "0", parent_id, {"job_number": "0"}):
+        known = history.find_runs(store, "", deleted=True)
+        assert sync.sync(store, tmp_path, known, wait_s=10).running == [tmp_path, tmp_path / "0"]
+    assert waits == {tmp_path: 0, tmp_path / "0": 10}
+
+
 def test_a_store_that_goes_away_in_the_middle_gets_the_rest_when_it_is_back(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

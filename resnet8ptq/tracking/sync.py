@@ -55,7 +55,7 @@ def sync(store: Store, root: Path, known: Sequence[Record], wait_s: float = 0) -
 
     Args:
         known: what the store has of them.
-        wait_s: how long to wait for a process that is about to end.
+        wait_s: how long to wait for a job whose process is about to end.
     """
     synced, by_key = Synced(), {record.tags.get("record"): record for record in known}
     ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
@@ -68,7 +68,7 @@ def sync(store: Store, root: Path, known: Sequence[Record], wait_s: float = 0) -
             continue
         if kept.ended:
             synced.logged.append(folder)
-        elif journal.is_alive(folder, wait_s):
+        elif journal.is_alive(folder, wait_s if kept.parent_id is not None else 0):
             synced.running.append(folder)
             continue
         else:
