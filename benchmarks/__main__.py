@@ -14,7 +14,7 @@ from benchmarks import calibration, parallel, results
 from benchmarks.setting import Setting
 
 NEEDED = ("CIFAR10_DIR", "RESNET8_H5")
-OPTIONAL = {"parallel": (parallel, "joblib,slurm,ray"), "calibration": (calibration, "bench")}
+OPTIONAL = {"parallel": (parallel, "joblib,ray"), "calibration": (calibration, "bench")}
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from benchmarks.setting import GRID, NO_LATENCY, Record, Setting, find_runs, job
 from benchmarks.tables import ratios, spread, table
 from resnet8ptq.core import machine
 
-PLUGINS = ("hydra_joblib_launcher", "hydra_submitit_launcher", "hydra_ray_launcher")
+PLUGINS = ("hydra_joblib_launcher", "hydra_ray_launcher")
 LAUNCHERS = {  # each with a job for each core
     "serial": (),
     "joblib": ("hydra/launcher=joblib",),
