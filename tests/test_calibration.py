@@ -420,6 +420,17 @@ def test_mse_counts_no_error_for_zeros(bins):
     assert among[1] == without[1]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_mse_keeps_zero_among_the_levels_of_values_far_from_it(sign):
+    far = sign * (np.float32(4) + draw("exponential")[:2000])
+    ranges = [
+        find_range(observe(v, bins=512), make_config("mse"))
+        for v in (far, np.append(far, np.float32(0)))
+    ]
+    outer = [high if sign == 1 else low for low, high in ranges]
+    assert outer[0] == outer[1] != sign * np.abs(far).max()
+
+
 batches = st.lists(tensor, min_size=1, max_size=6)
 
 
