@@ -99,7 +99,7 @@ def test_settings_that_fit(tmp_path):
     onnx.save(build(13, takes=["N", 3, 28, 28], gives=["N", 2]), tmp_path / "own.onnx")
     files = (f"model.path={tmp_path / 'own.onnx'}", f"data.root={tmp_path / 'a.npz'}")
     done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
-    assert "data=arrays: samples [28, 28, 3] fit, their axes in the order [2, 0, 1]" in done.out
+    assert "data=arrays: samples [28, 28, 3] fit as [3, 28, 28]" in done.out
     assert "data=arrays: labels from 0 to 1 fit: it returns 2 values" in done.out
     (tmp_path / "a.npz").unlink()
     done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)

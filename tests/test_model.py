@@ -222,7 +222,7 @@ def test_a_conversion_is_announced(shapes, shapes_model, cache_root, tmp_path, m
     assert "converting" not in caplog.text
     with pytest.raises(ModelError, match="stopped"):
         load(shapes, tmp_path, shapes_model.source)
-    assert f"converting the network, once: {shapes_model.source}" in caplog.messages
+    assert f"converting the network: {shapes_model.source}" in caplog.messages
 
 
 def one_line(error: pytest.ExceptionInfo[ModelError]) -> str:

@@ -15,6 +15,7 @@ from conftest import make_config
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.core.errors import PtqError
+from resnet8ptq.experiment import pipeline
 from resnet8ptq.experiment.pipeline import run_experiment
 from resnet8ptq.tracking.run import start_run
 
@@ -97,6 +98,18 @@ def test_a_preprocessing_that_does_not_fit_is_named(run, tmp_path, caplog):
     caplog.clear()
     run(*files, "preprocess=unit", "report.expected_accuracy=0.95")
     assert "FP32 ACCURACY" not in caplog.text
+
+
+def test_without_labels_the_preprocessing_and_the_noise_are_told(
+    run, tmp_path, caplog, monkeypatch
+):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(pipeline, "LOW_SQNR_DB", 99)
+    files = (f"data.root={write_data(tmp_path / 'a.npz')}", "data.labels=none", "preprocess=unit")
+    run(*files, f"model.path={write_network(tmp_path / 'own.onnx')}")
+    assert "no labels to tell whether preprocess=unit (scale=0.00392157, " in caplog.text
+    (noise,) = [line for line in caplog.messages if line.startswith("SQNR ")]
+    assert noise.endswith(" dB: far from FP32's outputs; per_channel=true may help")
 
 
 @pytest.mark.parametrize(

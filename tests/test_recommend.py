@@ -153,6 +153,12 @@ def test_a_drop_is_told_by_its_significance(lost: int, words: str) -> None:
     assert by_use(("a", predictions(lost=lost), {}))["best accuracy"].why == words
 
 
+def test_a_drop_is_told_with_its_interval() -> None:
+    interval = {"delta_ci95_low": -0.012, "delta_ci95_high": 0.01}
+    found = by_use(("a", predictions(), interval))["best accuracy"].why
+    assert found.endswith("FP32 (+0.00 points, 95% interval -1.20 to +1.00)")
+
+
 def test_at_its_limits_a_model_passes() -> None:
     limits = ReportConfig(max_drop=0.25, min_accuracy=0.5)
     (cell,) = sweep(("a", predictions(), {"delta": -0.25, "accuracy": 0.5})).cells

@@ -307,7 +307,7 @@ def test_missing_data_falls_back_loudly(tmp_path: Path) -> None:
     found = call(tmp_path, "dtype=uint8", "latency.enabled=false", **NO_REAL_FILES, **nowhere)
     assert found.code == 0, found.err
     warning = " ".join(found.err.split())
-    assert "CIFAR-10 NOT FOUND" in warning
+    assert warning.count("CIFAR-10 NOT FOUND") == 1
     assert "`shapes`" in warning
     assert "set CIFAR10_DIR or data.root" in warning
     assert "shapes, resnet8, 5,000 test images" in found.out

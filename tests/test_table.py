@@ -183,6 +183,13 @@ def test_what_differs_only_between_frameworks_is_no_column() -> None:
     assert table.rows([*given, other])[2][4] == ""  # onnx has none
 
 
+def test_data_that_an_unsupported_run_never_looked_for_are_no_column() -> None:
+    found, asked = {"data.name": "shapes"}, {"data.name": "cifar10"}
+    given = [record(**found), record(dtype="uint8", status="unsupported", **asked)]
+    assert table.varied(given) == []
+    assert table.varied([*given, record(**asked)]) == ["data.name"]
+
+
 @pytest.mark.parametrize("key", ["weight_dtype", "data.root", "tracking.root", "calib.name"])
 def test_what_nobody_chose_by_itself_is_no_column(key: str) -> None:
     assert table.varied([record(**{key: "one"}), record(**{key: "other"})]) == []

@@ -45,7 +45,11 @@ class Source:
 
 _HERE = "resnet8ptq.data.sources"
 SOURCES = {
-    "cifar10": Source(f"{_HERE}.cifar10:load", "a folder with data_batch_1..5", folder=True),
+    "cifar10": Source(
+        f"{_HERE}.cifar10:load",
+        "a folder with data_batch_1..5; your own: data=arrays, folder, table or huggingface",
+        folder=True,
+    ),
     "shapes": Source(f"{_HERE}.shapes:load"),
     "arrays": Source(
         f"{_HERE}.arrays:load",

@@ -8,7 +8,7 @@ from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.data import locate as locate_data
 from resnet8ptq.data import registry
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
-from resnet8ptq.models.contract import IF_PICTURES, Contract, find_layout
+from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_layout
 from resnet8ptq.models.inspection import inspect, print_inspection
 from resnet8ptq.models.locate import locate
 from resnet8ptq.models.model import module_of
@@ -80,7 +80,7 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
     data = f"data={config.data.name}"
     try:
         layout = find_layout(samples.shape, contract)
-        moved = "" if layout is None else f", their axes in the order {list(layout)}"
+        moved = f" as {list(arranged(samples.shape, layout))}" if layout is not None else ""
         lines = [f"{data}: samples {list(samples.shape)} fit{moved}"]
     except ModelError as error:
         reason, _, advice = str(error).partition(IF_PICTURES)

@@ -1,5 +1,6 @@
 """One run, from its config to its result: the recipe."""
 
+import logging
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,10 @@ from resnet8ptq.experiment import mlperf_tiny, outputs, preparation, preprocessi
 from resnet8ptq.experiment.compatibility import fit, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
+
+log = logging.getLogger(__name__)
+
+LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
 
 
 def run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
@@ -127,7 +132,16 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     )
     params = resolved.to_params() | prepared.params | artifact.details
     result = RunResult("ok", measurement=measurement, resolved=params)
+    _warn_of_noise(config, result)
     outputs.write(folder, config, result, artifact, calibration, fp32)
     run.log_model(artifact.path, scored)
     run.log_result(result)
     return result
+
+
+def _warn_of_noise(config: RunConfig, result: RunResult) -> None:
+    """Warn where the quantized network's outputs are far from FP32's, whatever it is scored by."""
+    sqnr_db = result.to_metrics().get("sqnr_db")
+    if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
+        settings = "nodes_to_exclude=auto" if config.per_channel else "per_channel=true"
+        log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)

@@ -48,6 +48,13 @@ def check(
         baseline: of the FP32 network.
     """
     reason = task.doubt(baseline, config.report.expected_accuracy)
+    if dataset.test.labels is None:
+        taken = config.preprocess
+        log.info(
+            "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the "
+            "network",
+            *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
+        )
     if reason is None:
         return None
     chosen = np.linspace(0, len(dataset.train) - 1, min(SAMPLES, len(dataset.train)))

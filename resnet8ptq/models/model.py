@@ -84,7 +84,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     crashed = ModelError(f"{source}: {conversion.CRASHED}")
 
     def make(folder: Path) -> None:
-        log.info("converting the network, once: %s", source)
+        log.info("converting the network: %s", source)
         samples = np.concatenate(list(checked.batches(conversion.AT_ONCE)))
         isolation.call(conversion.convert, source, folder, samples, module, crashed=crashed)
 

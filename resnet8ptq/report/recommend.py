@@ -114,10 +114,17 @@ def _explain(metric: Metric, use: str, best: Cell, candidates: Sequence[Cell]) -
         )
         if best.drop <= 0:
             against = "not worse than"
-        why += f", {against} FP32 ({metric.say_change(best.metric('delta'))})"
+        change = metric.say_change(best.metric("delta")) + _interval(metric, best)
+        why += f", {against} FP32 ({change})"
     return Recommendation(
         use, best, why, tuple(equals), f"no significant difference in {metric.title}"
     )
+
+
+def _interval(metric: Metric, cell: Cell) -> str:
+    ends = [cell.record.metrics.get(f"delta_ci95_{end}") for end in ("low", "high")]
+    shown = [metric.show_change(end) for end in ends if end is not None]
+    return f", 95% interval {' to '.join(shown)}" if shown else ""
 
 
 def _least(

@@ -33,7 +33,7 @@ def find(config: RunConfig) -> str:
         PtqError: the images or the network are not available.
     """
     config = mlperf_tiny.settle(config)
-    settled = locate.settle(config.data)
+    settled = locate.settle(config.data, quiet=True)
     images = registry.read(settled, config.preprocess, cache.folder(config.cache_dir))
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     settings["data"] = [images.name, images.train.digest, images.test.digest]

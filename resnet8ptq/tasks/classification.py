@@ -409,6 +409,6 @@ def check_classes(task: str, setting: Setting) -> tuple[str, ...]:
     if returned != known:
         raise ModelError(
             f"returns {returned} values, but {setting.data} has {known} classes; takes a network "
-            "with one output for each class"
+            "with one output for each class, or other data (data=)"
         )
     return setting.class_names
