@@ -206,6 +206,7 @@ def test_sweep_that_cannot_be_composed_has_failed(
     assert "Traceback" not in found.err
     assert found.code == 2
     assert [run.info.status for run in found.runs] == recorded
+    assert "Browse:" not in found.out  # there is nothing to see
     assert {run.data.tags["status"] for run in found.runs} <= {"failed"}
 
 

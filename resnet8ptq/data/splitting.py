@@ -80,9 +80,10 @@ def split_one(
     drawn = stratify(strata, units, config.test_fraction, config.split_seed)
     train, test = (whole.take(indices) for indices in drawn)
     log.info(
-        "%s: has no split of its own: %d samples to train, %d to test, the same fraction of each "
-        "class, by data.split_seed=%d%s",
-        *(root, len(train), len(test), config.split_seed),
+        "%s: has no split of its own: %d samples to train, %d to test%s, by data.split_seed=%d and "
+        "data.test_fraction=%g%s",
+        *(root, len(train), len(test), ", the same fraction of each class" if class_names else ""),
+        *(config.split_seed, config.test_fraction),
         _tell_equal(len(whole), len(different), kind),
     )
     return Dataset(name, class_names, train, test, named)

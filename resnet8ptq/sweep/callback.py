@@ -82,7 +82,8 @@ class RunningSweep:
                 f"are kept in {folder}: `python -m resnet8ptq sync folder={folder}` logs them "
                 "when it is back"
             ) from error
-        table.print_places(folder, store)
+        if records:
+            table.print_places(folder, store)
         if failure is not None:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); `python -m "
