@@ -250,6 +250,7 @@ def assert_one_error(found: Called, code: int, named: str) -> None:
         ("nosuchkey=1", "error: nosuchkey: no such key; takes backend | dtype | "),
         ("per_chanel=true", "error: per_chanel: no such key; takes backend | "),
         ("per_chanel=true", " | per_backend (nearest: per_channel)\n"),
+        ("modle.path=a", "error: modle: no such key; takes backend | "),
         (
             "data.rot=a",
             "error: data.rot: no such key; takes name | root | on_missing (nearest: root)",

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
 from resnet8ptq.core.text import no_such_key, printable, redact
@@ -86,6 +86,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
+_NO_KEY = (ConfigAttributeError, ConfigKeyError)  # of a key, and of a part of a longer one
 _COMPOSING = (HydraException, OmegaConfBaseException)
 _INPUTS = (ConfigError, DataError, ModelError)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
@@ -122,7 +123,7 @@ def one_line(error: BaseException) -> str:
     text, cause = str(error), error.__cause__
     if isinstance(error, HydraException) and cause is not None:
         text += f": {cause}"
-        if isinstance(cause, ConfigAttributeError) and is_dataclass(cause.object_type):
+        if isinstance(cause, _NO_KEY) and is_dataclass(cause.object_type):
             # Hydra advises to append the key, which only moves the error.
             text = no_such_key(
                 str(cause.full_key), [item.name for item in fields(cause.object_type)]
