@@ -17,7 +17,7 @@ MODULES = {
     "quantize": ("backends/", "corrections/", "experiment/preparation"),
     "evaluate": ("evaluation/evaluate", "evaluation/pace", "evaluation/baseline", "tasks/"),
     "latency": ("evaluation/latency",),
-    "outputs": ("experiment/outputs", "evaluation/result"),
+    "outputs": ("experiment/outputs", "experiment/plots", "evaluation/result"),
     "tracking": ("tracking/",),
     "report": ("report/",),
 }

@@ -132,16 +132,15 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     )
     params = resolved.to_params() | prepared.params | artifact.details
     result = RunResult("ok", measurement=measurement, resolved=params)
-    _warn_of_noise(config, result)
+    _warn_of_noise(config, measurement.comparison.sqnr_db)
     outputs.write(folder, config, result, artifact, calibration, fp32)
     run.log_model(artifact.path, scored)
     run.log_result(result)
     return result
 
 
-def _warn_of_noise(config: RunConfig, result: RunResult) -> None:
+def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
     """Warn where the quantized network's outputs are far from FP32's, whatever it is scored by."""
-    sqnr_db = result.to_metrics().get("sqnr_db")
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         settings = "nodes_to_exclude=auto" if config.per_channel else "per_channel=true"
         log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)

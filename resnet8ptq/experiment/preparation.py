@@ -15,10 +15,11 @@ from resnet8ptq.corrections import sequence
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.trial import Bench
+from resnet8ptq.experiment import plots
 from resnet8ptq.experiment.compatibility import settle_task
 from resnet8ptq.experiment.layers import exclusion
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.finetuning import plots, qat
+from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import Selection

@@ -40,6 +40,8 @@ def check(
 ) -> str | None:
     """Warn where what FP32 reaches cannot be right, and name the usual preprocessing that fits.
 
+    Without labels it says which preprocessing is taken on trust.
+
     Returns:
         The warning; None where there is none.
 
@@ -47,7 +49,6 @@ def check(
         dataset: as the network takes it; its training samples are tried, where they have labels.
         baseline: of the FP32 network.
     """
-    reason = task.doubt(baseline, config.report.expected_accuracy)
     if dataset.test.labels is None:
         taken = config.preprocess
         log.info(
@@ -55,6 +56,7 @@ def check(
             "network",
             *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
         )
+    reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
         return None
     chosen = np.linspace(0, len(dataset.train) - 1, min(SAMPLES, len(dataset.train)))

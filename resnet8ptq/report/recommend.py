@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report import table
 from resnet8ptq.report.comparison import SIGNIFICANCE, Cell, Family, indistinguishable
 from resnet8ptq.tasks.contract import Metric
 
@@ -114,17 +115,13 @@ def _explain(metric: Metric, use: str, best: Cell, candidates: Sequence[Cell]) -
         )
         if best.drop <= 0:
             against = "not worse than"
-        change = metric.say_change(best.metric("delta")) + _interval(metric, best)
+        change = metric.say_change(best.metric("delta"))
+        if interval := table.show_interval(metric, best.record.metrics):
+            change += f", 95% interval {interval}"
         why += f", {against} FP32 ({change})"
     return Recommendation(
         use, best, why, tuple(equals), f"no significant difference in {metric.title}"
     )
-
-
-def _interval(metric: Metric, cell: Cell) -> str:
-    ends = [cell.record.metrics.get(f"delta_ci95_{end}") for end in ("low", "high")]
-    shown = [metric.show_change(end) for end in ends if end is not None]
-    return f", 95% interval {' to '.join(shown)}" if shown else ""
 
 
 def _least(

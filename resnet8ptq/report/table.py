@@ -1,7 +1,7 @@
 """The table of runs: for the terminal, and as cells and CSV for the report."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -111,13 +111,15 @@ def varied(records: Sequence[Record]) -> list[str]:
         members = [record for record in records if record.params.get("backend") == backend]
         for key in {key for record in members for key in record.params}:
             # An unsupported run reads no data: its `data.name` is only what was asked for.
-            told = {r.params.get(key) for r in members if key != "data.name" or not _unread(r)}
+            told = {
+                r.params.get(key) for r in members if key != "data.name" or not _is_unsupported(r)
+            }
             if _is_setting(key) and len(told) > 1:
                 keys.add(key)
     return sorted(keys)
 
 
-def _unread(record: Record) -> bool:
+def _is_unsupported(record: Record) -> bool:
     return record.tags.get("status") == "unsupported"
 
 
@@ -299,15 +301,20 @@ def _figures(task: Task, record: Record, adjusted_p: float | None) -> list[str]:
             costs[1] = f"{metrics['size_reduction']:.1%}"
     if quantized and "delta" in metrics:
         scored[1] = task.metric.show_change(metrics["delta"])
-    if quantized and "delta_ci95_low" in metrics:
-        ends = (metrics[f"delta_ci95_{end}"] for end in ("low", "high"))
-        scored[2] = " to ".join(map(task.metric.show_change, ends))
+    if quantized:
+        scored[2] = show_interval(task.metric, metrics)
     if adjusted_p is not None:
         scored[3] = "<0.001" if adjusted_p < 0.001 else f"{adjusted_p:.3f}"
     if quantized and "speedup" in metrics:
         costs[3] = f"{metrics['speedup']:.2f}"
     status, execution = record.tags.get("status", "?"), record.params.get("execution", "")
     return [*scored, *costs, execution, status if quantized or status != "ok" else "baseline"]
+
+
+def show_interval(metric: Metric, metrics: Mapping[str, float]) -> str:
+    """Return the 95% interval of a run's `delta`; empty where it has none."""
+    ends = (metrics.get(f"delta_ci95_{end}") for end in ("low", "high"))
+    return " to ".join(metric.show_change(end) for end in ends if end is not None)
 
 
 def _values(metrics: Sequence[Metric], record: Record, prefix: str = "") -> list[str]:

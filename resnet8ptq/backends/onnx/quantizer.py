@@ -157,7 +157,7 @@ def _scales_counted() -> Iterator[None]:
     if raised:
         log.info(
             "ONNX Runtime raised the weight scales of %d channels or layers: their weights are too "
-            "small beside their bias for its 32 bits; the accuracy below counts it in",
+            "small beside their bias for its 32 bits; what the run measures includes it",
             len(raised),
         )
 

@@ -1,4 +1,4 @@
-"""Figures of a fine-tuning."""
+"""Figures of one run, besides those of its task."""
 
 from collections.abc import Mapping, Sequence
 
