@@ -16,7 +16,9 @@ from resnet8ptq.config.schema import (
     AnomalyConfig,
     ArraysConfig,
     BinaryConfig,
+    CocoConfig,
     CustomConfig,
+    DetectionConfig,
     FolderConfig,
     RegressionConfig,
     RunConfig,
@@ -43,8 +45,8 @@ def register_schemas() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
     for node in (
-        *(TorchConfig, TfliteConfig, ArraysConfig, FolderConfig, TableConfig),
-        *(BinaryConfig, AnomalyConfig, RegressionConfig, CustomConfig),
+        *(TorchConfig, TfliteConfig, ArraysConfig, FolderConfig, TableConfig, CocoConfig),
+        *(BinaryConfig, AnomalyConfig, RegressionConfig, DetectionConfig, CustomConfig),
     ):
         store.store(group="hydra/schema", name=node.name, node=node)
 

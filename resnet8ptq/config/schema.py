@@ -21,7 +21,7 @@ DTYPES = {
 # What a search can optimize, by the metric's name, and in which direction.
 OBJECTIVES = {
     **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
-    **dict.fromkeys(("top5_accuracy", "macro_f1", "auc", "pauc"), "maximize"),
+    **dict.fromkeys(("top5_accuracy", "macro_f1", "auc", "pauc", "ap"), "maximize"),
     **dict.fromkeys(("drop", "mae", "rmse", "relative_error"), "minimize"),
     **dict.fromkeys(("kl_divergence", "size_bytes", "peak_memory_bytes"), "minimize"),
     **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
@@ -76,6 +76,7 @@ class CalibConfig:
     num_quantized_bins: int = limited(128, at_least(2))
     averaging_constant: float = limited(0.01, limits.SHARE)
     table: str | None = None
+    images: str | None = None
 
 
 @dataclass
@@ -143,6 +144,18 @@ class TableConfig(ArraysConfig):
 
 
 @dataclass
+class CocoConfig(SplitConfig):
+    """Pictures with boxes, as COCO has them; see `data.sources.coco`."""
+
+    name: str = "coco"
+    images: str | None = None
+    annotations: str | None = None
+    classes: list[str] | None = limited(None, limits.CLASSES)
+    on_bad: str = limited("error", one_of("error", "skip"))
+    test_fraction: float = limited(0.5, limits.SHARE)
+
+
+@dataclass
 class TaskConfig:
     """What makes a result good; the base of each task's own options."""
 
@@ -175,6 +188,25 @@ class RegressionConfig(TaskConfig):
 
 
 @dataclass
+class DetectionConfig(TaskConfig):
+    """Boxes; see `tasks.detection`."""
+
+    name: str = "detection"
+    head: str = "auto"
+    strides: list[int] = limited([8, 16, 32], limits.SIZES)
+    anchors: list[list[float]] | None = None
+    boxes: str | None = limited(None, one_of("xyxy", "yxyx", "xywh", "cxcywh"))
+    normalized: bool = False
+    background: int | None = None
+    labels: str = limited("indices", one_of("indices", "ids"))
+    nms: bool | None = None
+    score_threshold: float = limited(0.01, limits.FRACTION)
+    iou_threshold: float = limited(0.65, limits.FRACTION)
+    max_detections: int = limited(300, *limits.COUNT)
+    resamples: int = limited(2000, at_least(100))
+
+
+@dataclass
 class CustomConfig(TaskConfig):
     """The user's own metric; see `tasks.custom`."""
 
@@ -197,6 +229,7 @@ class PreprocessConfig:
         "bilinear", one_of("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
     )
     pad: int = limited(0, limits.PIXEL)
+    align: str = limited("center", one_of("center", "top_left"))
     channels: str = limited("rgb", one_of("rgb", "bgr", "grey"))
     scale: float = limited(1.0, limits.FACTOR)
     mean: Any = limited([0.0], limits.NUMBERS)  # a list of floats, once it is loaded
@@ -309,6 +342,7 @@ class QuantizationConfig:
     reduce_range: bool | None = None
     symmetric: SymmetricConfig = field(default_factory=SymmetricConfig)
     float_output: bool = False
+    float_tail: bool = False
     op_types: list[str] | None = limited(None, limits.NAMES)
     nodes_to_quantize: list[str] | None = limited(None, limits.NAMES)
     nodes_to_exclude: Any = field(default_factory=list)  # list of names, or "auto"

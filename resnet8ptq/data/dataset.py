@@ -28,7 +28,8 @@ class Split:
     through them in batches.
 
     Attributes:
-        labels: classes [N] int64, or values [N, ...] of floats; None without any.
+        labels: classes [N] int64, values [N, ...] of floats, or boxes (see `boxes`); None without
+            any.
         preprocessing: what makes network inputs of them.
         layout: how the network takes the axes of a sample, see `preprocessing.arrange`.
         groups: [N] int64, the same number for samples that belong together, such as the windows of
@@ -93,7 +94,7 @@ class Split:
 
     def strata(self, classes: int) -> list[NDArray[np.bool_]]:
         """Tell for each class which samples [N] are of it; all of them for one, without classes."""
-        if self.labels is None or self.labels.dtype.kind == "f":
+        if self.labels is None or self.labels.dtype.kind != "i":
             return [np.ones(len(self), np.bool_)]
         return [self.labels == label for label in range(classes)]
 
@@ -124,6 +125,8 @@ class Dataset:
         class_names: none where the labels are no classes.
         named: the classes were given names; else they are numbered up to the largest label, and the
             network may know more of them.
+        class_ids: the numbers of the classes in the annotations; empty where they are 0, 1, ...
+        calibration: samples that calibrate instead of training samples, without labels.
     """
 
     name: str
@@ -131,6 +134,8 @@ class Dataset:
     train: Split
     test: Split
     named: bool = True
+    class_ids: tuple[int, ...] = ()
+    calibration: Split | None = None
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -141,13 +146,24 @@ class Dataset:
         """Return the data set for a network that takes the axes of a sample in this order."""
         if layout == self.test.layout:
             return self
-        train, test = (replace(split, layout=layout) for split in (self.train, self.test))
-        return replace(self, train=train, test=test)
+        return self.with_splits(lambda split: replace(split, layout=layout))
+
+    def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
+        """Return the data set with every split changed."""
+        calibration = None if self.calibration is None else change(self.calibration)
+        return replace(
+            self, train=change(self.train), test=change(self.test), calibration=calibration
+        )
+
+    @property
+    def calibrating(self) -> Split:
+        """The samples that calibration draws from."""
+        return self.train if self.calibration is None else self.calibration
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Training samples for calibration, and their places in the training split."""
+    """Samples for calibration, and their places in the split that they are drawn from."""
 
     split: Split
     indices: NDArray[np.int64]

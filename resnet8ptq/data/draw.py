@@ -23,7 +23,8 @@ def draw_calibration(
 ) -> CalibrationSet:
     """Draw `samples_per_class` training images of each class, without replacement, seeded.
 
-    Without classes, `samples_per_class` in all.
+    Without classes, `samples_per_class` in all. Where the data have samples that only calibrate,
+    they are drawn from those.
 
     Args:
         samples_per_class: None: 100, or all of a class that has fewer; without classes 1,000.
@@ -33,10 +34,16 @@ def draw_calibration(
         ConfigError: a class has fewer images than that.
         DataError: a drawn image is also a test image.
     """
-    free = _is_in_none(data.train, held_out) if held_out else np.ones(len(data.train), np.bool_)
+    pool = data.calibrating
+    free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
+    if not free.any():
+        raise ConfigError(
+            f"calib.images: got null, takes a folder of pictures that calibrate: {data.name} has "
+            "no samples for it that are neither test samples nor held out"
+        )
     random = np.random.default_rng(seed)
     drawn = []
-    strata = data.train.strata(len(data.class_names))
+    strata = pool.strata(len(data.class_names))
     for label, stratum in enumerate(strata):
         members = np.flatnonzero(free & stratum)
         usual = _USUAL if len(strata) > 1 else _WITHOUT_CLASSES
@@ -50,7 +57,7 @@ def draw_calibration(
             )
         drawn.append(random.choice(members, wanted, replace=False))
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
-    split = data.train.take(indices)
+    split = pool.take(indices)
     shared = np.intersect1d(split.pixel_hashes, data.test.pixel_hashes)
     if len(shared):
         raise DataError(f"{data.name}: {len(shared)} calibration images are test images too")

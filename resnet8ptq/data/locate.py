@@ -39,7 +39,8 @@ def settle(config: DataConfig, quiet: bool = False) -> DataConfig:
         return replace(config, root=None)
     if not isinstance(config, source.schema):
         raise ConfigError(f"data.name: got {config.name!r} by itself; takes data={config.name}")
-    root = None if config.root is None else Path(config.root).expanduser().absolute()
+    given = getattr(config, source.key)
+    root = None if given is None else Path(given).expanduser().absolute()
     if root is None and config.name == "cifar10":
         return _settle_cifar10(config, quiet)
     there = root is not None and (
@@ -47,8 +48,10 @@ def settle(config: DataConfig, quiet: bool = False) -> DataConfig:
     )
     if not there:
         missing = " (not there)" if root is not None and not root.exists() else ""
-        raise ConfigError(f"data.root: got {config.root or 'null'}{missing}, takes {source.takes}")
-    return replace(config, root=str(root))
+        raise ConfigError(
+            f"data.{source.key}: got {given or 'null'}{missing}, takes {source.takes}"
+        )
+    return replace(config, **{source.key: str(root)})
 
 
 def _settle_cifar10(config: DataConfig, quiet: bool) -> DataConfig:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +16,19 @@ from resnet8ptq.config.schema import PreprocessConfig
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _FILTERS = {filter.name.lower(): filter for filter in Image.Resampling}
+_CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # as Pillow's `pad` takes it
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where `fit` puts a picture: x and y in pixels become `scale * x + offset`.
+
+    Attributes:
+        scale, offset: of x and of y.
+    """
+
+    scale: tuple[float, float]
+    offset: tuple[float, float]
 
 
 @contextmanager
@@ -51,13 +65,41 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
     if preprocess.resize == "squash":
         return found.resize(size, how)
     if preprocess.resize == "letterbox":
-        return ImageOps.pad(found, size, how, color=(preprocess.pad,) * len(found.getbands()))
+        ground = (preprocess.pad,) * len(found.getbands())
+        return ImageOps.pad(found, size, how, ground, _CENTRING[preprocess.align])
     if preprocess.resize == "fit":
         return ImageOps.fit(found, size, how)
     scale = max(width / found.width, height / found.height) / preprocess.crop_fraction
     whole = found.resize((round(scale * found.width), round(scale * found.height)), how)
     left, top = (whole.width - width) // 2, (whole.height - height) // 2
     return whole.crop((left, top, left + width, top + height))
+
+
+def placement(width: int, height: int, preprocess: PreprocessConfig) -> Placement:
+    """Return where `fit` puts a picture of this size, to the pixel that Pillow rounds to."""
+    if preprocess.size is None:
+        return Placement((1.0, 1.0), (0.0, 0.0))
+    given = preprocess.size
+    high, wide = given if isinstance(given, list) else (given, given)
+    if preprocess.resize == "squash":
+        return Placement((wide / width, high / height), (0.0, 0.0))
+    if preprocess.resize == "letterbox":  # as `ImageOps.contain` and `pad` round
+        inside_wide, inside_high = wide, high
+        if width / height > wide / high:
+            inside_high = round(height / width * wide)
+        elif width / height < wide / high:
+            inside_wide = round(width / height * high)
+        left, top = _CENTRING[preprocess.align]
+        offset = (round((wide - inside_wide) * left), round((high - inside_high) * top))
+        return Placement((inside_wide / width, inside_high / height), offset)
+    scale = max(wide / width, high / height)
+    if preprocess.resize == "fit":  # which crops before it resizes
+        offset = ((wide - scale * width) / 2, (high - scale * height) / 2)
+        return Placement((scale, scale), offset)
+    scale /= preprocess.crop_fraction
+    whole = round(scale * width), round(scale * height)
+    offset = (-((whole[0] - wide) // 2), -((whole[1] - high) // 2))
+    return Placement((whole[0] / width, whole[1] / height), offset)
 
 
 def to_array(picture: Image.Image) -> NDArray[np.uint8]:

@@ -10,15 +10,17 @@ from typing import Any
 
 from resnet8ptq.config.schema import (
     ArraysConfig,
+    CocoConfig,
     DataConfig,
     FolderConfig,
     PreprocessConfig,
     TableConfig,
 )
 from resnet8ptq.core import cache
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import preprocessing
-from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.dataset import Dataset, Split
 
 Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # settings of the schema, cache
 
@@ -31,6 +33,7 @@ class Source:
         load: the function that loads them, `module:name`.
         takes: what `data.root` names, in words; empty where it names nothing.
         file, folder: whether that may be a file, or a folder.
+        key: the key of `data` that names it instead.
         schema: its settings.
         decodes: it decodes pictures, and sizes them as it does.
     """
@@ -39,6 +42,7 @@ class Source:
     takes: str = ""
     file: bool = False
     folder: bool = False
+    key: str = "root"
     schema: type[DataConfig] = DataConfig
     decodes: bool = False
 
@@ -72,6 +76,14 @@ SOURCES = {
         schema=TableConfig,
         decodes=True,
     ),
+    "coco": Source(
+        f"{_HERE}.coco:load",
+        "a folder of pictures",
+        folder=True,
+        key="images",
+        schema=CocoConfig,
+        decodes=True,
+    ),
     "huggingface": Source(
         f"{_HERE}.huggingface:load",
         "a folder that save_to_disk of Hugging Face's datasets has written",
@@ -87,20 +99,28 @@ def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset
     return read(DataConfig(name, root), PreprocessConfig(), cache_root or cache.folder(None))
 
 
-def read(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+def read(
+    config: DataConfig,
+    preprocess: PreprocessConfig,
+    cache_root: Path,
+    calibrating: str | None = None,
+) -> Dataset:
     """Load a settled data set. Its samples stay on disk: they are mapped from the cache.
+
+    Args:
+        calibrating: a folder of pictures without labels that calibrate; None: training samples do.
 
     Raises:
         DataError: a file is missing, damaged, or its labels do not fit; names the file.
         ConfigError: the settings do not fit the data, or the cache folder cannot be written.
     """
     look_up("data.name", config.name, SOURCES)
-    return _read(json.dumps([asdict(config), asdict(preprocess)]), cache_root)
+    return _read(json.dumps([asdict(config), asdict(preprocess), calibrating]), cache_root)
 
 
 @functools.cache  # the jobs of one sweep share it
 def _read(settings: str, cache_root: Path) -> Dataset:
-    data, preprocessed = json.loads(settings)
+    data, preprocessed, calibrating = json.loads(settings)
     source = SOURCES[data["name"]]
     config, preprocess = source.schema(**data), PreprocessConfig(**preprocessed)
     load: Load = resolve_name(source.load)
@@ -112,5 +132,30 @@ def _read(settings: str, cache_root: Path) -> Dataset:
         found = resizing.shape(found, preprocess, cache_root)
     stored = (config.offset, config.scale) if isinstance(config, ArraysConfig) else (0.0, 1.0)
     steps = preprocessing.settle(preprocess, found.image_shape, *stored)
-    train, test = (replace(split, preprocessing=steps) for split in (found.train, found.test))
-    return replace(found, train=train, test=test)
+    if calibrating is not None:
+        found = replace(
+            found, calibration=_read_calibration(calibrating, found, preprocess, cache_root)
+        )
+    return found.with_splits(lambda split: replace(split, preprocessing=steps))
+
+
+def _read_calibration(
+    given: str, data: Dataset, preprocess: PreprocessConfig, cache_root: Path
+) -> Split:
+    """Return the pictures in a folder, of the size of the data set's own.
+
+    Raises:
+        ConfigError: it is no folder, or the data set has no pictures.
+    """
+    from resnet8ptq.data.sources import folder  # imports Pillow
+
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"calib.images: got {given} (not there), takes a folder of pictures")
+    if not data.test.has_pictures:
+        raise ConfigError(f"calib.images: got {given}, but {data.name} has no pictures")
+    height, width, channels = data.image_shape
+    sized = preprocess if preprocess.size is not None else replace(preprocess, size=[height, width])
+    if channels == 1:
+        sized = replace(sized, channels="grey")
+    return folder.read_unlabelled(path, sized, cache_root)

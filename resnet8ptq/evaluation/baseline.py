@@ -12,7 +12,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluate import with_logits
 from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Outputs
+from resnet8ptq.tasks.contract import Array, Outputs
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ def load_baseline(
         "model": files.sha256(network.onnx_path),
         "backend": json.dumps(asdict(config.backend), sort_keys=True),
         "images": scored.digest,
+        "reduction": repr(bench.reduction),
         **cache.made_with("backends", "data", "evaluation", "graph", "models"),
     }
 
@@ -46,16 +47,22 @@ def load_baseline(
         fp32 = as_fp32(config)
         trial = bench.run(fp32, network, scored, scored, folder, label="FP32 baseline")
         outputs = with_logits(trial.evaluation, scored)
-        for place, values in enumerate(outputs.values):
-            np.save(folder / f"output{place}.npy", values)
+        for name, arrays in (("output", outputs.values), ("raw", outputs.raw)):
+            for place, values in enumerate(arrays):
+                np.save(folder / f"{name}{place}.npy", values)
         if outputs.logits is not None:
             np.save(folder / "logits.npy", outputs.logits)
         (folder / "artifact").write_text(trial.artifact.path.name)
 
     folder = cache.entry(bench.runtime.cache_root, "baselines", key, make)
-    places = range(len(network.contract.outputs))
-    values = tuple(np.load(folder / f"output{place}.npy", mmap_mode="r") for place in places)
+    values, raw = (_load_all(folder, name) for name in ("output", "raw"))
     kept = folder / "logits.npy"
     logits = np.load(kept) if kept.exists() else None
     path = folder / (folder / "artifact").read_text()
-    return Baseline(Outputs(values, logits, bench.final), path)
+    return Baseline(Outputs(values, logits, bench.final, raw), path)
+
+
+def _load_all(folder: Path, name: str) -> tuple[Array, ...]:
+    """Map the arrays `name0`, `name1`, ... in a folder."""
+    count = len(list(folder.glob(f"{name}*.npy")))
+    return tuple(np.load(folder / f"{name}{place}.npy", mmap_mode="r") for place in range(count))

@@ -1,6 +1,7 @@
 """Run a model over a split of a data set."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,9 +11,10 @@ from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load, Pace
-from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, Outputs, Targets
+from resnet8ptq.tasks.contract import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_IMAGES = 1000
+RAW_BYTES = 2**25  # of outputs that are kept besides what a task makes of them
 
 
 @dataclass(frozen=True)
@@ -31,29 +33,52 @@ class Evaluation:
 
 
 def evaluate(
-    load: Load, split: Split, pace: Pace, label: str = "Evaluating", final: str = PROBABILITIES
+    load: Load,
+    split: Split,
+    pace: Pace,
+    label: str = "Evaluating",
+    final: str = PROBABILITIES,
+    reduction: Reduction | None = None,
 ) -> Evaluation:
     """Load an artifact from disk and run all samples of `split`.
 
     Args:
         final: what it returns, see `Outputs`.
+        reduction: what is kept of each batch; None: the outputs themselves.
     """
     predictor = load(pace.threads)
     start = time.perf_counter()
-    found = [predictor.predict(batch) for batch in track(split.batches(pace.batch_size), label)]
+    kept: list[Sequence[Array]] = []
+    raw: list[Sequence[Array]] = []
+    for batch in track(split.batches(pace.batch_size), label):
+        found = predictor.predict(batch)
+        if reduction is not None:
+            if sum(each.nbytes for every in raw for each in every) < RAW_BYTES:
+                raw.append(found)
+            found = reduction(found)
+        kept.append(found)
     seconds = time.perf_counter() - start
-    outputs = Outputs(tuple(map(np.concatenate, zip(*found, strict=True))), None, final)
+    outputs = Outputs(_join(kept), None, final, _join(raw))
     return Evaluation(outputs, seconds, pace, predictor)
+
+
+def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
+    """Return the outputs of all batches; none where a batch has other shapes."""
+    shapes = {tuple(each.shape[1:] for each in found) for found in batches}
+    if len(shapes) != 1:
+        return ()
+    return tuple(map(np.concatenate, zip(*batches, strict=True)))
 
 
 def targets_of(split: Split) -> Targets:
     """Return what is known of the samples of a split."""
-    return Targets(split.labels, split.groups, split.inputs)
+    pictures = (lambda places: split.images[places]) if split.has_pictures else None
+    return Targets(split.labels, split.groups, split.inputs, pictures)
 
 
 def with_logits(found: Evaluation, split: Split) -> Outputs:
     """Return the outputs with the logits of the first samples, where a softmax hides them."""
-    if found.outputs.final == LOGITS:
+    if found.outputs.final != PROBABILITIES:
         return found.outputs
     logits = collect_logits(found.predictor, split, found.pace.batch_size)
     return replace(found.outputs, logits=logits)

@@ -15,6 +15,7 @@ from resnet8ptq.data.dataset import Split
 
 BATCH_SIZES = (16, 32, 64, 128)  # tried where `evaluate.batch_size` is not set
 TRIAL_IMAGES = 256
+TRIAL_SECONDS = 1.0  # for each; a batch that takes longer is the largest that is tried
 
 Load = Callable[[int], Predictor]  # an artifact, to run on so many threads
 
@@ -54,7 +55,11 @@ def find_pace(
     }
 
     def make(folder: Path) -> None:
-        times = {Pace(size, threads): _time(load, split, Pace(size, threads)) for size in sizes}
+        times: dict[Pace, float] = {}
+        for pace in (Pace(size, threads) for size in sizes):
+            times[pace] = _time(load, split, pace)
+            if times[pace] * pace.batch_size > TRIAL_SECONDS:
+                break
         best = min(times, key=lambda pace: times[pace])
         if fewer:
             pace = Pace(best.batch_size, fewer)
@@ -71,10 +76,14 @@ def _time(load: Load, split: Split, pace: Pace) -> float:
     predictor = load(pace.threads)
     images = split.take(np.arange(min(TRIAL_IMAGES, len(split))))
     batches = list(images.batches(pace.batch_size))
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
+    found: list[float] = []
+    begin = time.perf_counter()
+    while len(found) < 3 and (not found or time.perf_counter() - begin < TRIAL_SECONDS):
+        start, run = time.perf_counter(), 0
         for batch in batches:
             predictor.predict(batch)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) / len(images)
+            run += len(batch)
+            if time.perf_counter() - start > TRIAL_SECONDS:
+                break
+        found.append((time.perf_counter() - start) / run)
+    return min(found)

@@ -18,7 +18,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluate import Evaluation, evaluate
 from resnet8ptq.evaluation.pace import Load, find_pace
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import PROBABILITIES
+from resnet8ptq.tasks.contract import PROBABILITIES, Reduction
 
 DYNAMIC_BATCH_SIZE = 256
 
@@ -54,12 +54,14 @@ class Bench:
         runtime: threads and cache.
         batch_size: of evaluations, as set; None: the fastest of a few.
         final: what the network returns, see `Outputs`.
+        reduction: what is kept of the outputs of a batch; None: the outputs themselves.
     """
 
     network: str
     runtime: Runtime
     batch_size: int | None = None
     final: str = PROBABILITIES
+    reduction: Reduction | None = None
 
     def run(
         self,
@@ -106,7 +108,7 @@ class Bench:
         }
         load = self.loader(config, path)
         pace = find_pace(load, scored, size, self.runtime, about)
-        return evaluate(load, scored, pace, label, self.final)
+        return evaluate(load, scored, pace, label, self.final, self.reduction)
 
     def loader(self, config: QuantizationConfig, path: Path) -> Load:
         """Return what loads the artifact at `path`, for a number of threads."""

@@ -41,6 +41,7 @@ def settle_task(config: TaskConfig, dataset: Dataset, scored: Split, fp32: Fp32M
         scored.input_shape,
         {output.name: output.shape for output in fp32.contract.outputs},
         fp32.final,
+        dataset.class_ids,
     )
     try:
         return registry.make(config, setting)

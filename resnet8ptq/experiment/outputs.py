@@ -47,6 +47,8 @@ def write(
     files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
     for name, rows in task.tables(comparison).items():
         _write_csv(folder / name, rows)
+    for name, text in task.documents(comparison).items():
+        files.write_text(folder / name, text)
     title = _title(config, task.metric.show(comparison.model.value))
     for name, figure in task.figures(comparison, title).items():
         figures.save(figure, folder / name)
@@ -68,7 +70,7 @@ def _title(config: RunConfig, value: str) -> str:
 def _drawn(calibration: CalibrationSet) -> Iterable[Sequence[object]]:
     """Return the places of the images, with the labels of those that are of a class."""
     labels = calibration.split.labels
-    if labels is None or labels.ndim > 1:
+    if labels is None or labels.ndim > 1 or labels.dtype.kind == "V":
         return [["index"], *([index] for index in calibration.indices.tolist())]
     pairs = zip(calibration.indices.tolist(), labels.tolist(), strict=True)
     return [["index", "label"], *pairs]

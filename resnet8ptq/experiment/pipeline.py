@@ -60,7 +60,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     memory = PeakMemory()
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = registry.read(config.data, config.preprocess, runtime.cache_root)
+    dataset = registry.read(config.data, config.preprocess, runtime.cache_root, config.calib.images)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     run.log_params(fp32.describe())
     dataset = fit(dataset, fp32)
@@ -74,7 +74,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         taken.append(held_out)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, taken)
     run.log_datasets(scored, calibration, task.few_names)
-    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, fp32.final)
+    bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, fp32.final, task.reduction)
 
     with tempfile.TemporaryDirectory() as scratch:
         prepared = preparation.prepare(

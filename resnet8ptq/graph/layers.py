@@ -8,6 +8,7 @@ import onnx
 from onnx import numpy_helper
 
 LAYERS = ("Conv", "Gemm", "MatMul")
+FUSED = ("Relu", "Clip")  # activations that the kernels of a layer do as well
 
 
 def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
@@ -54,6 +55,32 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 def consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
     """Return the nodes that take a tensor."""
     return [node for node in graph.node if name in node.input]
+
+
+def find_tail(
+    graph: onnx.GraphProto, layers: Collection[str] = LAYERS
+) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
+    """Return the last layers, which no other layer is behind, and the nodes behind them.
+
+    Args:
+        layers: the operators that are layers.
+    """
+    ahead: set[str] = set()  # tensors that a layer takes, or what a layer is made from
+    last: list[onnx.NodeProto] = []
+    tail: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):
+        final = ahead.isdisjoint(node.output)
+        if node.op_type in layers or not final:
+            ahead.update(node.input)
+        if final:
+            (last if node.op_type in layers else tail).append(node)
+    made_by_layers = {name for node in last for name in node.output}
+    behind = []
+    for node in reversed(tail):
+        if made_by_layers.intersection(node.input):
+            made_by_layers.update(node.output)
+            behind.append(node)
+    return last[::-1], behind
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:

@@ -26,7 +26,10 @@ from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
 PARITY_SAMPLES = 1000
 PARITY_BYTES = 2**26  # of samples: 111 pictures of 224 x 224
-PARITY_TOLERANCE = 1e-4  # of a probability, or of the largest value
+PARITY_TOLERANCE = 1e-4  # of a probability, or of the largest logit
+# Of the largest of other values: rounding to float32 comes to 2e-4 in a detector of 113
+# convolutions, over ten million values.
+PARITY_TOLERANCE_OF_VALUES = 1e-3
 TIE = 1e-6  # of the same: top scores that are closer may change places
 AT_ONCE = 100  # samples
 
@@ -221,11 +224,12 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
         if final != VALUES:
             flipped += _count_flips(found, wanted, TIE * scale)
     worst = float(np.max(differences))  # NaN, where any is
-    if flipped or not worst <= PARITY_TOLERANCE:
+    tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
+    if flipped or not worst <= tolerance:
         what = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
         raise ParityError(
             f"{label}: differs from the original on {flipped} of {len(expected[0])} top-1 classes, "
-            f"{what} by up to {worst:.2e} (allowed: 0 and {PARITY_TOLERANCE:.0e})"
+            f"{what} by up to {worst:.2e} (allowed: 0 and {tolerance:.0e})"
         )
     return worst
 

@@ -70,7 +70,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     """
     source = locate(config, data.name)
     digest = hash_source(config, source)
-    checked = _parity_split(data.train)
+    checked = _parity_split(data.calibrating if len(data.calibrating) else data.test)
     module = module_of(config)
     found = None if module else find_format(source)
     key: cache.Key = {

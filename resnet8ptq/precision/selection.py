@@ -8,18 +8,21 @@ import onnx
 
 from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
-from resnet8ptq.graph.layers import consumers
-
-_ACTIVATIONS = ("Relu", "Clip")
+from resnet8ptq.graph.layers import FUSED, consumers, find_tail
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is to be quantized: operators and nodes by name; None: all of them."""
+    """What is to be quantized: operators and nodes by name; None: all of them.
+
+    Attributes:
+        float_tail: nothing behind the last layers is.
+    """
 
     op_types: Sequence[str] | None = None
     nodes_to_quantize: Sequence[str] | None = None
     nodes_to_exclude: Sequence[str] = ()
+    float_tail: bool = False
 
     @classmethod
     def of(cls, config: QuantizationConfig) -> "Selection":
@@ -28,16 +31,16 @@ class Selection:
         That choice is made by quantizing, see `exclusion`.
         """
         excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
-        return cls(config.op_types, config.nodes_to_quantize, excluded)
+        return cls(config.op_types, config.nodes_to_quantize, excluded, config.float_tail)
 
 
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
-    They are left so by `op_types`, `nodes_to_quantize` and `nodes_to_exclude`. A Relu or Clip goes
-    along with the chosen layer before it: both frameworks fuse the two, and the range of the sum
-    before it would cost the layer half of its levels. Behind an excluded layer it stays in float by
-    itself, in both frameworks.
+    They are left so by `op_types`, `nodes_to_quantize`, `nodes_to_exclude` and `float_tail`. A Relu
+    or Clip goes along with the chosen layer before it: both frameworks fuse the two, and the range
+    of the sum before it would cost the layer half of its levels. Behind an excluded layer it stays
+    in float by itself, in both frameworks.
 
     Raises:
         ConfigError: a name or an operator is not in the graph; lists the nearest.
@@ -56,6 +59,8 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
         chosen &= named | _activations_behind(graph, named)
     _check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
     chosen -= set(selection.nodes_to_exclude)
+    if selection.float_tail:
+        chosen -= {node.name for node in find_tail(graph)[1]} - _activations_behind(graph, chosen)
     if not chosen:
         raise QuantizationError(
             "op_types, nodes_to_quantize and nodes_to_exclude leave no node to quantize"
@@ -68,7 +73,7 @@ def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
     return {
         node.name
         for node in graph.node
-        if node.op_type in _ACTIVATIONS
+        if node.op_type in FUSED
         and node.input[0] in outputs
         and len(consumers(graph, node.input[0])) == 1
     }

@@ -34,9 +34,13 @@ def find(config: RunConfig) -> str:
     """
     config = mlperf_tiny.settle(config)
     settled = locate.settle(config.data, quiet=True)
-    images = registry.read(settled, config.preprocess, cache.folder(config.cache_dir))
+    images = registry.read(
+        settled, config.preprocess, cache.folder(config.cache_dir), config.calib.images
+    )
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     settings["data"] = [images.name, images.train.digest, images.test.digest]
+    if images.calibration is not None:
+        settings["calib"] |= {"images": images.calibration.digest}
     network = networks.digest(config.model, networks.locate(config.model, images.name))
     settings["model"] = {**settings["model"], "path": network, "state_dict": None}
     if config.calib.table is not None:

@@ -28,6 +28,8 @@ Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Table = Iterable[Sequence[object]]
 Metrics = dict[str, float | None]
+# What is kept of the outputs of a batch, where those of all samples would be too much.
+Reduction = Callable[[Sequence[Array]], tuple[Array, ...]]
 
 
 @dataclass(frozen=True)
@@ -114,15 +116,18 @@ class Outputs:
     """What a model returned for n samples.
 
     Attributes:
-        values: each output [n, ...], in the network's order.
+        values: each output [n, ...], in the network's order; or what the task's reduction makes of
+            them.
         logits: what the final softmax took, for the first m <= n samples [m, ...]; None where the
             model does not end in a softmax, or nobody asked.
         final: what `values` are: `PROBABILITIES`, `LOGITS` or `VALUES`.
+        raw: with a reduction, the outputs themselves for the first samples.
     """
 
     values: tuple[Array, ...]
     logits: Array | None = None
     final: str = PROBABILITIES
+    raw: tuple[Array, ...] = ()
 
     def __len__(self) -> int:
         return len(self.values[0])
@@ -133,14 +138,17 @@ class Targets:
     """What the samples are known to be.
 
     Attributes:
-        labels: classes [n] or values [n, ...]; None without any.
+        labels: classes [n], values [n, ...] or boxes (see `data.boxes`); None without any.
         groups: [n], the same number for samples that belong together; None: each by itself.
         inputs: the network inputs of a slice of the samples.
+        pictures: those at some places [k, H, W, C], as the network is fed them but for
+            arithmetic; None where samples are no pictures.
     """
 
     labels: Array | None = None
     groups: NDArray[np.int64] | None = None
     inputs: Callable[[slice], NDArray[np.float32]] | None = None
+    pictures: Callable[[NDArray[np.int64]], NDArray[np.uint8]] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +158,7 @@ class Setting:
     Attributes:
         data: the name of the data set.
         labels: of the scored samples.
-        class_names, named: as `Dataset` has them.
+        class_names, named, class_ids: as `Dataset` has them.
         input_shape: of one network input.
         outputs: the shape of each output by its name, without the batch axis.
         final: see `Outputs`.
@@ -163,6 +171,7 @@ class Setting:
     input_shape: tuple[int, ...]
     outputs: Mapping[str, tuple[int | None, ...]]
     final: str
+    class_ids: tuple[int, ...] = ()
 
     @property
     def classes(self) -> int | None:
@@ -323,6 +332,11 @@ class Task(ABC):
         """Metrics that have a column of their own beside the primary one's."""
         return ()
 
+    @property
+    def reduction(self) -> Reduction | None:
+        """What is kept of the outputs of a batch; None: the outputs themselves."""
+        return None
+
     @abstractmethod
     def score(self, outputs: Outputs, targets: Targets) -> Scores:
         """Score what a model returned."""
@@ -359,6 +373,10 @@ class Task(ABC):
 
     def tables(self, found: Comparison) -> dict[str, Table]:
         """Return tables to be written as CSV, by file name."""
+        return {}
+
+    def documents(self, found: Comparison) -> dict[str, str]:
+        """Return further files, by name."""
         return {}
 
     def figures(self, found: Comparison, title: str) -> "dict[str, Figure]":

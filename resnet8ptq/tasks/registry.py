@@ -17,6 +17,7 @@ TASKS = {
     "classification": "resnet8ptq.tasks.classification:Classification",
     "binary": "resnet8ptq.tasks.binary:Binary",
     "anomaly": "resnet8ptq.tasks.anomaly:Anomaly",
+    "detection": "resnet8ptq.tasks.detection.task:Detection",
     "regression": "resnet8ptq.tasks.regression:Regression",
     "agreement": "resnet8ptq.tasks.agreement:Agreement",
     "deviation": "resnet8ptq.tasks.agreement:Deviation",
@@ -50,6 +51,8 @@ def fingerprint(config: TaskConfig) -> str:
 
 def choose(setting: Setting) -> str:
     """Return the task that fits the labels; without any, what the network returns."""
+    if setting.labels is not None and setting.labels.dtype.kind == "V":
+        return "detection"
     if setting.labels is not None:
         return "regression" if setting.labels.dtype.kind == "f" else "classification"
     return "agreement" if (setting.classes or 0) > 1 else "deviation"

@@ -159,8 +159,11 @@ def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, s
     # MLflow looks at shape and type alone, so that one value stands for all: no sample is read.
     images = np.broadcast_to(np.zeros((), split.images.dtype), split.images.shape)
     # MLflow keeps at most 36 characters of a digest; the whole one is a tag of the run.
+    targets = split.labels  # MLflow has no words for boxes
+    if targets is not None and targets.dtype.kind == "V":
+        targets = None
     described = mlflow.data.numpy_dataset.NumpyDataset(
-        images, source=source, targets=split.labels, name=name, digest=digest[:36]
+        images, source=source, targets=targets, name=name, digest=digest[:36]
     )
     return {**described.to_dict(), "context": context}
 

@@ -1,4 +1,4 @@
-"""`float_output`: leave the last layer's output and what follows it in float.
+"""`float_output`: leave the outputs of the last layers and what follows them in float.
 
 An 8-bit softmax gives tied top scores, and 8-bit logits lose what the last layer's 32-bit sums
 hold. Both formats of ONNX Runtime can return those sums as float.
@@ -7,65 +7,56 @@ hold. Both formats of ONNX Runtime can return those sums as float.
 import onnx
 
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.graph.layers import LAYERS, consumers
-from resnet8ptq.graph.logits import last_node
+from resnet8ptq.graph.layers import FUSED, LAYERS, consumers, find_tail
 
-_BEHIND = (
-    *("Softmax", "Reshape", "Flatten", "Squeeze", "Identity"),
-    *("QuantizeLinear", "DequantizeLinear"),
-)
-_INTEGER = {"QGemm", "QLinearConv", "QLinearMatMul"}
+_INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
 
 
 def find_nodes(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the nodes behind the last layer of an FP32 graph.
+    """Return the names of the nodes behind the last layers of an FP32 graph.
 
     Raises:
-        UnsupportedError: something else stands between the last layer and the output.
+        UnsupportedError: an activation follows one of them, which its kernel would do as well.
     """
-    last = _last_layer(graph)
-    behind = list(graph.node)[list(graph.node).index(last) + 1 :]
-    return [node.name for node in behind if node.op_type in _BEHIND]
+    last, behind = find_tail(graph)
+    made = {layer.output[0] for layer in last}
+    fused = [node for node in behind if node.op_type in FUSED and node.input[0] in made]
+    if fused or not last:
+        kind = fused[0].op_type if fused else "nothing"
+        raise UnsupportedError(f"float_output: takes a layer before the output, found {kind}")
+    return [node.name for node in behind]
 
 
 def leave_in_float(proto: onnx.ModelProto) -> None:
-    """Take the quantization of the last layer's output out of a quantized graph, in place.
+    """Take the quantization of the last layers' outputs out of a quantized graph, in place.
 
     Raises:
         UnsupportedError: the last layer's integer operator returns 8 bits only.
     """
     graph = proto.graph
-    layer = _last_layer(graph)
-    behind = consumers(graph, layer.output[0])
-    if layer.op_type in LAYERS:  # QDQ, or left in float altogether
-        quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]
-        behind = [node for each in quantizes for node in consumers(graph, each.output[0])]
-        for each in quantizes:
-            graph.node.remove(each)
-    elif layer.op_type == "QGemm":
-        del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
-    else:
-        raise UnsupportedError(
-            f"float_output with format=qoperator: the last layer becomes {layer.op_type}, "
-            "which returns 8 bits; takes format=qdq"
-        )
-    for dequantize in behind:
-        _bypass(graph, dequantize, layer.output[0])
-
-
-def _last_layer(graph: onnx.GraphProto) -> onnx.NodeProto:
-    node = last_node(graph, _BEHIND)
-    if node is None or node.op_type not in {*LAYERS, *_INTEGER}:
-        kind = "nothing" if node is None else node.op_type
-        raise UnsupportedError(f"float_output: takes a layer before the output, found {kind}")
-    return node
+    for layer in find_tail(graph, (*LAYERS, *_INTEGER))[0]:
+        behind = consumers(graph, layer.output[0])
+        if layer.op_type in LAYERS:  # QDQ, or left in float altogether
+            quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]
+            behind = [node for each in quantizes for node in consumers(graph, each.output[0])]
+            for each in quantizes:
+                graph.node.remove(each)
+        elif layer.op_type == "QGemm":
+            del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
+        else:
+            raise UnsupportedError(
+                f"float_output with format=qoperator: the last layer becomes {layer.op_type}, "
+                "which returns 8 bits; takes format=qdq"
+            )
+        for dequantize in behind:
+            _bypass(graph, dequantize, layer.output[0])
 
 
 def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
     """Remove `node`; what took its output takes the tensor `name`."""
     for other in graph.node:
         other.input[:] = [name if given == node.output[0] else given for given in other.input]
-    if graph.output[0].name == node.output[0]:  # a network that ends in its last layer
+    if any(value.name == node.output[0] for value in graph.output):  # which ends in the layer
         for other in graph.node:
             other.output[:] = [node.output[0] if given == name else given for given in other.output]
     graph.node.remove(node)

@@ -46,6 +46,15 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     return keep_split(root.name, names, train, test, root)
 
 
+def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) -> Split:
+    """Read all pictures below a folder, without labels.
+
+    Raises:
+        DataError: there are none, or one cannot be read.
+    """
+    return _decode(root, (), FolderConfig(), preprocess, cache_root).split
+
+
 def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
     """Return the names of the class folders in the order that is set; none without labels."""
     if config.labels == NO_LABELS:

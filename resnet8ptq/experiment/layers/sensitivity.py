@@ -54,7 +54,7 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
 
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = registry.read(config.data, config.preprocess, runtime.cache_root)
+    dataset = registry.read(config.data, config.preprocess, runtime.cache_root, config.calib.images)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     dataset = fit(dataset, fp32)
     held_out = draw_held_out(dataset, config.held_out_images)
@@ -65,7 +65,7 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
 
     with tempfile.TemporaryDirectory() as scratch:
         network, output = cut_softmax(fp32, Path(scratch, "logits.onnx"))
-        bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, output)
+        bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, output, task.reduction)
 
         def measured(variant: RunConfig) -> Trial:
             return bench.run(variant, network, calibration.split, held_out, Path(scratch))

@@ -1,0 +1,50 @@
+"""Pictures with boxes, as the labels of samples: one record for each picture, in one array.
+
+image_id        of the annotations
+height, width   of the picture as it is stored in its file
+scale, offset   [2]: x and y in it lie at scale * x + offset in what the network is fed
+boxes           [M] records, of which the first `count` are there:
+    bbox        [4]: left, top, width and height in pixels of the picture
+    area        of the object, in pixels
+    category    place in the data set's class names
+    crowd       it is a group that detections are neither right nor wrong in
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BOX = np.dtype([("bbox", "f8", 4), ("area", "f8"), ("category", "i8"), ("crowd", "?")])
+_PICTURE = (
+    *(("image_id", "i8"), ("height", "i8"), ("width", "i8")),
+    *(("scale", "f8", 2), ("offset", "f8", 2), ("count", "i8")),
+)
+
+Box = tuple[Sequence[float], float, int, bool]  # the fields of `BOX`
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """A picture's size, where it lies in what the network is fed, and its boxes."""
+
+    image_id: int
+    height: int
+    width: int
+    scale: tuple[float, float]
+    offset: tuple[float, float]
+    boxes: Sequence[Box]
+
+
+def pack(pictures: Sequence[Annotated]) -> NDArray[Any]:
+    """Return pictures as an array [N] of records."""
+    most = max((len(picture.boxes) for picture in pictures), default=0)
+    packed = np.zeros(len(pictures), [*_PICTURE, ("boxes", BOX, (most,))])
+    for record, picture in zip(packed, pictures, strict=True):
+        for name in ("image_id", "height", "width", "scale", "offset"):
+            record[name] = getattr(picture, name)
+        record["count"] = len(picture.boxes)
+        record["boxes"][: len(picture.boxes)] = np.array(list(picture.boxes), BOX)
+    return packed

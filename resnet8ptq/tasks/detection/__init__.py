@@ -1,0 +1,1 @@
+"""`task=detection`: boxes, evaluated as COCO does."""

@@ -1,0 +1,174 @@
+"""Figures of a detector beside FP32: classes, precision and recall, and pictures with boxes."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from resnet8ptq.core.text import plain
+from resnet8ptq.tasks.contract import Array
+from resnet8ptq.tasks.detection import decoding
+from resnet8ptq.tasks.detection.resampling import RECALLS
+from resnet8ptq.tasks.detection.task import Comparison, Scores
+
+CLASSES = 20  # those that changed most
+PICTURES = 6  # the same
+SHOWN_SCORE = 0.3  # detections below are not drawn: there are many
+OVERLAP = 0.5  # of one box with another that stands for the same object
+
+
+def classes(found: Comparison, class_names: Sequence[str], title: str) -> Figure:
+    """AP of the classes that changed most, beside FP32's; the change with its 95% interval."""
+    deltas = found.class_deltas
+    order = np.argsort(-np.abs(deltas), kind="stable")  # NaN last
+    shown = order[: min(CLASSES, np.count_nonzero(~np.isnan(deltas)))]
+    shown = shown[np.argsort(deltas[shown], kind="stable")]
+    figure = Figure(figsize=(10, 0.9 + 0.27 * len(shown)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    places = np.arange(len(shown))
+    for name, scores, colour, offset in (
+        ("FP32", found.baseline, "0.65", -0.2),
+        ("quantized", found.model, "C0", 0.2),
+    ):
+        values = scores.evaluation.by_class[shown]
+        left.barh(places + offset, values, height=0.38, color=colour, label=name)
+    differences = found.model.by_class[:, shown] - found.baseline.by_class[:, shown]
+    low, high = np.nanquantile(differences, (0.025, 0.975), axis=0)
+    colours = ["C3" if place in found.lost else "0.3" for place in shown]
+    right.hlines(places, low, high, color=colours, linewidth=2)
+    right.scatter(deltas[shown], places, color=colours, zorder=3, s=18)
+    right.axvline(0, color="0.6", linewidth=1)
+    objects = [int(found.baseline.evaluation.matches[place].objects.sum()) for place in shown]
+    names = [f"{plain(class_names[p])} ({n})" for p, n in zip(shown, objects, strict=True)]
+    left.set_yticks(places, names)
+    left.set(xlabel="AP  (in brackets: objects)", xlim=(0, None))
+    right.set(xlabel="AP minus FP32's, 95% bootstrap interval; red: significant, Holm")
+    for axes in (left, right):
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+    more = f", the {len(shown)} that changed most" if len(shown) < len(class_names) else ""
+    figure.suptitle(f"{plain(title)}\nclasses{more}", fontsize=11)
+    left.legend(loc="lower right")
+    return figure
+
+
+def curves(found: Comparison, title: str) -> Figure:
+    """Precision over recall at IoU 0.50 and 0.75, the mean of the classes that have objects."""
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+    axes = figure.subplots()
+    for name, scores, line in (("FP32", found.baseline, "--"), ("quantized", found.model, "-")):
+        for place, iou, colour in ((0, 0.50, "C0"), (5, 0.75, "C1")):
+            precision = scores.evaluation.precision[place, ..., 0]  # [101, classes]
+            known = precision[:, (precision > -1).any(axis=0)]
+            if known.size:
+                mean = known.mean(axis=1)
+                label = f"{name}, IoU {iou:.2f}: {mean.mean():.3f}"
+                axes.plot(RECALLS, mean, line, color=colour, label=label)
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1), title=plain(title))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper right")
+    return figure
+
+
+def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figure:
+    """The pictures that changed most: annotations, FP32's and the quantized model's boxes."""
+    model, baseline = found.model, found.baseline
+    assert model.show is not None  # the caller has looked
+    change = changes(model, baseline)
+    shown = np.argsort(-change, kind="stable")[:PICTURES]
+    shown = shown[: max(1, np.count_nonzero(change[shown]))]
+    figure = Figure(figsize=(12, 4.1 * len(shown)), layout="constrained")
+    grid = figure.subplots(len(shown), 3, squeeze=False)
+    for row, place, pixels in zip(grid, shown, model.show(shown), strict=True):
+        record = model.pictures[place]
+        drawn = [
+            _annotated(record),
+            *(_detected(scores.outputs.values[0][place]) for scores in (baseline, model)),
+        ]
+        partners = [drawn[1], drawn[2], drawn[1]]
+        heads = [f"picture {record['image_id']}: annotations", "FP32", "quantized"]
+        for column, (axes, boxes, head) in enumerate(zip(row, drawn, heads, strict=True)):
+            axes.imshow(pixels.squeeze(), cmap="gray")
+            alone = _unmatched(boxes, partners[column]) if column else np.zeros(len(boxes), bool)
+            _draw(axes, boxes, alone, class_names)
+            axes.set_title(head, fontsize=10)
+            axes.set_axis_off()
+    figure.suptitle(
+        f"{plain(title)}\nred: boxes of one model that the other has not (scores from "
+        f"{SHOWN_SCORE:g}, IoU {OVERLAP:g})",
+        fontsize=11,
+    )
+    return figure
+
+
+def changes(model: Scores, baseline: Scores) -> NDArray[np.float64]:
+    """Return how much the detections of each picture changed [n].
+
+    The sum of the scores of boxes that only one of the two has, of those that are drawn.
+    """
+    found = np.zeros(model.total)
+    for place in range(model.total):
+        ours, theirs = (_detected(s.outputs.values[0][place]) for s in (model, baseline))
+        found[place] = sum(
+            each[_unmatched(each, other), 4].sum()
+            for each, other in ((ours, theirs), (theirs, ours))
+        )
+    return found
+
+
+def _detected(rows: Array) -> NDArray[np.float64]:
+    """Return the detections [D, 6] of one picture that are drawn."""
+    kept = (rows[:, 5] != decoding.NOTHING) & (rows[:, 4] >= SHOWN_SCORE)
+    return np.asarray(rows[kept], np.float64)
+
+
+def _annotated(record: Array) -> NDArray[np.float64]:
+    """Return the annotations of one picture as detections [D, 6], without the crowds."""
+    boxes = record["boxes"][: record["count"]]
+    boxes = boxes[~boxes["crowd"]]
+    placed = boxes["bbox"].copy()
+    placed[:, 2:] += placed[:, :2]
+    placed = placed * np.tile(record["scale"], 2) + np.tile(record["offset"], 2)
+    return np.column_stack([placed, np.full(len(boxes), math.inf), boxes["category"]])
+
+
+def _unmatched(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Tell which boxes [D, 6] none of the others of the same class overlaps."""
+    if not len(boxes) or not len(others):
+        return np.ones(len(boxes), np.bool_)
+    first, second = boxes[:, np.newaxis], others[np.newaxis]
+    corner = np.minimum(first[..., 2:4], second[..., 2:4]) - np.maximum(
+        first[..., :2], second[..., :2]
+    )
+    shared = corner.clip(min=0).prod(axis=-1)
+    areas = [(each[..., 2:4] - each[..., :2]).prod(axis=-1) for each in (first, second)]
+    overlap = shared / np.maximum(areas[0] + areas[1] - shared, np.finfo(float).tiny)
+    same = first[..., 5] == second[..., 5]
+    return np.asarray(~((overlap >= OVERLAP) & same).any(axis=1))
+
+
+def _draw(
+    axes: Axes,
+    boxes: NDArray[np.float64],
+    alone: NDArray[np.bool_],
+    class_names: Sequence[str],
+) -> None:
+    for (left, top, right, bottom, score, label), single in zip(boxes, alone, strict=True):
+        colour = "red" if single else "lime"
+        axes.add_patch(
+            Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, lw=1.3)
+        )
+        name = plain(class_names[int(label)])
+        axes.text(
+            left,
+            top - 2,
+            name if math.isinf(score) else f"{name} {score:.2f}",
+            fontsize=7,
+            color="black",
+            bbox={"facecolor": colour, "alpha": 0.7, "pad": 0.6, "linewidth": 0},
+            clip_on=True,
+        )
