@@ -64,6 +64,14 @@ def _are_numbers(got: Any) -> bool:
     )
 
 
+def _are_anchors(got: Any) -> bool:
+    lists = isinstance(got, list) and all(isinstance(each, list) for each in got)
+    return lists and all(
+        len(each) > 0 and len(each) % 2 == 0 and _are_numbers(each) and min(each) > 0
+        for each in got
+    )
+
+
 COUNT = (at_least(1), at_most(2**31 - 1))
 SEED = Limit("0 <= seed < 2**32", lambda got: 0 <= got < 2**32)
 FRACTION = Limit("a fraction, 0 to 1", lambda got: 0 <= got <= 1)
@@ -80,6 +88,9 @@ SIZE = Limit(f"null, a number of pixels up to {MOST_PIXELS}, or [height, width]"
 NAME = Limit("a name", lambda got: bool(got.strip()))
 NAMES = Limit("null or a list of names", lambda got: len(got) > 0)
 SIZES = Limit("null or sizes of at least 1", lambda got: got and min(got) >= 1)
+ANCHORS = Limit(
+    "null, or [[width, height, ...], ...] in pixels, a list for each stride", _are_anchors
+)
 COLUMNS = Limit("null, a column or a list of columns", _is_columns)
 CLASSES = Limit("null or two or more different names", lambda got: len(set(got)) == len(got) >= 2)
 

@@ -70,6 +70,8 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         numbers = getattr(config.preprocess, name)
         require(f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
         setattr(config.preprocess, name, [float(number) for number in limits.listed(numbers)])
+    if config.float_tail is None:  # boxes are decoded and joined there
+        config.float_tail = config.task.name == "detection" or config.data.name == "coco"
     config.model.name = config.model.name or name_network(config.model)
     return config
 

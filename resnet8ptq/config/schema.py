@@ -89,6 +89,7 @@ class ModelConfig:
     module: str | None = None
     state_dict: str | None = None
     module_args: Any = None  # a dict; Hydra would not let keys be added to a typed one
+    inputs: Any = None  # the same
 
 
 @dataclass
@@ -194,7 +195,7 @@ class DetectionConfig(TaskConfig):
     name: str = "detection"
     head: str = "auto"
     strides: list[int] = limited([8, 16, 32], limits.SIZES)
-    anchors: list[list[float]] | None = None
+    anchors: Any = limited(None, limits.ANCHORS)
     boxes: str | None = limited(None, one_of("xyxy", "yxyx", "xywh", "cxcywh"))
     normalized: bool = False
     background: int | None = None
@@ -342,7 +343,7 @@ class QuantizationConfig:
     reduce_range: bool | None = None
     symmetric: SymmetricConfig = field(default_factory=SymmetricConfig)
     float_output: bool = False
-    float_tail: bool = False
+    float_tail: bool | None = False
     op_types: list[str] | None = limited(None, limits.NAMES)
     nodes_to_quantize: list[str] | None = limited(None, limits.NAMES)
     nodes_to_exclude: Any = field(default_factory=list)  # list of names, or "auto"

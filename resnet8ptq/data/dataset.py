@@ -32,6 +32,7 @@ class Split:
             any.
         preprocessing: what makes network inputs of them.
         layout: how the network takes the axes of a sample, see `preprocessing.arrange`.
+        at_once: how many samples the network takes at once, at most; None: any number.
         groups: [N] int64, the same number for samples that belong together, such as the windows of
             one clip; None where each stands by itself.
     """
@@ -41,6 +42,7 @@ class Split:
     source: str
     preprocessing: Preprocessing = RAW
     layout: Layout | None = None
+    at_once: int | None = None
     groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -108,7 +110,7 @@ class Split:
 
     def batches(self, size: int) -> Batches:
         """Return network inputs, float32 [<=size, ...]."""
-        return Batches(self.images, size, self.prepare)
+        return Batches(self.images, min(size, self.at_once or size), self.prepare)
 
 
 def hash_samples(samples: Images) -> NDArray[np.bytes_]:
@@ -142,11 +144,15 @@ class Dataset:
         """The shape of one stored sample, such as (H, W, C)."""
         return self.test.images.shape[1:]
 
-    def arranged(self, layout: Layout | None) -> "Dataset":
-        """Return the data set for a network that takes the axes of a sample in this order."""
-        if layout == self.test.layout:
+    def arranged(self, layout: Layout | None, at_once: int | None = None) -> "Dataset":
+        """Return the data set for a network that takes the axes of a sample in this order.
+
+        Args:
+            at_once: see `Split`.
+        """
+        if layout == self.test.layout and at_once == self.test.at_once:
             return self
-        return self.with_splits(lambda split: replace(split, layout=layout))
+        return self.with_splits(lambda split: replace(split, layout=layout, at_once=at_once))
 
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
         """Return the data set with every split changed."""

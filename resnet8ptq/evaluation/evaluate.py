@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load, Pace
 from resnet8ptq.tasks.contract import PROBABILITIES, Array, Outputs, Reduction, Targets
@@ -45,6 +46,9 @@ def evaluate(
     Args:
         final: what it returns, see `Outputs`.
         reduction: what is kept of each batch; None: the outputs themselves.
+
+    Raises:
+        ModelError: the outputs have other shapes for other samples, and are kept.
     """
     predictor = load(pace.threads)
     start = time.perf_counter()
@@ -58,12 +62,17 @@ def evaluate(
             found = reduction(found)
         kept.append(found)
     seconds = time.perf_counter() - start
-    outputs = Outputs(_join(kept), None, final, _join(raw))
+    joined = _join(kept)
+    if not joined:
+        raise ModelError(
+            "returns another number of values for each sample; task=detection takes it"
+        )
+    outputs = Outputs(joined, None, final, _join(raw))
     return Evaluation(outputs, seconds, pace, predictor)
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
-    """Return the outputs of all batches; none where a batch has other shapes."""
+    """Return the outputs of all batches; none where a batch has other shapes than another."""
     shapes = {tuple(each.shape[1:] for each in found) for found in batches}
     if len(shapes) != 1:
         return ()

@@ -23,10 +23,13 @@ Times = NDArray[np.float64]  # [repeats], in milliseconds
 
 @dataclass(frozen=True)
 class Timings:
-    """Wall-clock times of one model: `single_ms` at batch 1, `batch_ms` at `latency.batch_size`."""
+    """Wall-clock times of one model: `single_ms` at batch 1, `batch_ms` at `latency.batch_size`.
+
+    A network that takes one sample at once has no `batch_ms`.
+    """
 
     single_ms: Times
-    batch_ms: Times
+    batch_ms: Times | None
 
     def to_metrics(self, prefix: str = "") -> dict[str, float]:
         """Return median and 95th percentile of both, in milliseconds, by MLflow name."""
@@ -34,6 +37,7 @@ class Timings:
         return {
             f"{prefix}{name}_p{percent}_ms": float(np.percentile(values, percent))
             for name, values in times.items()
+            if values is not None
             for percent in (50, 95)
         }
 
@@ -56,11 +60,12 @@ class Latency:
         if self.baseline is None:
             return metrics
         ratios = {
-            "speedup": float(np.median(self.baseline.single_ms) / np.median(self.model.single_ms)),
-            "speedup_batch": float(
-                np.median(self.baseline.batch_ms) / np.median(self.model.batch_ms)
-            ),
+            "speedup": float(np.median(self.baseline.single_ms) / np.median(self.model.single_ms))
         }
+        if self.baseline.batch_ms is not None and self.model.batch_ms is not None:
+            ratios["speedup_batch"] = float(
+                np.median(self.baseline.batch_ms) / np.median(self.model.batch_ms)
+            )
         return metrics | self.baseline.to_metrics("baseline_") | ratios
 
 
@@ -78,7 +83,9 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
     with _torch_threads_kept():
         predictors = [load(settings.threads) for load in loads]
         single = _time_in_turns(predictors, split, 1, settings.repeats)
-        batch = _time_in_turns(predictors, split, settings.batch_size, settings.batch_repeats)
+        batch: Sequence[Times | None] = [None] * len(predictors)
+        if split.at_once is None:
+            batch = _time_in_turns(predictors, split, settings.batch_size, settings.batch_repeats)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
 
 

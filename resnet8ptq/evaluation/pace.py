@@ -43,6 +43,8 @@ def find_pace(
         about: what the measurement is kept under: network, framework, dtype.
     """
     sizes = [batch_size] if batch_size else list(BATCH_SIZES)
+    if split.at_once is not None:
+        sizes = [split.at_once]
     threads, fewer = runtime.threads, 0 if runtime.threads_fixed else runtime.threads // 2
     if len(sizes) == 1 and not fewer:
         return Pace(sizes[0], threads)

@@ -14,15 +14,15 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
 
     Raises:
         ModelError: the network takes other samples.
-        UnsupportedError: it takes a fixed number of samples at once.
+        UnsupportedError: it takes a fixed number of samples at once, and more than one.
     """
     contract = fp32.contract
-    if contract.batch is not None:
+    if contract.batch not in (None, 1):
         raise UnsupportedError(
             f"{fp32.source}: takes {contract.batch} samples at once, and its batch cannot be freed "
             f"({fp32.conversion.why_fixed})"
         )
-    return dataset.arranged(find_layout(dataset.test.input_shape, contract))
+    return dataset.arranged(find_layout(dataset.test.input_shape, contract), contract.batch)
 
 
 def settle_task(config: TaskConfig, dataset: Dataset, scored: Split, fp32: Fp32Model) -> Task:

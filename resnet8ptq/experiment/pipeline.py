@@ -2,8 +2,11 @@
 
 import logging
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+
+import onnx
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
@@ -23,6 +26,8 @@ from resnet8ptq.experiment import mlperf_tiny, outputs, preparation, preprocessi
 from resnet8ptq.experiment.compatibility import fit, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
+from resnet8ptq.models.inspection import quantized_operators
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 log = logging.getLogger(__name__)
 
@@ -131,12 +136,26 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         prepare_s=prepared.seconds,
     )
     params = resolved.to_params() | prepared.params | artifact.details
+    if config.dtype.name != "fp32" and (floats := _float_operators(prepared)):
+        params["float_operators"] = floats
     result = RunResult("ok", measurement=measurement, resolved=params)
     _warn_of_noise(config, measurement.comparison.sqnr_db)
     outputs.write(folder, config, result, artifact, calibration, fp32)
     run.log_model(artifact.path, scored)
     run.log_result(result)
     return result
+
+
+def _float_operators(prepared: preparation.Preparation) -> str:
+    """Return the operators of the network that stay in float, with their number; empty for none.
+
+    By the settings, or because the framework has no 8-bit kernel for them.
+    """
+    config, graph = prepared.config, onnx.load(prepared.network.onnx_path).graph
+    left = {*find_float_nodes(graph, Selection.of(config))}
+    known = quantized_operators(config.backend.name)
+    count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)
+    return ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
 
 
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:

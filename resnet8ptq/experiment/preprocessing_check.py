@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.dataset import Dataset, Labels, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Outputs, Scores, Task
+from resnet8ptq.tasks.contract import Outputs, Reduction, Scores, Task
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,11 @@ def check(
 
     def value(preprocessing: Preprocessing) -> float:
         tried = replace(split, preprocessing=preprocessing)
-        return task.score(_run(fp32, tried, threads), targets_of(tried)).value
+        outputs = _run(fp32, tried, task.reduction, threads)
+        return task.score(outputs, targets_of(tried)).value
 
     advice = "does the preprocessing fit the network?"
-    if split.labels is not None and len(np.unique(split.labels)) > 1:
+    if _tells_apart(split.labels):
         now, found = value(split.preprocessing), dict[str, float]()
         for setting, steps in _usual(split, sized=config.preprocess.size is not None):
             found[setting] = value(steps)
@@ -103,8 +104,17 @@ def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
             yield f"{setting} preprocess.channels=bgr", replace(steps, bgr=True)
 
 
-def _run(fp32: Fp32Model, split: Split, threads: int) -> Outputs:
+def _tells_apart(labels: Labels | None) -> bool:
+    """Tell whether a metric of samples with these labels may differ."""
+    if labels is None or labels.dtype.kind == "V":
+        return labels is not None and bool(labels["count"].any())
+    return len(np.unique(labels)) > 1
+
+
+def _run(fp32: Fp32Model, split: Split, reduction: Reduction | None, threads: int) -> Outputs:
     session = open_session(str(fp32.onnx_path), threads)
     name = session.get_inputs()[0].name
     found = [session.run(None, {name: batch}) for batch in split.batches(BATCH_SIZE)]
+    if reduction is not None:
+        found = [reduction(outputs) for outputs in found]
     return Outputs(tuple(map(np.concatenate, zip(*found, strict=True))), None, fp32.final)

@@ -27,13 +27,43 @@ Outputs = list[NDArray[Any]]
 Predict = Callable[[Samples], Outputs]
 
 _SIZES = (2, 3)  # of the batch
+_COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 _RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")
 
 
 def in_batches(predict: Predict, samples: Samples, size: int) -> Outputs:
-    """Return the outputs for all samples, predicted in batches of at most `size`."""
+    """Return the outputs for all samples, predicted in batches of at most `size`.
+
+    What has other sizes for other samples, such as their detections, is filled up with zeros.
+    """
     parts = [predict(samples[i : i + size]) for i in range(0, len(samples), size)]
-    return [np.concatenate(found) for found in zip(*parts, strict=True)]
+    return [_join(found) for found in zip(*parts, strict=True)]
+
+
+def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    sizes = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
+    filled = [
+        np.pad(
+            part,
+            [(0, 0), *((0, most - size) for most, size in zip(sizes, part.shape[1:], strict=True))],
+        )
+        for part in parts
+    ]
+    return np.concatenate(filled)
+
+
+def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
+    """Return a network that takes one sample at once as one that takes any number.
+
+    Args:
+        outputs: the places of outputs that have no batch axis; they are given one.
+    """
+
+    def run(sample: Samples) -> Outputs:
+        found = predict(sample)
+        return [each[np.newaxis] if n in outputs else each for n, each in enumerate(found)]
+
+    return lambda samples: in_batches(run, samples, 1)
 
 
 def filled_up(predict: Predict, size: int) -> Predict:
@@ -45,7 +75,8 @@ def filled_up(predict: Predict, size: int) -> Predict:
     def run(samples: Samples) -> Outputs:
         missing = -len(samples) % size
         filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), np.float32)])
-        return [found[: len(samples)] for found in in_batches(predict, filled, size)]
+        outputs = in_batches(predict, filled, size)
+        return [found[: len(samples)] for found in outputs] if missing else outputs
 
     return run
 
@@ -57,7 +88,7 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
         batch: the size that the batch stays fixed at; None frees it.
 
     Raises:
-        ModelError: an output without a batch axis.
+        ModelError: an output without a batch axis, where the batch is not 1.
         Exception: ONNX Runtime's own: the graph does not run so.
     """
     settled = copy.deepcopy(proto)
@@ -76,15 +107,20 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
     for name in wanted:
         _replace(graph, name, [values[name] for values in found])
     _prune(graph)
+    counted = _find_counted(settled)
     for value in graph.output:
         made = found[0][value.name]
-        if made.shape[:1] != sizes[:1]:
+        shape_of = counted.get(value.name, made.shape)
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(made.dtype)
+        if made.shape[:1] == sizes[:1]:
+            _set_shape(value, ("N" if batch is None else batch, *shape_of[1:]))
+        elif batch == 1:
+            _give_batch_axis(graph, value, shape_of)
+        else:
             raise ModelError(
                 f"output {value.name!r} is {list(made.shape)} for {sizes[0]} samples; "
                 "takes outputs with one row for each sample"
             )
-        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(made.dtype)
-        _set_shape(value, ("N" if batch is None else batch, *made.shape[1:]))
     write_paddings(settled)
     onnx.checker.check_model(settled)
     return settled
@@ -100,6 +136,41 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
         if (by_shape or alone) and not any(find_all(node, onnx.GraphProto)):
             static.update(node.output)
     return static - {""}
+
+
+def _find_counted(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
+    """Return the sizes of outputs that depend on the values in the input, such as detections.
+
+    An axis whose size is not known has a name.
+    """
+    counted: set[str] = set()
+    for node in proto.graph.node:
+        if node.op_type in _COUNTING or counted.intersection(node.input):
+            counted.update(node.output)
+    inferred = onnx.shape_inference.infer_shapes(proto).graph.output
+    return {
+        value.name: tuple(
+            dim.dim_value or f"{value.name}_{axis}"
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        )
+        for value in inferred
+        if value.name in counted
+    }
+
+
+def _give_batch_axis(
+    graph: onnx.GraphProto, value: onnx.ValueInfoProto, sizes: Sequence[int | str]
+) -> None:
+    """Put an axis of one sample before those of an output."""
+    inner = f"{value.name}__of_one"
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [inner if name == value.name else name for name in names]
+    axes = numpy_helper.from_array(np.zeros(1, np.int64), f"{inner}__axes")
+    graph.initializer.append(axes)
+    name = f"{value.name}__batch_axis"
+    graph.node.append(helper.make_node("Unsqueeze", [inner, axes.name], [value.name], name))
+    _set_shape(value, (1, *sizes))
 
 
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:

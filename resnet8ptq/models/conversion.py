@@ -5,6 +5,7 @@ Runs in a process of its own (see `model.load`): nothing in the main process imp
 
 import json
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.preprocessing import arrange
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.batch import Outputs, Predict, filled_up, in_batches, settle
+from resnet8ptq.models.batch import Outputs, Predict, filled_up, in_batches, one_by_one, settle
 from resnet8ptq.models.contract import Contract, find_layout, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import flatten_biases, name_nodes, opset
@@ -72,7 +73,11 @@ def read_record(folder: Path) -> Conversion:
 
 
 def convert(
-    source: Path, folder: Path, samples: NDArray[np.float32], module: Module | None = None
+    source: Path,
+    folder: Path,
+    samples: NDArray[np.float32],
+    module: Module | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
@@ -84,6 +89,7 @@ def convert(
         samples: [n, ...], preprocessed, in the data's own layout: the frameworks must agree on
             them.
         module: the class of a torch network whose weights `source` is.
+        inputs: see `sources.onnx.read`.
 
     Raises:
         ModelError: not a model, unsafe, NaN in its weights, or shapes that do not fit.
@@ -91,7 +97,7 @@ def convert(
     """
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
-        network = read(source, samples.shape[1:], module)
+        network = read(source, samples.shape[1:], module, inputs)
         layout = find_layout(samples.shape[1:], read_contract(network.proto.graph))
         _convert(network, folder, arrange(samples, layout))
     except ModelError as error:
@@ -107,6 +113,7 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
     proto, why_fixed = _settle(network, samples)
+    network = _give_batch_axes(network, proto)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
@@ -144,9 +151,20 @@ def _find_batch(network: Network, samples: NDArray[np.float32]) -> Network:
     try:
         network.predict(samples[:2])
     except Exception:  # ONNX Runtime's own, a dozen
-        network.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-        return replace(network, predict=filled_up(network.predict, 1))
+        return _one_at_once(network)
     return network
+
+
+def _one_at_once(network: Network) -> Network:
+    network.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    return replace(network, predict=filled_up(network.predict, 1))
+
+
+def _give_batch_axes(network: Network, settled: onnx.ModelProto) -> Network:
+    """Return the network with the outputs of `settled`, which have a batch axis."""
+    given = {node.output[0] for node in settled.graph.node if node.name.endswith("__batch_axis")}
+    places = [place for place, value in enumerate(settled.graph.output) if value.name in given]
+    return replace(network, predict=one_by_one(network.predict, places)) if places else network
 
 
 def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelProto, str | None]:
@@ -156,10 +174,10 @@ def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelP
         freed = settle(network.proto, shape, None)
         compare(open_runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
     except Exception as error:  # ONNX Runtime's own, a dozen
-        if fixed is None:
+        if fixed is None and not isinstance(error, ModelError):
             raise
         try:
-            return settle(network.proto, shape, fixed), one_line(error)
+            return settle(network.proto, shape, fixed or 1), one_line(error)
         except Exception as again:
             raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
     return freed, None

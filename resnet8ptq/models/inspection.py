@@ -97,9 +97,8 @@ def inspect(
     proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, shape, module)
     graph = onnx.shape_inference.infer_shapes(proto).graph
     constants = list(gate.find_all(graph, onnx.TensorProto))
-    quantized = {"onnx": _of_onnxruntime(), "torch": frozenset(_TORCH)}
-    if name in TFLITE_FORMATS:
-        quantized["tflite"] = frozenset(_TFLITE)
+    takes = [each for each in BACKENDS if each != "tflite" or name in TFLITE_FORMATS]
+    quantized = {backend: quantized_operators(backend) for backend in takes}
     makers = {output: node.op_type for node in graph.node for output in node.output}
     return Inspection(
         path=path,
@@ -149,7 +148,10 @@ def _read(path: Path, shape: Shape, module: Module | None) -> bytes:
     return bytes(sources.read(path, shape if module else None, module).proto.SerializeToString())
 
 
-def _of_onnxruntime() -> frozenset[str]:
+def quantized_operators(backend: str) -> frozenset[str]:
+    """Return the operators that a backend has integer kernels for, as ONNX calls them."""
+    if backend != "onnx":
+        return frozenset({"torch": _TORCH, "tflite": _TFLITE}[backend])
     from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
     return frozenset({*QDQRegistry, *QLinearOpsRegistry})

@@ -64,7 +64,8 @@ def digest(config: ModelConfig, source: Path) -> str:
         return _hash_all(source, "*")
     found = files.sha256(source)
     if config.module is None:
-        return found
+        fixed = json.dumps(config.inputs, default=str) if config.inputs else ""
+        return hashlib.sha256(f"{found} {fixed}".encode()).hexdigest() if fixed else found
     code = _hash_code(config.module)
     named = json.dumps([config.module, config.module_args or {}, code, found], default=str)
     return hashlib.sha256(named.encode()).hexdigest()

@@ -31,7 +31,7 @@ class Selection:
         That choice is made by quantizing, see `exclusion`.
         """
         excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
-        return cls(config.op_types, config.nodes_to_quantize, excluded, config.float_tail)
+        return cls(config.op_types, config.nodes_to_quantize, excluded, bool(config.float_tail))
 
 
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:

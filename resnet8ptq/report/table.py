@@ -131,7 +131,7 @@ def _is_setting(key: str) -> bool:
     )
     names = (
         *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
-        *("format", "reduce_range", "float_output", "slim"),
+        *("format", "reduce_range", "float_output", "float_tail", "slim"),
         *("max_drop", "held_out_images"),
     )
     shown = key.endswith(".name") or key == "backend.flow"  # in columns of their own
@@ -180,6 +180,8 @@ def notes(records: Sequence[Record]) -> list[str]:
             reasons.setdefault(text, []).append(label)
         if record.params.get("doubt"):
             reasons.setdefault(record.params["doubt"], []).append(label)
+        if record.params.get("float_operators"):
+            reasons.setdefault(f"in float: {record.params['float_operators']}", []).append(label)
     lines = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
     if any("delta_ci95_low" in record.metrics for record in records):
         lines.append(INTERVAL_NOTE.format(how=task.intervals))

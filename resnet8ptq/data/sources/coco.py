@@ -65,7 +65,7 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     every = [Picture(str(folder / name), folder / name) for name in names]
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
     ids = np.array(list(found.images), np.int64)[kept]
-    labels = boxes.pack([_annotate(found, int(image_id), preprocess) for image_id in ids])
+    labels = boxes.pack([annotate(found, int(image_id), preprocess) for image_id in ids])
     whole = Split(images, labels, str(path))
     if config.test_fraction == 1:
         data = Dataset(path.stem, (), whole.take(np.arange(0)), whole)
@@ -229,7 +229,8 @@ def _check_pictures(found: Annotations, folder: Path, path: Path, on_bad: str) -
                 raise DataError(f"{paths[image_id]}: {wrong} pixels, width x height")
 
 
-def _annotate(found: Annotations, image_id: int, preprocess: PreprocessConfig) -> boxes.Annotated:
+def annotate(found: Annotations, image_id: int, preprocess: PreprocessConfig) -> boxes.Annotated:
+    """Return what is known of a picture that is shaped by `preprocess`."""
     _, width, height = found.images[image_id]
     placed = pictures.placement(width, height, preprocess)
     return boxes.Annotated(

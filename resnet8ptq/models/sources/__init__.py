@@ -5,6 +5,7 @@ process that reads one file (see `model.load`): some import TensorFlow, and a fi
 reader takes nothing along.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
@@ -92,11 +93,17 @@ def find_format(path: Path) -> Format | None:
     return next((each for each in FORMATS if each.is_of(path)), None)
 
 
-def read(source: Path, shape: Shape, module: Module | None = None) -> Network:
+def read(
+    source: Path,
+    shape: Shape,
+    module: Module | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Network:
     """Read a network from its file or folder, or from the weights of `module`.
 
     Args:
         shape: where the file does not say what the network takes, this does.
+        inputs: see `onnx.read`.
 
     Raises:
         ModelError: says what the file is or does, and what is taken.
@@ -108,5 +115,8 @@ def read(source: Path, shape: Shape, module: Module | None = None) -> Network:
     found = find_format(source)
     if found is None:
         raise ModelError(f"{source}: is not a model; {TAKES}")
-    network: Network = resolve_name(f"{__name__}.{found.name}:read")(source, shape)
+    if inputs and found.name != "onnx":
+        raise ModelError(f"model.inputs: takes an .onnx file, and {source} is none")
+    more = (inputs,) if inputs else ()
+    network: Network = resolve_name(f"{__name__}.{found.name}:read")(source, shape, *more)
     return network

@@ -1,6 +1,8 @@
 """An ONNX file as the source of the FP32 network."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,13 +18,19 @@ from resnet8ptq.models.normalization import normalize, opset, raise_opset
 from resnet8ptq.models.sources import Network, Shape
 
 
-def read(source: Path, shape: Shape) -> Network:
+def read(source: Path, shape: Shape, inputs: Mapping[str, Any] | None = None) -> Network:
     """Read an ONNX file.
+
+    Args:
+        inputs: the values of inputs that are the same for every sample, by name, without the batch
+            axis: the size of the pictures, for example.
 
     Raises:
         ModelError: says what the file is or does, and what is taken.
     """
     proto = gate.read(source)
+    for name, values in (inputs or {}).items():
+        _fix_input(proto.graph, name, values)
     converted = take(proto, source)
     try:
         predict = open_runner(proto)
@@ -30,6 +38,28 @@ def read(source: Path, shape: Shape) -> Network:
         raise ModelError(f"{source}: ONNX Runtime cannot run it ({one_line(error)})") from None
     fixed = read_contract(converted.graph).batch
     return Network(converted, filled_up(predict, fixed) if fixed else predict, opset(proto))
+
+
+def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
+    """Make an input a constant, of one row for all samples."""
+    taken = {value.name: value for value in gate.graph_inputs(graph)}
+    if name not in taken:
+        known = ", ".join(taken)
+        raise ModelError(f"model.inputs: got {name!r}, which is no input; it has {known}")
+    described = taken[name].type.tensor_type
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(described.elem_type)
+        given = np.array(values, dtype)
+        if not np.isfinite(given.astype(np.float64)).all():
+            raise ValueError("not finite")
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(f"model.inputs.{name}: got {values}, takes numbers") from None
+    missing = len(described.shape.dim) - given.ndim
+    if missing < 0:
+        raise ModelError(f"model.inputs.{name}: got {values}, has too many axes for {name}")
+    graph.initializer.append(
+        numpy_helper.from_array(given.reshape((1,) * missing + given.shape), name)
+    )
 
 
 def take(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
@@ -46,7 +76,10 @@ def take(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
     inputs = read_contract(converted.graph).inputs
     if len(inputs) != 1:
         names = ", ".join(map(str, inputs))
-        raise ModelError(f"{source}: has {len(inputs)} inputs ({names}); takes one")
+        raise ModelError(
+            f"{source}: has {len(inputs)} inputs ({names}); takes one, and values for the others: "
+            f"model.inputs={{{inputs[-1].name}: ...}}"
+        )
     if inputs[0].dtype != "float32":
         raise ModelError(f"{source}: its input is {inputs[0].dtype}; takes float32")
     return converted

@@ -64,9 +64,8 @@ class Frame:
         """Width and height [strides, anchors, 2] in pixels; None where they are not known."""
         given = self.config.anchors
         if given is None:
-            given = [list(COCO_ANCHORS.get(stride, ())) for stride in self.config.strides]
-        lengths = {len(each) for each in given}
-        if len(given) != len(self.config.strides) or len(lengths) != 1 or lengths & {0, 1}:
+            given = [COCO_ANCHORS.get(stride, ()) for stride in self.config.strides]
+        if len(given) != len(self.config.strides) or len({len(each) for each in given}) != 1:
             return None
         return np.array(given, np.float64).reshape(len(given), -1, 2)
 
@@ -118,8 +117,8 @@ def find_head(frame: Frame) -> str:
     """
     fitting = [name for name, head in HEADS.items() if head.fits(frame)]
     name = frame.config.head
-    if name == "auto" and len(fitting) == 1:
-        return fitting[0]
+    if name == "auto" and (len(fitting) == 1 or fitting == ["yolox", "yolov5"]):
+        return fitting[0]  # as many boxes as cells: not decoded, as a rule
     given = f"{frame.classes} classes and an input of {frame.height} x {frame.width}"
     returned = f"returns {describe(frame.outputs)}, with {given}"
     if name == "auto":
@@ -233,7 +232,7 @@ def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _is_yolov5(frame: Frame) -> bool:
-    return _single(frame)[1:] == (5 + frame.classes,) and not _is_yolox(frame)
+    return _single(frame)[1:] == (5 + frame.classes,)
 
 
 def _decode_yolov5(outputs: Sequence[Array], frame: Frame) -> Candidates:
@@ -301,9 +300,13 @@ def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Found:
 def _find_detections(frame: Frame) -> list[int]:
     """Return the places of boxes, scores, labels and perhaps of their number; none for others."""
     names, shapes = list(frame.outputs), frame.shapes
-    flat = [place for place, shape in enumerate(shapes) if len(shape) == 1 and shape != (1,)]
     boxes = [place for place, shape in enumerate(shapes) if _is_boxes(shape)]
-    counts = [place for place, shape in enumerate(shapes) if shape in ((), (1,))]
+    counts = [
+        place
+        for place, shape in enumerate(shapes)
+        if shape == () or (shape == (1,) and re.search("num|count|valid", names[place], re.I))
+    ]
+    flat = [place for place, s in enumerate(shapes) if len(s) == 1 and place not in counts]
     if len(boxes) != 1 or len(flat) != 2 or len(counts) != len(shapes) - 3 or len(counts) > 1:
         return []
     scores = [place for place in flat if re.search("score|conf|prob", names[place], re.I)]

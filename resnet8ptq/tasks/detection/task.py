@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 AP = Metric("ap", "AP")
 BESIDE = (Metric("ap50", "AP50"), Metric("ap75", "AP75"))
 SIGNIFICANCE = 0.05
+NOTHING_FOUND = 0.01  # an AP that says that boxes are decoded wrongly
 RESULTS = "detections.json"
 CLASSES, CURVES, PICTURES = "classes.png", "precision_recall.png", "detections.png"
 
@@ -231,6 +232,13 @@ class Detection(contract.Task):
     def reduction(self) -> Reduction | None:
         """Detections are kept of each batch, not all candidates."""
         return self.decoder
+
+    def doubt(self, baseline: Scores, expected: float | None) -> str | None:
+        """Doubt an AP near 0, or below `expected`."""
+        found = f"AP {AP.show(baseline.value)}"
+        if baseline.interval[1] < NOTHING_FOUND:
+            return f"NEAR ZERO, {found} (does task.head fit, and task.boxes?)"
+        return contract.doubt_below(found, baseline.interval, expected)
 
     def describe(self) -> dict[str, str]:
         """Add the head that was found to fit."""

@@ -1,0 +1,138 @@
+"""Pictures for ONNX Runtime's own tools, one by one or in batches, as a detector takes them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnxruntime.quantization import CalibrationDataReader
+
+from resnet8ptq.config.schema import PreprocessConfig
+from resnet8ptq.core.errors import DataError
+from resnet8ptq.data import pictures
+from resnet8ptq.data.boxes import pack
+from resnet8ptq.data.preprocessing import arrange, settle
+from resnet8ptq.data.sources.coco import Annotations, annotate, read_annotations
+
+IMAGE_ID = "image_id"
+AT_ONCE = 64  # pictures in memory
+
+
+class CocoReader(CalibrationDataReader):  # type: ignore[misc]
+    """Feeds pictures to ONNX Runtime's quantizer, or to `evaluation.coco_evaluator`.
+
+    >>> from onnxruntime.quantization import quantize_static
+    >>> steps = PreprocessConfig(size=416, resize="letterbox", align="top_left", pad=114,
+    ...                          channels="bgr")
+    >>> reader = CocoReader("pictures", "images", steps, size_limit=100)
+    >>> quantize_static("yolox.onnx", "yolox.int8.onnx", reader)
+
+    Attributes:
+        paths: of the pictures that are read, in the order of their names, or of the annotations.
+        records: of the same, [n] as `data.boxes` has them; None without annotations.
+    """
+
+    def __init__(
+        self,
+        images: str | Path,
+        input_name: str,
+        preprocess: PreprocessConfig,
+        annotations: str | Path | None = None,
+        *,
+        start_index: int = 0,
+        size_limit: int = 0,
+        stride: int = AT_ONCE,
+        batch_size: int = 1,
+        is_evaluation: bool = False,
+        channels_first: bool = True,
+        inputs: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """Choose the pictures; none is read yet.
+
+        Args:
+            images: the folder.
+            input_name: the network's input for pictures.
+            preprocess: what is done to them; `size` is needed.
+            annotations: a file in COCO's format, whose pictures are read; None: all in the folder.
+            start_index: place of the first picture.
+            size_limit: how many pictures, at most; 0: all that follow.
+            stride: how many pictures are decoded at once, and in memory.
+            batch_size: pictures for each step; the last step has what is left.
+            is_evaluation: each step also has the places of its pictures, as `image_id`.
+            channels_first: the network takes [C, H, W].
+            inputs: values of the network's other inputs, such as `image_shape`, of one sample.
+
+        Raises:
+            DataError: there are no pictures, or the annotations are not COCO's.
+            ValueError: a number is too small.
+        """
+        for name, value, least in (
+            *(("start_index", start_index, 0), ("size_limit", size_limit, 0)),
+            *(("stride", stride, 1), ("batch_size", batch_size, 1)),
+        ):
+            if value < least:
+                raise ValueError(f"{name}: got {value}, takes an integer >= {least}")
+        folder, chosen = Path(images), slice(start_index, start_index + size_limit or None)
+        self.annotations: Annotations | None = None
+        self.records: NDArray[Any] | None = None
+        if annotations is not None:
+            self.annotations = found = read_annotations(Path(annotations))
+            ids = list(found.images)[chosen]
+            self.paths = [folder / found.images[each][0] for each in ids]
+            self.records = pack([annotate(found, each, preprocess) for each in ids])
+        else:
+            every = sorted(p for p in folder.rglob("*") if p.suffix.lower() in pictures.SUFFIXES)
+            self.paths = every[chosen]
+        if not self.paths:
+            raise DataError(f"{folder}: has no pictures from place {start_index} on")
+        self.input_name = input_name
+        self.preprocess = preprocess
+        self.stride = max(stride, batch_size) // batch_size * batch_size
+        self.batch_size = batch_size
+        self.is_evaluation = is_evaluation
+        self.channels_first = channels_first
+        self.inputs = inputs or {}
+        self.rewind()
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return -(-len(self.paths) // self.batch_size)
+
+    def rewind(self) -> None:
+        """Begin again, at the first picture."""
+        self._next = 0
+        self._decoded: tuple[int, NDArray[np.float32]] | None = None
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        """Return the next batch by the inputs' names; None after the last.
+
+        Raises:
+            DataError: a picture cannot be read; names the file.
+        """
+        start = self._next
+        if start >= len(self.paths):
+            return None
+        stop = min(start + self.batch_size, len(self.paths))
+        self._next = stop
+        first = start // self.stride * self.stride
+        if self._decoded is None or self._decoded[0] != first:
+            self._decoded = first, self._decode(self.paths[first : first + self.stride])
+        batch = self._decoded[1][start - first : stop - first]
+        step: dict[str, NDArray[Any]] = {self.input_name: batch}
+        for name, values in self.inputs.items():
+            step[name] = np.tile(np.asarray(values, np.float32), (len(batch), 1))
+        if self.is_evaluation:
+            step[IMAGE_ID] = np.arange(start, stop)
+        return step
+
+    def _decode(self, paths: Sequence[Path]) -> NDArray[np.float32]:
+        found = []
+        for path in paths:
+            try:
+                found.append(pictures.decode(path, self.preprocess))
+            except Exception as error:  # Pillow's own, a dozen
+                raise DataError(f"{path}: cannot be read ({error})") from error
+        stored = np.stack(found)
+        values = settle(self.preprocess, stored.shape[1:], 0.0, 1.0).apply(stored)
+        return np.ascontiguousarray(arrange(values, (2, 0, 1) if self.channels_first else None))
