@@ -75,10 +75,10 @@ def write_detector(path: Path, head: str, other_input: bool = False) -> Path:
     """
     graph = _Graph()
     colours = np.zeros((3, 3, CELL, CELL), np.float32)
-    colours[range(3), range(3)] = 1 / (100 * CELL**2)
+    colours[range(3), range(3)] = 1 / (300 * CELL**2)
     scores = graph.layer("images", np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1), 1)
     scores = graph.node("Relu", scores)
-    scores = graph.layer(scores, colours, CELL, -0.5)  # a square's own colour is 1.5 to 2.5
+    scores = graph.layer(scores, colours, CELL, -0.15)  # of a square.s own colour 0.35 to 0.7
     if head == "yolov3":
         still = graph.layer(
             "images", np.zeros((5, 3, CELL, CELL), np.float32), CELL, [0, 0, 0, 0, 9]

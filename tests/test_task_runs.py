@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import detectors
 import numpy as np
 import onnx
 import pytest
@@ -73,9 +74,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         **{"x_train": windows[:half][~strange[:half]], "x_test": windows[half:]},
         **{"y_test": strange[half:], "groups_test": clips[half:]},
     )
+    detectors.write_pictures(folder / "boxes")
     back = back + random.normal(size=back.shape) * 0.05
     return {
         **{path.stem: path for path in folder.glob("*.npz")},
+        "boxes": folder / "boxes",
+        "detector": detectors.write_detector(folder / "detector.onnx", "yolov8"),
         "classes": write_network(folder / "classes.onnx", [both, back[:, :7]], softmax=True),
         "pair": write_network(folder / "pair.onnx", [both, back[:, :2]], softmax=True),
         "autoencoder": write_network(folder / "autoencoder.onnx", [both, lossy]),
@@ -110,6 +114,10 @@ RUNS = {
         ("task=custom", "task.metric._target_=own_metric.worst", *SCORED),
         *("worst", ("custom_metric", "baseline_custom_metric", "p_value")),
     ),
+    "detection": (
+        *("boxes", "detector", ("task.resamples=200",), "AP"),
+        ("ap50", "ap_small", "p_value", "sqnr_db", "classes_lost", "delta_ci95_low"),
+    ),
     "agreement": ("bare", "classes", (), "agreement", ("kl_divergence", "sqnr_db", "drop")),
     "deviation": (
         *("bare", "several", (), "relative error"),
@@ -121,7 +129,10 @@ RUNS = {
 def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
     data, network, overrides, *_ = RUNS[task]
     (folder / "own_metric.py").write_text(OWN)
-    given = ("data=arrays", f"data.root={files[data]}", f"model.path={files[network]}")
+    given = ["data=arrays", f"data.root={files[data]}"]
+    if task == "detection":
+        given = detectors.overrides(files[data])
+    given.append(f"model.path={files[network]}")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         multirun = [word for word in more if word == "-m"]  # which goes before all else
@@ -164,13 +175,12 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["binary", "regression", "custom", "agreement", "deviation"])
+@pytest.mark.parametrize("task", sorted(RUNS.keys() - {"classification", "anomaly"}))
 def test_layers_are_chosen_by_any_task(files, tmp_path, task):
-    chosen = run(
-        *(tmp_path, files, task, "nodes_to_exclude=auto", "max_drop=0.5", "held_out_images=50"),
-    )
+    held_out = f"held_out_images={5 if task == 'detection' else 50}"
+    chosen = run(tmp_path, files, task, "nodes_to_exclude=auto", "max_drop=0.5", held_out)
     assert chosen.code == 0, chosen.err
-    ranked = run(tmp_path, files, task, "+analysis=sensitivity", "held_out_images=50")
+    ranked = run(tmp_path, files, task, "+analysis=sensitivity", held_out)
     assert ranked.code == 0, ranked.err
     title = RUNS[task][3]
     assert f"{title} lost" in ranked.out
@@ -183,6 +193,9 @@ def test_layers_are_chosen_by_any_task(files, tmp_path, task):
         ("anomaly", ("nodes_to_exclude=auto", "held_out_images=50"), "the labels of the training"),
         ("anomaly", ("+analysis=sensitivity", "held_out_images=50"), "the labels of the training"),
         ("regression", ("method=qat", "held_out_images=50"), "a network that ends in Softmax"),
+        ("detection", ("method=qat", "held_out_images=5"), "a network that ends in Softmax"),
+        ("detection", ("task.head=ssd",), "task.head=ssd takes boxes [boxes, 4], decoded, and"),
+        ("detection", ("data.images=null",), "data.images: got null, takes a folder of pictures"),
         ("custom", ("task.metric._target_=own_metric.none",), "got own_metric.none"),
         ("binary", ("task.threshold=2",), "task.threshold: got 2.0, takes a fraction"),
     ],

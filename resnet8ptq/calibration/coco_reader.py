@@ -73,7 +73,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         ):
             if value < least:
                 raise ValueError(f"{name}: got {value}, takes an integer >= {least}")
-        folder, chosen = Path(images), slice(start_index, start_index + size_limit or None)
+        folder = Path(images)
+        chosen = slice(start_index, start_index + size_limit if size_limit else None)
         self.annotations: Annotations | None = None
         self.records: NDArray[Any] | None = None
         if annotations is not None:

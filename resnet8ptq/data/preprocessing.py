@@ -37,8 +37,18 @@ class Preprocessing:
         if self == RAW:
             return stored.astype(np.float32)
         turned = stored[..., ::-1] if self.bgr else stored
-        values = (turned.astype(np.float64) - self.offset) * (self.step * self.scale)
-        return ((values - self.mean) / self.std).astype(np.float32)
+        if stored.dtype != np.uint8:
+            return self._compute(turned)
+        # Of 256 levels each is computed once: the same values in a fraction of the time.
+        tables = self._compute(np.arange(256)[:, np.newaxis])  # [256, 1 or channels]
+        found = np.empty(turned.shape, np.float32)
+        for channel in range(turned.shape[-1]):
+            found[..., channel] = tables[:, channel % tables.shape[1]][turned[..., channel]]
+        return found
+
+    def _compute(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        wide = (values.astype(np.float64) - self.offset) * (self.step * self.scale)
+        return ((wide - self.mean) / self.std).astype(np.float32)
 
 
 RAW = Preprocessing()

@@ -140,7 +140,8 @@ class _Reading:
             try:
                 found.append(read(entry))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                why = f"has no {error}" if isinstance(error, KeyError) else one_line(error)
+                why = str(error) if isinstance(error, ValueError) else one_line(error)
+                why = f"has no {error}" if isinstance(error, KeyError) else why
                 raise DataError(f"{self.path}: {key}[{place}]: {why}") from None
         return found
 

@@ -197,10 +197,10 @@ class _Variants:
         cut_fp32, _ = sensitivity.cut_softmax(fp32, self.folder / "fp32_logits.onnx")
         cut, final = sensitivity.cut_softmax(network, self.folder / "logits.onnx")
         cut_off = replace(self, bench=replace(self.bench, final=final))
-        judge = sensitivity.Judge(self.task, targets_of(self.held_out))
         reference = cut_off.measure(as_fp32(self.config), cut_fp32)
+        judge = sensitivity.Judge(self.task, targets_of(self.held_out), reference)
         return sensitivity.rank_layers(
-            self.config, judge, nodes, reference, lambda variant: cut_off.measure(variant, cut)
+            self.config, judge, nodes, lambda variant: cut_off.measure(variant, cut)
         )
 
     def time(self, exclusion: Exclusion) -> float | None:

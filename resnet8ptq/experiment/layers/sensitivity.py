@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -70,7 +71,8 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityR
         def measured(variant: RunConfig) -> Trial:
             return bench.run(variant, network, calibration.split, held_out, Path(scratch))
 
-        result = _analyse(config, Judge(task, targets_of(held_out)), network, measured)
+        judge = Judge(task, targets_of(held_out), measured(as_fp32(config)))
+        result = _analyse(config, judge, network, measured)
     params = {**resolved.to_params(), "sqnr_of": output, **digests}
     result = replace(result, output=output, resolved=params)
 
@@ -105,10 +107,15 @@ class Judge:
 
     task: Task
     targets: Targets
+    reference: Trial
 
-    def compare(self, trial: Trial, reference: Trial) -> Comparison:
-        """Compare an artifact with that of the FP32 network."""
-        return self.task.compare(*(self._score(found) for found in (trial, reference)))
+    def compare(self, trial: Trial) -> Comparison:
+        """Compare an artifact with that of the FP32 network, `reference`."""
+        return self.task.compare(self._score(trial), self._reference)
+
+    @cached_property
+    def _reference(self) -> Scores:
+        return self._score(self.reference)  # once: a detector's take a second
 
     def _score(self, trial: Trial) -> Scores:
         outputs = trial.evaluation.outputs
@@ -121,27 +128,25 @@ def rank_layers(
     config: RunConfig,
     judge: Judge,
     nodes: Mapping[str, str],
-    reference: Trial,
     measured: Callable[[RunConfig], Trial],
 ) -> list[Layer]:
     """Quantize each layer alone, or leave it alone in float; return the most sensitive first.
 
     Args:
         config: `analysis.mode` says which of the two.
-        judge: compares them.
+        judge: compares them with the FP32 network in the same framework.
         nodes: the layers' nodes in the ONNX graph, by short name.
-        reference: of the FP32 network, in the same framework.
         measured: quantizes as it is told, and runs the held-out images.
     """
     layers = []
     for name, node in track(nodes.items(), "Quantizing layer by layer", "layers"):
-        layers.append(_compare(judge, name, node, measured(vary(config, node)), reference))
+        layers.append(_compare(judge, name, node, measured(vary(config, node))))
     left_out = config.analysis.mode == "all_but_one"
     return sorted(layers, key=lambda layer: layer.sqnr_db, reverse=left_out)
 
 
-def _compare(judge: Judge, name: str, node: str, trial: Trial, reference: Trial) -> Layer:
-    found = judge.compare(trial, reference)
+def _compare(judge: Judge, name: str, node: str, trial: Trial) -> Layer:
+    found = judge.compare(trial)
     sqnr_db = found.sqnr_db  # None: the outputs are equal
     return Layer(
         name=name,
@@ -150,24 +155,23 @@ def _compare(judge: Judge, name: str, node: str, trial: Trial, reference: Trial)
         value=found.model.value,
         lost=judge.task.metric.drop(found.delta, found.baseline.value),
         size_bytes=trial.size_bytes,
-        saved_bytes=reference.size_bytes - trial.size_bytes,
+        saved_bytes=judge.reference.size_bytes - trial.size_bytes,
     )
 
 
 def _analyse(
     config: RunConfig, judge: Judge, network: Fp32Model, measured: Callable[[RunConfig], Trial]
 ) -> SensitivityResult:
-    reference = measured(as_fp32(config))
-    fp32 = judge.compare(reference, reference)
+    fp32 = judge.compare(judge.reference)
     nodes = weight_layers(onnx.load(network.onnx_path).graph)
     names = {name: node.name for name, node in nodes.items()}
     return SensitivityResult(
         "ok",
         mode=config.analysis.mode,
         metric=judge.task.metric,
-        layers=tuple(rank_layers(config, judge, names, reference, measured)),
-        whole=_compare(judge, "all_layers", "", measured(config), reference),
+        layers=tuple(rank_layers(config, judge, names, measured)),
+        whole=_compare(judge, "all_layers", "", measured(config)),
         images=fp32.model.total,
         fp32_value=fp32.model.value,
-        fp32_size_bytes=reference.size_bytes,
+        fp32_size_bytes=judge.reference.size_bytes,
     )

@@ -1,5 +1,6 @@
 """What a sensitivity analysis found: its table, its files and its figure."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,7 +125,9 @@ def draw(
     )
     places = range(len(layers))
     for axes, (values, label, name) in zip(panels, columns, strict=True):
-        bars = axes.barh(places, values, color="tab:blue", height=0.65)
+        # An output that did not change has an infinite SQNR: the name says it, and no bar.
+        lengths = [value if math.isfinite(value) else 0 for value in values]
+        bars = axes.barh(places, lengths, color="tab:blue", height=0.65)
         axes.bar_label(bars, fmt=label, padding=3, fontsize=9)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.margins(x=0.3)  # room for the labels
@@ -135,7 +138,8 @@ def draw(
     named = [f"{plain(layer)}  {value:.1f}" for layer, value in zip(layers, sqnr_db, strict=True)]
     panels[0].set_yticks(places, named)
     panels[0].invert_yaxis()
-    line = panels[0].axvline(whole_sqnr_db, color="tab:red", linestyle="--")
-    figure.legend([line], [f"all layers: {whole_sqnr_db:.1f} dB"], loc="outside upper right")
+    if math.isfinite(whole_sqnr_db):
+        line = panels[0].axvline(whole_sqnr_db, color="tab:red", linestyle="--")
+        figure.legend([line], [f"all layers: {whole_sqnr_db:.1f} dB"], loc="outside upper right")
     figure.suptitle(plain(title), x=0.01, ha="left")
     return figure
