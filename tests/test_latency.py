@@ -105,7 +105,7 @@ def test_threads_are_pinned_while_measuring_and_restored(
 
     seen: list[int] = []
 
-    def note(predictors, images, batch_size, repeats):
+    def note(predictors, images, batch_size, repeats, limit):
         seen.append(torch.get_num_threads())
         return [np.ones(repeats) for _ in predictors]
 

@@ -4,6 +4,7 @@ On a shared machine a latency drifts by more than quantization changes it. Run i
 models meet the same disturbances, and their ratio holds.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load
+
+LEAST = 5  # repeats, however long they take
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
 
@@ -82,20 +85,31 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
     """
     with _torch_threads_kept():
         predictors = [load(settings.threads) for load in loads]
-        single = _time_in_turns(predictors, split, 1, settings.repeats)
+        limit = settings.max_seconds
+        single = _time_in_turns(predictors, split, 1, settings.repeats, limit)
         batch: Sequence[Times | None] = [None] * len(predictors)
         if split.at_once is None:
-            batch = _time_in_turns(predictors, split, settings.batch_size, settings.batch_repeats)
+            size, repeats = settings.batch_size, settings.batch_repeats
+            batch = _time_in_turns(predictors, split, size, repeats, limit)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
 
 
 def _time_in_turns(
-    predictors: list[Predictor], split: Split, batch_size: int, repeats: int
+    predictors: list[Predictor],
+    split: Split,
+    batch_size: int,
+    repeats: int,
+    limit: float = math.inf,
 ) -> list[Times]:
-    """Return the times of each predictor; the first one alternates, so that caches favour none."""
+    """Return the times of each predictor; the first one alternates, so that caches favour none.
+
+    Args:
+        limit: of seconds; where it is passed, `LEAST` repeats are enough.
+    """
     warm_up = max(3, repeats // 10)  # torch compiles in its first two runs of a shape
     times: list[list[float]] = [[] for _ in predictors]
     places = list(range(len(predictors)))
+    begin = time.perf_counter()
     for turn in range(warm_up + repeats):
         first = turn * batch_size
         batch = split.inputs(np.arange(first, first + batch_size) % len(split))
@@ -103,6 +117,8 @@ def _time_in_turns(
             start = time.perf_counter()
             predictors[place].predict(batch)
             times[place].append(1000 * (time.perf_counter() - start))
+        if turn + 1 >= warm_up + LEAST and time.perf_counter() - begin > limit:
+            break
     return [np.array(each[warm_up:]) for each in times]
 
 

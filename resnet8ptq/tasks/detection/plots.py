@@ -46,13 +46,13 @@ def classes(found: Comparison, class_names: Sequence[str], title: str) -> Figure
     names = [f"{plain(class_names[p])} ({n})" for p, n in zip(shown, objects, strict=True)]
     left.set_yticks(places, names)
     left.set(xlabel="AP  (in brackets: objects)", xlim=(0, None))
-    right.set(xlabel="AP minus FP32's, 95% bootstrap interval; red: significant, Holm")
+    right.set(xlabel="AP minus FP32's, 95% bootstrap interval\n(red: significant, by Holm)")
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
     more = f", the {len(shown)} that changed most" if len(shown) < len(class_names) else ""
     figure.suptitle(f"{plain(title)}\nclasses{more}", fontsize=11)
-    left.legend(loc="lower right")
+    figure.legend(loc="outside upper right", ncols=2)
     return figure
 
 
@@ -97,12 +97,22 @@ def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figur
             _draw(axes, boxes, alone, class_names)
             axes.set_title(head, fontsize=10)
             axes.set_axis_off()
+            _cut(axes, record, pixels.shape)
     figure.suptitle(
         f"{plain(title)}\nred: boxes of one model that the other has not (scores from "
         f"{SHOWN_SCORE:g}, IoU {OVERLAP:g})",
         fontsize=11,
     )
     return figure
+
+
+def _cut(axes: Axes, record: Array, shape: tuple[int, ...]) -> None:
+    """Show the picture alone, without the ground around it."""
+    begin = np.maximum(record["offset"], 0)
+    size = record["scale"] * (record["width"], record["height"])
+    end = np.minimum(record["offset"] + size, (shape[1], shape[0]))
+    axes.set_xlim(begin[0] - 0.5, end[0] - 0.5)
+    axes.set_ylim(end[1] - 0.5, begin[1] - 0.5)
 
 
 def changes(model: Scores, baseline: Scores) -> NDArray[np.float64]:
