@@ -106,8 +106,8 @@ def name_tensors(
 def _settle_constants(module: Any) -> None:
     """Decide for good what onnx2torch's modules decide as they run, where constants tell.
 
-    A Reshape looks at the values of its shape, and a Div whether it divides floats: neither
-    `torch.export` nor FX can trace that.
+    A Reshape looks at the values of its shape, a Resize and a Slice at theirs, and a Div whether it
+    divides floats: neither `torch.export` nor FX can trace that.
     """
     for node in list(module.graph.nodes):
         layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
@@ -116,8 +116,15 @@ def _settle_constants(module: Any) -> None:
             for place, given in enumerate(node.args)
             if layer is not None and given.op == "get_attr"
         }
-        if type(layer).__name__ == "OnnxReshape" and 1 in constants:
-            module.set_submodule(node.target, _Reshape([int(size) for size in constants[1]]))
+        kind, settled = type(layer).__name__, None
+        if kind == "OnnxReshape" and 1 in constants:
+            settled = _Reshape([int(size) for size in constants[1]])
+        elif kind == "OnnxResize" and len(constants) == len(node.args) - 1:
+            settled = _settle_resize(layer, constants)
+        elif kind == "OnnxSlice" and len(constants) == len(node.args) - 1:
+            settled = _settle_slice(constants)
+        if settled is not None:
+            module.set_submodule(node.target, settled)
             node.args = node.args[:1]
         elif _is_division(layer) and any(c.is_floating_point() for c in constants.values()):
             layer.math_op_function = torch.div
@@ -128,6 +135,68 @@ def _settle_constants(module: Any) -> None:
 
 def _is_division(layer: Any) -> bool:
     return getattr(getattr(layer, "math_op_function", None), "__name__", "") == "_onnx_div"
+
+
+def _settle_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
+    """Return a Resize by known scales or to known sizes; None where a region is cut out as well."""
+    roi, scales, sizes = (constants.get(place, torch.empty(0)).tolist() for place in (1, 2, 3))
+    if (roi and not layer.ignore_roi) or bool(scales) == bool(sizes):
+        return None
+    if scales and scales[:2] != [1, 1]:
+        return None
+    axes = len(scales or sizes) - 2
+    mode = {"linear": ["linear", "bilinear", "trilinear"], "cubic": ["", "bicubic", ""]}
+    found = mode.get(layer.onnx_mode, ["nearest"] * 3)[axes - 1]
+    return _Resize(scales[2:] or None, sizes[2:] or None, found, layer.align_corners)
+
+
+def _settle_slice(constants: Mapping[int, Any]) -> "_Slice | None":
+    """Return a Slice of known parts; None where it counts axes from both ends, or backwards."""
+    parts = [constants[place].tolist() for place in sorted(constants)]
+    starts, ends, *more = parts
+    axes = more[0] if more else list(range(len(starts)))
+    steps = more[1] if len(more) > 1 else [1] * len(starts)
+    if min(steps) < 1 or min(axes) < 0 <= max(axes):
+        return None
+    slices = dict(zip(axes, map(slice, starts, ends, steps), strict=True))
+    if min(axes) < 0:
+        return _Slice((..., *(slices.get(axis, slice(None)) for axis in range(min(axes), 0))))
+    return _Slice(tuple(slices.get(axis, slice(None)) for axis in range(max(axes) + 1)))
+
+
+class _Resize(torch.nn.Module):  # type: ignore[misc]
+    """ONNX's Resize as onnx2torch has it, with known scales or sizes."""
+
+    def __init__(
+        self,
+        scales: list[float] | None,
+        sizes: list[int] | None,
+        mode: str,
+        align_corners: bool | None,
+    ) -> None:
+        super().__init__()
+        self.scales = scales
+        self.sizes = sizes
+        self.mode = mode
+        self.align_corners = align_corners
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values` [N, C, ...] resized."""
+        return torch.nn.functional.interpolate(
+            values, self.sizes, self.scales, self.mode, self.align_corners
+        )
+
+
+class _Slice(torch.nn.Module):  # type: ignore[misc]
+    """ONNX's Slice of known parts."""
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the parts of `values`."""
+        return values[self.parts]
 
 
 class _Reshape(torch.nn.Module):  # type: ignore[misc]

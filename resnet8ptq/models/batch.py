@@ -107,7 +107,7 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
     for name in wanted:
         _replace(graph, name, [values[name] for values in found])
     _prune(graph)
-    counted = _find_counted(settled)
+    counted = find_counted(settled)
     for value in graph.output:
         made = found[0][value.name]
         shape_of = counted.get(value.name, made.shape)
@@ -138,7 +138,7 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
     return static - {""}
 
 
-def _find_counted(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
+def find_counted(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     """Return the sizes of outputs that depend on the values in the input, such as detections.
 
     An axis whose size is not known has a name.

@@ -18,7 +18,15 @@ from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.preprocessing import arrange
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.batch import Outputs, Predict, filled_up, in_batches, one_by_one, settle
+from resnet8ptq.models.batch import (
+    Outputs,
+    Predict,
+    filled_up,
+    find_counted,
+    in_batches,
+    one_by_one,
+    settle,
+)
 from resnet8ptq.models.contract import Contract, find_layout, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import flatten_biases, name_nodes, opset
@@ -145,9 +153,11 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
 
 
 def _find_batch(network: Network, samples: NDArray[np.float32]) -> Network:
-    """Fix the batch at 1 where the file says that it is free, and its constants fix it."""
+    """Fix the batch at 1 where the file says that it is free, and its operators fix it."""
     if read_contract(network.proto.graph).batch is not None:
         return network
+    if find_counted(network.proto):
+        return _one_at_once(network)
     try:
         network.predict(samples[:2])
     except Exception:  # ONNX Runtime's own, a dozen
@@ -174,10 +184,10 @@ def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelP
         freed = settle(network.proto, shape, None)
         compare(open_runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
     except Exception as error:  # ONNX Runtime's own, a dozen
-        if fixed is None and not isinstance(error, ModelError):
+        if fixed is None:
             raise
         try:
-            return settle(network.proto, shape, fixed or 1), one_line(error)
+            return settle(network.proto, shape, fixed), one_line(error)
         except Exception as again:
             raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
     return freed, None
