@@ -26,7 +26,7 @@ from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Scores
 
-Write = Callable[..., Path]
+FileOf = Callable[..., Path]
 
 
 def tflite(*overrides: str) -> Quantizer:
@@ -34,8 +34,8 @@ def tflite(*overrides: str) -> Quantizer:
 
 
 @pytest.fixture
-def write(quantize: Quantize) -> Write:
-    """Write the file of a configuration, once."""
+def file_of(quantize: Quantize) -> FileOf:
+    """Return the file of a configuration, written once."""
     return lambda *overrides: quantize("backend=tflite", *overrides).artifact.path
 
 
@@ -129,8 +129,8 @@ def test_a_crash_of_the_converter_is_an_error(
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_integers_throughout(write: Write, per_channel: bool) -> None:
-    path = write(f"per_channel={str(per_channel).lower()}")
+def test_integers_throughout(file_of: FileOf, per_channel: bool) -> None:
+    path = file_of(f"per_channel={str(per_channel).lower()}")
     read = flatbuffer_utils.read_model(path)
     tensors = read.subgraphs[0].tensors
     assert {tensor.type for tensor in tensors} == {TensorType.INT8, TensorType.INT32}
@@ -145,20 +145,20 @@ def test_integers_throughout(write: Write, per_channel: bool) -> None:
         tflite(f"per_channel={str(not per_channel).lower()}")._read(path.read_bytes(), path)
 
 
-def test_quantizing_nothing_is_an_error(write: Write) -> None:
-    path = write("dtype=fp32")
+def test_quantizing_nothing_is_an_error(file_of: FileOf) -> None:
+    path = file_of("dtype=fp32")
     with pytest.raises(QuantizationError, match="quantized nothing"):
         tflite()._read(path.read_bytes(), path)
 
 
-def test_calibration_is_minmax(write: Write, shapes: Dataset) -> None:
-    path = write("per_channel=false")
+def test_calibration_is_minmax(file_of: FileOf, shapes: Dataset) -> None:
+    path = file_of("per_channel=false")
     read = flatbuffer_utils.read_model(path)
     graph = read.subgraphs[0]
     name = graph.tensors[graph.operators[-1].inputs[0]].name.decode()
     low, high = quantizer._activation_ranges(read)[name.partition(";")[0]]
     [images] = draw_calibration(shapes, 20, 42).split.batches(200)
-    logits = tflite("dtype=fp32").load(write("dtype=fp32"), THREADS).logits(images)
+    logits = tflite("dtype=fp32").load(file_of("dtype=fp32"), THREADS).logits(images)
     assert logits is not None
     least, most = float(logits.min()), float(logits.max())
     assert (low, high) == pytest.approx((least, most), abs=(most - least) / 255)
@@ -166,9 +166,9 @@ def test_calibration_is_minmax(write: Write, shapes: Dataset) -> None:
 
 @pytest.mark.parametrize("overrides", [("dtype=fp32",), ("per_channel=false",)])
 def test_any_batch_size_gives_the_same_bits(
-    write: Write, batch: np.ndarray, overrides: tuple[str, ...]
+    file_of: FileOf, batch: np.ndarray, overrides: tuple[str, ...]
 ) -> None:
-    predictor = tflite(*overrides).load(write(*overrides), THREADS)
+    predictor = tflite(*overrides).load(file_of(*overrides), THREADS)
     for run in (lambda images: predictor.predict(images)[0], predictor.logits):
         whole = run(batch)
         for size in (1, 7, 100):
@@ -176,8 +176,8 @@ def test_any_batch_size_gives_the_same_bits(
             np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def test_integers_are_scaled_by_the_file(write: Write, batch: np.ndarray) -> None:
-    path = write("per_channel=false")
+def test_integers_are_scaled_by_the_file(file_of: FileOf, batch: np.ndarray) -> None:
+    path = file_of("per_channel=false")
     interpreter = Interpreter(model_path=str(path))
     interpreter.allocate_tensors()
     (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
@@ -196,9 +196,9 @@ def test_integers_are_scaled_by_the_file(write: Write, batch: np.ndarray) -> Non
 
 
 def test_without_a_softmax_there_are_no_logits(
-    write: Write, batch: np.ndarray, tmp_path: Path
+    file_of: FileOf, batch: np.ndarray, tmp_path: Path
 ) -> None:
-    path = write("per_channel=false")
+    path = file_of("per_channel=false")
     predictor = tflite().load(path, THREADS)
     content = end_at_logits(path.read_bytes())
     assert content is not None
