@@ -1,6 +1,5 @@
 """Calling `run.py`: in the process of the test or, where the process is the point, in its own."""
 
-import copy
 import gc
 import io
 import logging
@@ -8,21 +7,18 @@ import os
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from matplotlib.figure import Figure
-from omegaconf import DictConfig
 
 from resnet8ptq.__main__ import main
 from resnet8ptq.core import cache, console, figures
@@ -35,7 +31,7 @@ if TYPE_CHECKING:  # most tests do without MLflow
     from mlflow.entities import Run
 
 REPO = Path(__file__).parents[1]
-COMMAND = (sys.executable, str(REPO / "run.py"))
+RUN = str(REPO / "run.py")
 NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
 # MLflow's server otherwise starts eight processes for jobs of its own, which no test asks for.
 NO_SERVER_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -104,12 +100,9 @@ def call(folder: Path, *args: str, drawn: bool = False, **env: str) -> Called:
     In this process, where everything is imported and loaded already. Its figures are empty pictures
     unless `drawn`: they take half a second each.
     """
-    script = COMMAND[1]
     pictures = nullcontext() if drawn else mock.patch.object(figures, "to_png", lambda _: EMPTY)
     with pictures:
-        return _call(
-            lambda: runpy.run_path(script, run_name="__main__"), folder, [script, *args], env
-        )
+        return _call(lambda: runpy.run_path(RUN, run_name="__main__"), folder, [RUN, *args], env)
 
 
 def call_beside(folder: Path, *args: str, **env: str) -> Called:
@@ -127,7 +120,6 @@ def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[st
         mock.patch.dict(os.environ, clean_environment(**env), clear=True),
         mock.patch.object(sys, "argv", argv),
         mock.patch.object(store, "_make_database", partial(copy_database, store._make_database)),
-        mock.patch.object(ConfigLoaderImpl, "_load_configuration_impl", compose_once),
         # Hydra closes every handler that there is, and absl's closes what it writes to: pytest's.
         mock.patch.object(logging, "_handlerList", []),
         redirect_stdout(out),
@@ -137,23 +129,6 @@ def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[st
         run()
     assert isinstance(ended.value.code, int)
     return Called(folder, ended.value.code, out.getvalue(), err.getvalue())
-
-
-def compose_once(loader: ConfigLoaderImpl, *args: Any, **named: Any) -> DictConfig:
-    """Compose as Hydra does, which does so twice for a call and twice for each job: half a second.
-
-    What it returns differs by the arguments, by where the files lie, and by the folder.
-    """
-    key = repr((args, named, loader.config_search_path))
-    if key not in composed:
-        composed[key] = load_configuration(loader, *args, **named)
-    config = copy.deepcopy(composed[key])
-    config.hydra.runtime.cwd = str(Path.cwd())
-    return config
-
-
-composed: dict[str, DictConfig] = {}
-load_configuration = ConfigLoaderImpl._load_configuration_impl
 
 
 @contextmanager
@@ -189,24 +164,6 @@ def copy_database(make: Callable[[Path], None], path: Path) -> None:
     """Put an empty store at `path`: a copy of one of `make`, which takes MLflow three seconds."""
     kept = cache.entry(cache.folder(None), "stores", {}, lambda folder: make(folder / "mlflow.db"))
     shutil.copyfile(kept / "mlflow.db", path)
-
-
-def call_process(
-    folder: Path, *args: str, strike: tuple[int, int] | None = None, **env: str
-) -> Called:
-    """Do the same as `call` in a process of its own; `strike` is the job and PID of `strike.py`."""
-    command = COMMAND
-    if strike is not None:
-        command = (sys.executable, str(REPO / "tests" / "strike.py"), *map(str, strike))
-    done = subprocess.run(
-        [*command, *args],
-        cwd=folder,
-        env=clean_environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return Called(folder, done.returncode, done.stdout, done.stderr)
 
 
 def clean_environment(**changes: str) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """Shared fixtures: the embedded set everywhere, the real files where CIFAR10_DIR names them."""
 
-import copy
 import gc
+import hashlib
 import json
 import multiprocessing
 import os
+import pickle
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,16 +17,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import composing
 import numpy as np
 import pytest
 from calling import NO_REAL_FILES, QUICK, REPO, Called, call, copy_database
 from filelock import FileLock
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from resnet8ptq.backends.contract import Artifact, Quantizer
 from resnet8ptq.backends.registry import make_quantizer
@@ -84,6 +85,13 @@ def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("RESNET8PTQ_CACHE", str(root))
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compose_once() -> Iterator[None]:
+    """Hydra composes each choice of groups once."""
+    with composing.by(composing.OURS):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -163,32 +171,16 @@ def shapes_model(shapes: Dataset, cache_root: Path) -> model.Fp32Model:
     return model.load(make_config("data=shapes").model, shapes, cache_root)
 
 
+register_schemas()
+
+
 def make_config(*overrides: str) -> RunConfig:
-    """Compose conf/ with `overrides`, as run.py does.
-
-    Hydra composes each choice of groups once, in a quarter of a second; keys are set in a copy.
-    """
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    keys = [item for item in parsed if item.type == OverrideType.CHANGE and not is_group(item)]
-    groups = [item.input_line for item in parsed if item not in keys]
-    config = copy.deepcopy(compose_groups(*groups))
-    for item in keys:
-        OmegaConf.update(config, item.key_or_group, item.value())
-    return parse_config(config)
-
-
-def is_group(override: Override) -> bool:
-    return (REPO / "conf" / override.key_or_group).is_dir()
-
-
-@cache
-def compose_groups(*overrides: str) -> DictConfig:
-    return compose_whole(*overrides, return_hydra_config=False)
+    """Compose conf/ with `overrides`, as run.py does."""
+    return parse_config(compose_whole(*overrides, return_hydra_config=False))
 
 
 def compose_whole(*overrides: str, return_hydra_config: bool = True) -> DictConfig:
-    """Compose conf/ by Hydra itself, with Hydra's own settings as the sweeper sees them."""
-    register_schemas()
+    """Compose conf/ by Hydra, with Hydra's own settings as the sweeper sees them."""
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config)
 
@@ -212,7 +204,7 @@ THREADS = 1
 Probabilities = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """A quantized model on disk, and how to read it."""
 
@@ -221,6 +213,7 @@ class Cell:
     folder: Path
     data: Dataset
 
+    @cache  # noqa: B019  (cells are kept as long as the tests run)
     def predict(self, batch_size: int = 256, images: int = TESTED) -> Probabilities:
         # As a fresh process would: nothing but the config and the file on disk.
         predictor = quantizer_of(self.config).load(self.artifact.path, THREADS)
@@ -229,29 +222,50 @@ class Cell:
 
 
 Quantize = Callable[..., Cell]
+Write = Callable[[RunConfig, Path], Artifact]
 
 
 @pytest.fixture(scope="session")
-def quantize_anew(
-    shapes: Dataset, shapes_model: model.Fp32Model, tmp_path_factory: pytest.TempPathFactory
-) -> Quantize:
-    """Quantize with 200 calibration images; the arguments are overrides of the config."""
+def write(shapes: Dataset, shapes_model: model.Fp32Model) -> Write:
+    """Quantize with 200 calibration images."""
 
+    def quantize(config: RunConfig, folder: Path) -> Artifact:
+        split = draw_calibration(shapes, 20, config.seed).split
+        return quantizer_of(config).quantize(shapes_model, split, folder)
+
+    return quantize
+
+
+@pytest.fixture(scope="session")
+def quantize(write: Write, shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Quantize:
+    """Quantize with these overrides, once for all processes of the tests."""
+    home = shared_folder(tmp_path_factory) / "cells"
+    home.mkdir(exist_ok=True)
+
+    @cache
     def run(*overrides: str) -> Cell:
         config = make_config("data=shapes", *overrides)
-        folder = tmp_path_factory.mktemp("cell")
-        split = draw_calibration(shapes, 20, config.seed).split
-        return Cell(
-            config, quantizer_of(config).quantize(shapes_model, split, folder), folder, shapes
-        )
+        folder = home / hashlib.sha256(repr(config).encode()).hexdigest()[:20]
+        kept = folder.with_suffix(".pickle")
+        with FileLock(folder.with_suffix(".lock")):
+            if not kept.exists():
+                folder.mkdir(exist_ok=True)
+                kept.write_bytes(pickle.dumps(write(config, folder)))
+        return Cell(config, pickle.loads(kept.read_bytes()), folder, shapes)
 
     return run
 
 
-@pytest.fixture(scope="session")
-def quantize(quantize_anew: Quantize) -> Quantize:
-    """The same, once for each set of overrides."""
-    return cache(quantize_anew)
+@pytest.fixture
+def quantize_anew(write: Write, shapes: Dataset, tmp_path: Path) -> Quantize:
+    """The same, each time anew."""
+
+    def run(*overrides: str) -> Cell:
+        config = make_config("data=shapes", *overrides)
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        return Cell(config, write(config, folder), folder, shapes)
+
+    return run
 
 
 FAILS = ("calib=percentile", "calib.samples_per_class=20", "calib.percentile=99.9,120")

@@ -4,12 +4,12 @@ import errno
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
 import uuid
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+import forked
 import pytest
 from conftest import runtime_of_all_cores
 from filelock import FileLock
@@ -293,7 +293,7 @@ def ask_for_entry(root: Path, calls: Path, together: Barrier) -> None:
 def test_processes_that_ask_at_once_make_it_once(tmp_path):
     root, calls = tmp_path / "cache", tmp_path / "calls"
     calls.mkdir()
-    context = multiprocessing.get_context("spawn")
+    context = forked.start_server()
     together = context.Barrier(2)
     processes = [
         context.Process(target=ask_for_entry, args=(root, calls, together)) for _ in range(2)

@@ -4,11 +4,13 @@ import shlex
 from itertools import product
 from pathlib import Path
 
+import composing
 import pytest
 from calling import REPO
 from conftest import compose_whole, make_config
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.schema import TorchConfig
@@ -39,11 +41,13 @@ def complaint(*overrides: str) -> str:
         ["backend=torch", "backend.engine=fbgemm", "nodes_to_exclude=[a,b]", "seed=7"],
         ["calib.percentile=99", "calib=percentile", "threads=null", "data.root='a b'"],
         ["experiment=published", "+analysis=sensitivity", "symmetric.weights=false"],
+        ["hydra/launcher=joblib", "hydra.launcher.n_jobs=3", "+per_backend.onnx.slim=true"],
     ],
 )
-def test_the_configs_of_the_tests_are_those_that_hydra_composes(overrides):
-    composed = compose_whole(*overrides, return_hydra_config=False)
-    assert make_config(*overrides) == parse_config(composed)
+def test_what_the_tests_compose_is_what_hydra_composes(overrides):
+    found = [OmegaConf.to_container(compose_whole(*overrides)) for _ in range(2)]
+    with composing.by(composing.HYDRAS):
+        assert found == [OmegaConf.to_container(compose_whole(*overrides))] * 2
 
 
 def test_every_group_has_options():

@@ -8,11 +8,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import THREADS, bench_of, make_config, quantizer_of
+from conftest import THREADS, Quantize, bench_of, make_config, quantizer_of
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.evaluation import evaluate
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.models.model import Fp32Model
@@ -113,14 +112,11 @@ def test_sqnr_of_a_quantized_model(
     dtype: str,
     shapes: Dataset,
     shapes_model: Fp32Model,
-    cache_root: Path,
-    tmp_path: Path,
+    quantize: Quantize,
 ) -> None:
-    config = make_config("data=shapes", f"backend={backend}", f"dtype={dtype}")
-    quantizer = quantizer_of(config)
-    calibration = draw_calibration(shapes, 20, config.seed).split
-    path = quantizer.quantize(shapes_model, calibration, tmp_path).path
-    predictor = quantizer.load(path, THREADS)
+    cell = quantize(f"backend={backend}", f"dtype={dtype}")
+    config, path = cell.config, cell.artifact.path
+    predictor = quantizer_of(config).load(path, THREADS)
     images = shapes.test.take(np.arange(200))
     before = predictor.predict(next(iter(images.batches(200))))[0]
     logits = evaluate.collect_logits(predictor, images, batch_size=64)

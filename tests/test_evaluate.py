@@ -101,9 +101,9 @@ def test_batches_of_dynamic_quantization_are_a_setting(monkeypatch, tmp_path):
     assert [size for size, _ in backend.batches[-4:]] == [256, 256, 256, 232]
 
 
-def test_batch_and_threads_do_not_change_predictions(quantize_anew, shapes):
+def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
     for backend in ("onnx", "torch"):
-        cell = quantize_anew(f"backend={backend}")
+        cell = quantize(f"backend={backend}")
         split = shapes.test.take(np.arange(130))
         quantizer = quantizer_of(cell.config)
         found = [

@@ -8,7 +8,7 @@ import string
 from functools import cache
 
 import pytest
-from conftest import compose_groups
+from conftest import compose_whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -48,8 +48,9 @@ def test_any_bytes_are_read_or_refused(name: str, content: bytes) -> None:
 # The config: arbitrary values for each key
 
 
+@cache
 def composed() -> DictConfig:
-    return compose_groups("backend=torch", "+analysis=sensitivity")
+    return compose_whole("backend=torch", "+analysis=sensitivity", return_hydra_config=False)
 
 
 def keys(config: DictConfig, prefix: str = "") -> list[str]:

@@ -2,20 +2,21 @@
 
 import os
 import signal
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forked
 import numpy as np
 import pytest
 import slurm
-from calling import COMMAND, NO_REAL_FILES, QUICK, Called, call_process, clean_environment
+from calling import NO_REAL_FILES, QUICK, Called
 from conftest import FAILS, new_store
+from forked import Process, call_process
 from mlflow.entities import ViewType
-from test_run import interrupt, wait_for_running_children
+from test_run import interrupt
 
 from resnet8ptq.core import machine
 
@@ -146,6 +147,7 @@ def started() -> Iterator[Started]:
     """Mark what the tests start; end what is left."""
     if sys.platform != "linux":
         pytest.skip("needs /proc")
+    forked.start_server()  # which is not ours
     found = Started()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*found.mark.split("="))
@@ -154,6 +156,7 @@ def started() -> Iterator[Started]:
         os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("shapes_model")  # a conversion would not be interrupted
 def test_interrupted_jobs_are_closed_and_leave_no_process(tmp_path: Path, started: Started) -> None:
     found = interrupt(tmp_path, signal.SIGTERM, set("01"[:CORES]), *LAUNCHERS["processes"])
     assert found.code == 143
@@ -166,18 +169,10 @@ def test_interrupted_jobs_are_closed_and_leave_no_process(tmp_path: Path, starte
 
 def call_and_kill(folder: Path, started: Started, *args: str) -> Called:
     """Call a sweep, and kill its first job."""
-    with subprocess.Popen(
-        [*COMMAND, "-m", *args],
-        cwd=folder,
-        env=clean_environment(**NO_REAL_FILES),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        wait_for_running_children(process, folder, {"0"})
+    with Process(folder, "-m", *args, **NO_REAL_FILES) as process:
+        process.wait_for_jobs({"0"})
         os.kill(find_first_job(started), signal.SIGKILL)
-        out, err = process.communicate(timeout=120)
-    return Called(folder, process.returncode, out, err)
+        return process.wait()
 
 
 def find_first_job(started: Started) -> int:

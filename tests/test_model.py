@@ -5,8 +5,6 @@ TensorFlow is only imported by processes of their own, as in the package.
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -603,16 +601,3 @@ def test_the_real_network(cache_root):
     [images] = real.test.take(np.arange(1000)).batches(1000)
     right = (run_onnx(loaded.onnx_path, images).argmax(1) == real.test.labels[:1000]).mean()
     assert 0.84 < right < 0.90
-
-
-def test_only_the_conversion_imports_tensorflow():
-    code = (
-        "import sys; from resnet8ptq.models import conversion, model;"
-        "from resnet8ptq.experiment import pipeline; from resnet8ptq.sweep import callback;"
-        "from resnet8ptq.backends.onnx import quantizer;"
-        "from resnet8ptq.backends.tflite import quantizer;"
-        "from resnet8ptq.backends.torch import quantizer;"
-        "print({'tensorflow', 'keras', 'tf2onnx'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "set()"

@@ -226,13 +226,11 @@ def scored(outputs: Outputs, dataset: Dataset) -> Scores:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_fp32_accuracy_is_reproduced(
-    backend: str, request: pytest.FixtureRequest, cache_root: Path
-) -> None:
+def test_fp32_accuracy_is_reproduced(request: pytest.FixtureRequest) -> None:
+    """In ONNX Runtime; that every framework predicts the same is checked elsewhere."""
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
-    config = make_config(f"backend={backend}")
+    config = make_config()
     kept = load_baseline(bench_of(config, network), config, network, dataset.test)
     baseline = scored(kept.outputs, dataset)
     assert (baseline.correct, baseline.total) == (8703, 9980)

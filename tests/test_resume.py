@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from calling import NO_REAL_FILES, QUICK, Called, call, call_process
+from calling import NO_REAL_FILES, QUICK, Called, call
 from conftest import make_config, new_store
+from forked import call_process
 from test_cifar10 import write_folder
 
 from resnet8ptq.core import cache

@@ -3,18 +3,14 @@
 import csv
 import json
 import signal
-import sqlite3
-import subprocess
-import time
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from calling import COMMAND, NO_REAL_FILES, QUICK, Called, call, clean_environment
+from calling import NO_REAL_FILES, QUICK, Called, call
 from conftest import compose_whole, new_store
+from forked import Process
 from hydra.errors import HydraException
 from mlflow.entities import Run
 
@@ -306,45 +302,17 @@ def test_missing_data_falls_back_loudly(tmp_path: Path) -> None:
         **{"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"},
         **{"no_proxy": "", "NO_PROXY": ""},
     }
-    found = call(tmp_path, "dtype=uint8", "latency.enabled=false", **NO_REAL_FILES, **nowhere)
+    quick = [word for word in QUICK if word != "data=shapes"]
+    found = call(tmp_path, "dtype=uint8", *quick, **NO_REAL_FILES, **nowhere)
     assert found.code == 0, found.err
     warning = " ".join(found.err.split())
     assert warning.count("CIFAR-10 NOT FOUND") == 1
     assert "`shapes`" in warning
     assert "set CIFAR10_DIR or data.root" in warning
-    assert "shapes, resnet8, 5,000 test images" in found.out
+    assert "shapes, resnet8, 500 held-out training images" in found.out
     (run,) = found.runs
     assert run.data.params["data.name"] == "shapes"
     assert run.data.tags["status"] == "ok"
-
-
-def wait_for_running_children(
-    process: subprocess.Popen[str], folder: Path, numbers: set[str]
-) -> None:
-    """Return once these jobs have open runs in MLflow; look ten times a second, for minutes."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        try:
-            code: Any = process.wait(timeout=0.1)
-        except subprocess.TimeoutExpired:
-            pass
-        else:
-            pytest.fail(f"ended with {code} before it could be interrupted")
-        # The sweep's file comes after the store's migrations, which are not to be disturbed.
-        there = any((folder / "runs" / "sweeps").rglob("sweep.json"))
-        if there and numbers <= find_running_jobs(folder / "mlruns" / "mlflow.db"):
-            return
-    pytest.fail("too few runs were started")
-
-
-def find_running_jobs(database: Path) -> set[str]:
-    """Return the numbers of the jobs with open runs; by MLflow's client it takes 60 ms."""
-    query = (
-        "SELECT tags.value FROM tags JOIN runs USING (run_uuid) "
-        "WHERE tags.key = 'job_number' AND runs.status = 'RUNNING'"
-    )
-    with closing(sqlite3.connect(database)) as connection:
-        return {number for (number,) in connection.execute(query)}
 
 
 def interrupt(folder: Path, number: signal.Signals, running: set[str], *args: str) -> Called:
@@ -354,26 +322,14 @@ def interrupt(folder: Path, number: signal.Signals, running: set[str], *args: st
     """
     new_store(folder / "mlruns")
     slow = ("calib=entropy", "calib.num_bins=200000", "calib.num_quantized_bins=128")
-    process = subprocess.Popen(
-        [*COMMAND, "-m", *args, *QUICK, "dtype=int8,uint8", *slow],
-        cwd=folder,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for_running_children(process, folder, running)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)  # until no worker holds the pipes any more
-    finally:
-        process.kill()
-    return Called(folder, process.returncode, out, err)
+    with Process(folder, "-m", *args, *QUICK, "dtype=int8,uint8", *slow) as process:
+        process.wait_for_jobs(running)
+        process.signal(number)
+        return process.wait()
 
 
+@pytest.mark.usefixtures("shapes_model")  # a conversion would not be interrupted
 def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Path) -> None:
-    # A shell's background job, as these tests may be, ignores Ctrl-C, and so would its children.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     found = interrupt(tmp_path, signal.SIGINT, {"0"})
     assert found.code == 130
     assert "Traceback" not in found.err
@@ -389,20 +345,14 @@ def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Pa
 
 
 def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen(
-            [*COMMAND, *QUICK, "backend=tflite", "dtype=uint8", f"per_channel={value}"],
-            cwd=tmp_path,
-            env=clean_environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for value in ("false", "true")
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
-    called = Called(tmp_path, 0, "", "")
+    words = (*QUICK, "backend=tflite", "dtype=uint8")
+    with (
+        Process(tmp_path, *words, "per_channel=false") as one,
+        Process(tmp_path, *words, "per_channel=true") as other,
+    ):
+        ended = [one.wait(), other.wait()]
+    assert [found.code for found in ended] == [0, 0], ended
+    called = ended[0]
     experiments = called.client.search_experiments()
     assert sorted(experiment.name for experiment in experiments) == ["Default", "resnet8ptq"]
     runs = called.runs

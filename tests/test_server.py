@@ -26,7 +26,7 @@ from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.run import start_parent
 from resnet8ptq.tracking.store import Store, open_store
 
-PROCESSES, RUNS = 8, 6  # runs of each
+PROCESSES, RUNS = 8, 2  # runs of each
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_server_with_users_takes_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("flask_wtf", reason="needs the extra server")
-    with serve(tmp_path / "server", "users", "auth=true") as served:
+    with serve(tmp_path / "server", "users", "auth=true", "workers=1") as served:
         assert served.get("experiments/search?max_results=9").status_code == 401
         config = TrackingConfig(uri=served.uri)
         with pytest.raises(PtqError, match=r"^tracking\.uri: .* cannot be used .*401"):

@@ -3,11 +3,14 @@
 import hashlib
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from conftest import THREADS, make_config, quantizer_of
 from numpy.typing import NDArray
 
 from resnet8ptq.data.shapes import pictures
+from resnet8ptq.models.model import Fp32Model
 
 Split = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -69,11 +72,16 @@ def test_weights_are_small() -> None:
     assert WEIGHTS.stat().st_size < 400_000
 
 
-@pytest.mark.slow
-def test_accuracy_of_the_weights(test: Split) -> None:
-    keras = pytest.importorskip("keras")
+def test_parameters_of_the_weights() -> None:
+    sizes = []
+    with h5py.File(WEIGHTS) as file:
+        file["model_weights"].visititems(lambda _, item: sizes.append(getattr(item, "size", 0)))
+    assert sum(sizes) == 78_666
+
+
+def test_accuracy_of_the_weights(test: Split, shapes_model: Fp32Model) -> None:
+    """As they were converted, which is checked against Keras."""
     images, labels = test
-    model = keras.models.load_model(WEIGHTS, compile=False, safe_mode=True)
-    scores = model.predict(images.astype(np.float32), batch_size=250, verbose=0)
-    assert model.count_params() == 78_666
+    predictor = quantizer_of(make_config("data=shapes")).load(shapes_model.onnx_path, THREADS)
+    scores = predictor.predict(images.astype(np.float32))[0]
     assert 0.85 < np.mean(np.argmax(scores, axis=1) == labels) < 0.93

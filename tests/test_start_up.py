@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from calling import COMMAND, QUICK, clean_environment
+from calling import QUICK, RUN, clean_environment
 
 from resnet8ptq.models.model import Fp32Model
 
@@ -19,9 +19,8 @@ LIBRARIES = {"mlflow", "numpy", "scipy", "pandas", "matplotlib", "onnx", "onnxru
 
 def imported(folder: Path, *args: str) -> set[str]:
     """Call `run.py` in `folder`; return the modules it imported."""
-    python, script = COMMAND
     done = subprocess.run(
-        [python, "-X", "importtime", script, *args],
+        [sys.executable, "-X", "importtime", RUN, *args],
         cwd=folder,
         env=clean_environment(),
         capture_output=True,
@@ -48,13 +47,14 @@ def test_a_cached_run_imports_its_own_framework_only(
     assert not modules & (FRAMEWORKS | YARDSTICKS | REPORT)
 
 
-def test_the_fx_flow_does_without_torchao() -> None:
+def test_only_the_conversion_imports_tensorflow_and_only_pt2e_torchao() -> None:
     code = (
-        "import sys, resnet8ptq.backends.torch.quantizer;"
-        "print('torch' in sys.modules, *sys.modules)"
+        "import sys; from resnet8ptq.models import conversion, model;"
+        "from resnet8ptq.experiment import pipeline; from resnet8ptq.sweep import callback;"
+        "from resnet8ptq.backends.onnx import quantizer;"
+        "from resnet8ptq.backends.tflite import quantizer;"
+        "from resnet8ptq.backends.torch import quantizer;"
+        "print({'torch', 'torchao', 'tensorflow', 'keras', 'tf2onnx'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.startswith("True ")
-    assert "torchao" not in done.stdout.split()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "{'torch'}"

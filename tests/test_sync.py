@@ -21,11 +21,11 @@ from calling import (
     NO_SERVER_JOBS,
     QUICK,
     call_beside,
-    call_process,
     clean_environment,
     copy_database,
 )
 from conftest import make_config
+from forked import call_process
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from requests.adapters import HTTPAdapter, Retry

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils
-from conftest import THREADS, bench_of, make_config, quantizer_of
+from conftest import THREADS, Quantize, bench_of, make_config, quantizer_of
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.tflite import converter, quantizer
@@ -27,26 +26,17 @@ from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Scores
 
-Quantize = Callable[..., Path]
+FileOf = Callable[..., Path]
 
 
 def tflite(*overrides: str) -> Quantizer:
     return quantizer_of(make_config("data=shapes", "backend=tflite", *overrides))
 
 
-@pytest.fixture(scope="module")
-def quantize(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFactory
-) -> Quantize:
-    """Write the file of a configuration, once."""
-
-    @cache
-    def run(*overrides: str) -> Path:
-        split = draw_calibration(shapes, 20, 42).split
-        folder = tmp_path_factory.mktemp("tflite")
-        return tflite(*overrides).quantize(shapes_model, split, folder).path
-
-    return run
+@pytest.fixture
+def file_of(quantize: Quantize) -> FileOf:
+    """Return the file of a configuration, written once."""
+    return lambda *overrides: quantize("backend=tflite", *overrides).artifact.path
 
 
 @pytest.fixture
@@ -139,8 +129,8 @@ def test_a_crash_of_the_converter_is_an_error(
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_integers_throughout(quantize: Quantize, per_channel: bool) -> None:
-    path = quantize(f"per_channel={str(per_channel).lower()}")
+def test_integers_throughout(file_of: FileOf, per_channel: bool) -> None:
+    path = file_of(f"per_channel={str(per_channel).lower()}")
     read = flatbuffer_utils.read_model(path)
     tensors = read.subgraphs[0].tensors
     assert {tensor.type for tensor in tensors} == {TensorType.INT8, TensorType.INT32}
@@ -155,20 +145,20 @@ def test_integers_throughout(quantize: Quantize, per_channel: bool) -> None:
         tflite(f"per_channel={str(not per_channel).lower()}")._read(path.read_bytes(), path)
 
 
-def test_quantizing_nothing_is_an_error(quantize: Quantize) -> None:
-    path = quantize("dtype=fp32")
+def test_quantizing_nothing_is_an_error(file_of: FileOf) -> None:
+    path = file_of("dtype=fp32")
     with pytest.raises(QuantizationError, match="quantized nothing"):
         tflite()._read(path.read_bytes(), path)
 
 
-def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
-    path = quantize("per_channel=false")
+def test_calibration_is_minmax(file_of: FileOf, shapes: Dataset) -> None:
+    path = file_of("per_channel=false")
     read = flatbuffer_utils.read_model(path)
     graph = read.subgraphs[0]
     name = graph.tensors[graph.operators[-1].inputs[0]].name.decode()
     low, high = quantizer._activation_ranges(read)[name.partition(";")[0]]
     [images] = draw_calibration(shapes, 20, 42).split.batches(200)
-    logits = tflite("dtype=fp32").load(quantize("dtype=fp32"), THREADS).logits(images)
+    logits = tflite("dtype=fp32").load(file_of("dtype=fp32"), THREADS).logits(images)
     assert logits is not None
     least, most = float(logits.min()), float(logits.max())
     assert (low, high) == pytest.approx((least, most), abs=(most - least) / 255)
@@ -176,9 +166,9 @@ def test_calibration_is_minmax(quantize: Quantize, shapes: Dataset) -> None:
 
 @pytest.mark.parametrize("overrides", [("dtype=fp32",), ("per_channel=false",)])
 def test_any_batch_size_gives_the_same_bits(
-    quantize: Quantize, batch: np.ndarray, overrides: tuple[str, ...]
+    file_of: FileOf, batch: np.ndarray, overrides: tuple[str, ...]
 ) -> None:
-    predictor = tflite(*overrides).load(quantize(*overrides), THREADS)
+    predictor = tflite(*overrides).load(file_of(*overrides), THREADS)
     for run in (lambda images: predictor.predict(images)[0], predictor.logits):
         whole = run(batch)
         for size in (1, 7, 100):
@@ -186,8 +176,8 @@ def test_any_batch_size_gives_the_same_bits(
             np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def test_integers_are_scaled_by_the_file(quantize: Quantize, batch: np.ndarray) -> None:
-    path = quantize("per_channel=false")
+def test_integers_are_scaled_by_the_file(file_of: FileOf, batch: np.ndarray) -> None:
+    path = file_of("per_channel=false")
     interpreter = Interpreter(model_path=str(path))
     interpreter.allocate_tensors()
     (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
@@ -206,9 +196,9 @@ def test_integers_are_scaled_by_the_file(quantize: Quantize, batch: np.ndarray) 
 
 
 def test_without_a_softmax_there_are_no_logits(
-    quantize: Quantize, batch: np.ndarray, tmp_path: Path
+    file_of: FileOf, batch: np.ndarray, tmp_path: Path
 ) -> None:
-    path = quantize("per_channel=false")
+    path = file_of("per_channel=false")
     predictor = tflite().load(path, THREADS)
     content = end_at_logits(path.read_bytes())
     assert content is not None

@@ -1,7 +1,6 @@
 """The MLflow store: made once, read back whole, and closed as what the run became."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import stat
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import mlflow
 import numpy as np
 import pytest
@@ -106,7 +106,7 @@ class Pair:
     barrier: Any  # in each of the processes
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forked.start_server()
         self.pool = ProcessPoolExecutor(2, context, self._enter, (context.Barrier(2),))
 
     @classmethod
