@@ -55,6 +55,8 @@ def test_bare_loop_refuses_a_pickle_that_runs_code(tmp_path: Path) -> None:
         bare.read_images(tmp_path, ["test_batch"])
 
 
+# Of a CPU without VNNI, where another engine is the default.
+@pytest.mark.filterwarnings("ignore:Default qconfig of oneDNN backend")
 def test_bare_loop_does_the_same_job(
     batches: Path, shapes: Dataset, shapes_model: model.Fp32Model, tmp_path: Path
 ) -> None:
