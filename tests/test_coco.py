@@ -1,6 +1,7 @@
 """`data=coco`: pictures with boxes, and pictures that only calibrate."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from resnet8ptq.config.schema import PreprocessConfig
-from resnet8ptq.core.errors import PtqError
+from resnet8ptq.core.errors import DataError, PtqError
 from resnet8ptq.data import locate, pictures, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sources import coco
 
 
 @pytest.fixture
@@ -98,6 +100,28 @@ def test_annotations_that_are_wrong_are_one_line(boxes, change: Change, message)
     path.write_text(json.dumps(content))
     with pytest.raises(PtqError, match=message):
         read(boxes)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "name", "bbox", "image_id", "width"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.fixed_dictionaries({k: JSON | st.lists(JSON, max_size=3) for k in ("images", "categories")}),
+    JSON,
+)
+def test_any_other_json_is_refused_and_nothing_else_is_raised(content, boxes_of_any_kind):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.json")
+        path.write_text(json.dumps({**content, "annotations": boxes_of_any_kind}))
+        with pytest.raises(DataError, match=r"a\.json: "):
+            coco.read_annotations(path)
 
 
 @pytest.mark.parametrize(

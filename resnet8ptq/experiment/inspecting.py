@@ -14,8 +14,8 @@ from resnet8ptq.models.locate import locate
 from resnet8ptq.models.model import module_of
 
 NO_DATA = (
-    "data: not given; data=arrays | folder | table | huggingface with data.root= says whether your "
-    "samples fit"
+    "data: not given; data=arrays | folder | table | huggingface | coco with data.root= (coco: "
+    "data.images= and data.annotations=) says whether your samples fit"
 )
 _BUILT_IN = ("cifar10", "shapes")  # both are [32, 32, 3], of ten classes
 

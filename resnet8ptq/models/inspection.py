@@ -162,7 +162,10 @@ def needs(inspection: Inspection) -> list[str]:
     contract = inspection.contract
     found = [f"samples that are {_describe(each)}" for each in contract.inputs]
     if len(contract.inputs) > 1:
-        found.append("one input instead of several")
+        names = ", ".join(each.name for each in contract.inputs[1:])
+        found.append(
+            f"values for {names}, the same for every sample: model.inputs={{{names}: ...}}"
+        )
     if [each.shape for each in contract.inputs] == [each.shape for each in contract.outputs]:
         found.append("no labels, or of anomalies: it returns the shape that it takes")
     elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:
@@ -170,7 +173,10 @@ def needs(inspection: Inspection) -> list[str]:
         size = contract.outputs[0].shape[0] or "?"
         found.append(f"labels of {size} classes, if these are classes: {kind}")
     else:
-        found.append("no labels: what it returns is compared with FP32, value by value")
+        found.append(
+            "no labels: what it returns is compared with FP32, value by value; or, if it is a "
+            "detector, boxes (data=coco)"
+        )
     if contract.batch is not None:
         found.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
     if missing := [backend for backend in BACKENDS if backend not in inspection.quantized]:
