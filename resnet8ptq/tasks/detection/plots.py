@@ -81,9 +81,12 @@ def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figur
     change = changes(model, baseline)
     shown = np.argsort(-change, kind="stable")[:PICTURES]
     shown = shown[: max(1, np.count_nonzero(change[shown]))]
-    figure = Figure(figsize=(12, 4.1 * len(shown)), layout="constrained")
-    grid = figure.subplots(len(shown), 3, squeeze=False)
-    for row, place, pixels in zip(grid, shown, model.show(shown), strict=True):
+    stored = model.show(shown)
+    areas = [_area(record, stored.shape[1:3]) for record in model.pictures[shown]]
+    heights = [(bottom - top) / (right - left) for left, top, right, bottom in areas]
+    figure = Figure(figsize=(12, 0.8 + sum(4 * h + 0.3 for h in heights)), layout="constrained")
+    grid = figure.subplots(len(shown), 3, squeeze=False, height_ratios=heights)
+    for row, place, pixels, area in zip(grid, shown, stored, areas, strict=True):
         record = model.pictures[place]
         drawn = [
             _annotated(record),
@@ -97,7 +100,7 @@ def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figur
             _draw(axes, boxes, alone, class_names)
             axes.set_title(head, fontsize=10)
             axes.set_axis_off()
-            _cut(axes, record, pixels.shape)
+            axes.set(xlim=(area[0] - 0.5, area[2] - 0.5), ylim=(area[3] - 0.5, area[1] - 0.5))
     figure.suptitle(
         f"{plain(title)}\nred: boxes of one model that the other has not (scores from "
         f"{SHOWN_SCORE:g}, IoU {OVERLAP:g})",
@@ -106,13 +109,16 @@ def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figur
     return figure
 
 
-def _cut(axes: Axes, record: Array, shape: tuple[int, ...]) -> None:
-    """Show the picture alone, without the ground around it."""
+def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, float]:
+    """Return left, top, right and bottom of the picture itself, without the ground around it.
+
+    Args:
+        size: height and width of what the network is fed.
+    """
     begin = np.maximum(record["offset"], 0)
-    size = record["scale"] * (record["width"], record["height"])
-    end = np.minimum(record["offset"] + size, (shape[1], shape[0]))
-    axes.set_xlim(begin[0] - 0.5, end[0] - 0.5)
-    axes.set_ylim(end[1] - 0.5, begin[1] - 0.5)
+    end = record["offset"] + record["scale"] * (record["width"], record["height"])
+    right, bottom = np.minimum(end, size[::-1]).tolist()
+    return float(begin[0]), float(begin[1]), right, bottom
 
 
 def changes(model: Scores, baseline: Scores) -> NDArray[np.float64]:
