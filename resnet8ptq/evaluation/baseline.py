@@ -39,7 +39,7 @@ def load_baseline(
         "model": files.sha256(network.onnx_path),
         "backend": json.dumps(asdict(config.backend), sort_keys=True),
         "images": scored.digest,
-        "reduction": repr(bench.reduction),
+        "reduction": f"{bench.reduction} {cache.code('tasks')}" if bench.reduction else "",
         **cache.made_with("backends", "data", "evaluation", "graph", "models"),
     }
 
