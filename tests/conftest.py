@@ -36,7 +36,7 @@ from resnet8ptq.core import isolation
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import pace
 from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.models import model

@@ -19,7 +19,7 @@ from resnet8ptq.calibration.statistics import Range, count_into
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models.model import Fp32Model
 
 METHODS = ("minmax", "moving_average", "percentile", "entropy", "mse")

@@ -17,7 +17,7 @@ from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.data.sources import arrays
 from resnet8ptq.data.splitting import split_one
 

@@ -18,7 +18,7 @@ from benchmarks import bare, equality, process, results, setting, startup, steps
 from benchmarks.__main__ import main
 from benchmarks.memory import imported
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.data.sources import cifar10
 from resnet8ptq.models import model
 

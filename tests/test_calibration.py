@@ -22,7 +22,7 @@ from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models import model
 
 BINS, LEVELS = 512, 128

@@ -24,7 +24,7 @@ from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment import pipeline
 from resnet8ptq.tracking.run import Run
 

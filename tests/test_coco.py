@@ -18,7 +18,7 @@ from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import DataError, PtqError
 from resnet8ptq.data import locate, pictures, registry
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.data.sources import coco
 
 

@@ -27,7 +27,7 @@ from resnet8ptq.corrections import (
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.layers import channel_axis
 from resnet8ptq.graph.weights import read, read_bias, read_weights
 from resnet8ptq.models import model

@@ -17,8 +17,8 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out, leave_out
 from resnet8ptq.data.lazy import AT_ONCE
+from resnet8ptq.data.sampling import choose_scored, draw_calibration, draw_held_out, leave_out
 from resnet8ptq.data.sources import cifar10
 
 CIFAR10 = DataConfig(name="cifar10")

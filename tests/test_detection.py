@@ -21,7 +21,14 @@ from resnet8ptq.config.schema import DetectionConfig, PreprocessConfig
 from resnet8ptq.core.errors import DataError, PtqError
 from resnet8ptq.evaluation.coco_evaluator import CocoEvaluator
 from resnet8ptq.tasks.contract import Outputs
-from resnet8ptq.tasks.detection import coco, decoding, heads, plots, resampling
+from resnet8ptq.tasks.detection import (
+    ap_bootstrap,
+    average_precision,
+    decoding,
+    heads,
+    plots,
+    suppression,
+)
 from resnet8ptq.tasks.detection.heads import Candidates, Found, Frame
 from resnet8ptq.tasks.detection.task import Comparison, Scores
 
@@ -191,7 +198,7 @@ def test_the_highest_scores_are_kept_and_what_overlaps_is_not():
     boxes = np.array([[[0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30]]], np.float32)
     scores = np.array([[[0.5, 0, 0.4], [0.9, 0, 0], [0.3, 0.005, 0]]], np.float32)
     config = DetectionConfig(max_detections=2)
-    found = decoding.suppress(Candidates(boxes, scores), config)
+    found = suppression.suppress(Candidates(boxes, scores), config)
     kept = decoding._keep_best(found, 1, config)[0]
     assert kept[:, 4:].tolist() == [[np.float32(0.9), 0], [np.float32(0.4), 2]]
     nothing = Found(*(np.zeros(shape, np.int64) for shape in ((0,), (0, 4), (0,), (0,))))
@@ -228,16 +235,16 @@ def test_a_sample_of_the_pictures_is_scored_as_if_there_were_no_others(scene, ch
     annotations, found = scene
     ids = [image["id"] for image in annotations["images"]]
     weights = np.array([[int(i in chosen) for i in ids], [1] * len(ids)], np.int32)
-    whole = coco.evaluate(found, annotations)
-    by_class = resampling.by_class(whole.matches, weights)
+    whole = average_precision.evaluate(found, annotations)
+    by_class = ap_bootstrap.by_class(whole.matches, weights)
     kept = {
         "images": [each for each in annotations["images"] if each["id"] in chosen],
         "annotations": [e for e in annotations["annotations"] if e["image_id"] in chosen],
         "categories": annotations["categories"],
     }
-    part = coco.evaluate([e for e in found if e["image_id"] in chosen], kept)
+    part = average_precision.evaluate([e for e in found if e["image_id"] in chosen], kept)
     np.testing.assert_allclose(by_class, [part.by_class, whole.by_class], rtol=1e-12)
-    means = resampling.mean_of(by_class)
+    means = ap_bootstrap.mean_of(by_class)
     np.testing.assert_allclose(means, [part.metrics["ap"], whole.metrics["ap"]], rtol=1e-12)
 
 

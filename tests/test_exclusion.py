@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.experiment.compatibility import settle_task
 from resnet8ptq.experiment.layers import exclusion
 from resnet8ptq.experiment.layers.exclusion import Exclusion

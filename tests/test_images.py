@@ -13,8 +13,8 @@ from test_cifar10 import write_folder
 
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.data.draw import draw_calibration, draw_held_out
 from resnet8ptq.data.lazy import LazyImages
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 
 STORED = 35  # images: seven in each file
 

@@ -10,7 +10,7 @@ from conftest import bench_of, make_config, quantizer_of
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.latency import Latency, Timings

@@ -12,7 +12,7 @@ from resnet8ptq.backends.onnx import dynamic, slim
 from resnet8ptq.backends.onnx import quantizer as onnx_quantizer
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models.model import Fp32Model
 
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer

@@ -26,7 +26,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, folding, model

@@ -9,7 +9,7 @@ from conftest import THREADS, bench_of, make_config, quantizer_of
 
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.experiment import preparation
 from resnet8ptq.models import model
 

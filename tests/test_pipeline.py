@@ -19,7 +19,7 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.result import RunResult

@@ -16,7 +16,7 @@ from resnet8ptq.core import figures
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.experiment import plots
 from resnet8ptq.finetuning import network, qat, training
 from resnet8ptq.finetuning.fake_quantization import FakeQuantize, Round

@@ -18,7 +18,7 @@ from resnet8ptq.calibration.reader import CalibrationReader
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models.model import Fp32Model
 
 

@@ -20,7 +20,7 @@ from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.layers import sensitivity, sensitivity_table
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model

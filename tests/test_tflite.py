@@ -20,7 +20,7 @@ from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model

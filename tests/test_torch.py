@@ -18,7 +18,7 @@ from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.torch_module import load_torch_module, to_torch_module
 from resnet8ptq.models.model import Fp32Model

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.data.draw import draw_calibration
+from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.sweep import callback

@@ -6,8 +6,8 @@ from onnxruntime.quantization import CalibrationDataReader
 
 from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.draw import draw_calibration
 from resnet8ptq.data.lazy import Images
+from resnet8ptq.data.sampling import draw_calibration
 
 
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from resnet8ptq.calibration.coco_reader import IMAGE_ID, CocoReader
 from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.tasks.contract import Outputs
-from resnet8ptq.tasks.detection import coco
+from resnet8ptq.tasks.detection import average_precision
 from resnet8ptq.tasks.detection.decoding import Decoder
 from resnet8ptq.tasks.detection.heads import Frame, find_head
 from resnet8ptq.tasks.detection.task import Scores
@@ -103,7 +103,7 @@ class CocoEvaluator:
             "annotations": [e for e in whole["annotations"] if e["image_id"] in self._run],
             "categories": whole["categories"],
         }
-        return coco.evaluate(results, scored).metrics
+        return average_precision.evaluate(results, scored).metrics
 
     def _find_decoder(
         self,

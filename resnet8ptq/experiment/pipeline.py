@@ -15,7 +15,7 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.draw import choose_scored, draw_calibration, draw_held_out
+from resnet8ptq.data.sampling import choose_scored, draw_calibration, draw_held_out
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.evaluate import targets_of, with_logits

@@ -19,7 +19,7 @@ from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.data.draw import leave_out
+from resnet8ptq.data.sampling import leave_out
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes

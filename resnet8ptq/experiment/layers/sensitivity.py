@@ -18,7 +18,7 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.draw import draw_calibration, draw_held_out
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
 from resnet8ptq.experiment.compatibility import fit, settle_task

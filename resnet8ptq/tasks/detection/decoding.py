@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
-import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.tasks.contract import Array
 from resnet8ptq.tasks.detection.heads import HEADS, Candidates, Floats, Found, Frame
+from resnet8ptq.tasks.detection.suppression import suppress
 
 NOTHING = -1.0  # the class of a row that holds no detection
 
@@ -65,15 +62,6 @@ class Decoder:
         return Found(found.picture[known], found.boxes[known], found.scores[known], labels[known])
 
 
-def suppress(candidates: Candidates, config: DetectionConfig) -> Found:
-    """Suppress for each class what overlaps a higher score, by ONNX Runtime's NonMaxSuppression."""
-    scores = np.ascontiguousarray(candidates.scores.swapaxes(1, 2))
-    run = _suppression(config.max_detections, config.iou_threshold, config.score_threshold)
-    [selected] = run.run(None, {"boxes": candidates.boxes, "scores": scores})
-    picture, label, box = selected.T
-    return Found(picture, candidates.boxes[picture, box], scores[picture, label, box], label)
-
-
 def _above_threshold(candidates: Candidates, config: DetectionConfig) -> Found:
     picture, box, label = np.nonzero(candidates.scores > config.score_threshold)
     return Found(
@@ -107,24 +95,6 @@ def _keep_best(found: Found, pictures: int, config: DetectionConfig) -> Floats:
     values = np.column_stack([found.boxes[kept], scores, found.labels[kept]])
     best[picture[order], row] = values[order]
     return best
-
-
-@cache
-def _suppression(most: int, iou: float, score: float) -> onnxruntime.InferenceSession:
-    """Return a session of the one operator; boxes may name their corners in either order."""
-    boxes = helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [None, None, 4])
-    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, None, None])
-    selected = helper.make_tensor_value_info("selected", TensorProto.INT64, [None, 3])
-    settings = (("most", TensorProto.INT64, most), ("iou", 1, iou), ("score", 1, score))
-    constants = [helper.make_tensor(name, kind, [1], [value]) for name, kind, value in settings]
-    names = ["boxes", "scores", *(name for name, _, _ in settings)]
-    node = helper.make_node("NonMaxSuppression", names, ["selected"])
-    graph = helper.make_graph([node], "suppression", [boxes, scores], [selected], constants)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(proto)
-    return onnxruntime.InferenceSession(
-        proto.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
 
 
 def count(detections: Array) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.contract import Array
 from resnet8ptq.tasks.detection import decoding
-from resnet8ptq.tasks.detection.resampling import RECALLS
+from resnet8ptq.tasks.detection.ap_bootstrap import RECALLS
 from resnet8ptq.tasks.detection.task import Comparison, Scores
 
 CLASSES = 20  # those that changed most

@@ -24,7 +24,7 @@ from resnet8ptq.tasks.contract import (
     Table,
     Targets,
 )
-from resnet8ptq.tasks.detection import coco, decoding, resampling
+from resnet8ptq.tasks.detection import ap_bootstrap, average_precision, decoding
 from resnet8ptq.tasks.detection.heads import Frame, find_head
 from resnet8ptq.tasks.statistics import Interval, Values, bootstrap_interval, holm
 
@@ -90,9 +90,9 @@ class Scores(contract.Scores):
         return found
 
     @cached_property
-    def evaluation(self) -> coco.Evaluation:
+    def evaluation(self) -> average_precision.Evaluation:
         """COCO's evaluation of all pictures."""
-        return coco.evaluate(self.results, to_coco(self.pictures, self.class_ids))
+        return average_precision.evaluate(self.results, to_coco(self.pictures, self.class_ids))
 
     @property
     def value(self) -> float:
@@ -102,8 +102,8 @@ class Scores(contract.Scores):
     @cached_property
     def by_class(self) -> Values:
         """AP of each class on each bootstrap sample [resamples, classes]."""
-        weights = resampling.draw(self.total, self.resamples)
-        return resampling.by_class(self.evaluation.matches, weights)
+        weights = ap_bootstrap.draw(self.total, self.resamples)
+        return ap_bootstrap.by_class(self.evaluation.matches, weights)
 
     @property
     def pictures_of_class(self) -> NDArray[np.int64]:
@@ -116,7 +116,7 @@ class Scores(contract.Scores):
 
         A sample has fewer different pictures, and AP is higher on fewer.
         """
-        found = resampling.mean_of(self.by_class)
+        found = ap_bootstrap.mean_of(self.by_class)
         return np.asarray(found - np.nanmean(found) + self.value)
 
     @property

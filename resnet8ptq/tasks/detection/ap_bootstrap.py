@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks.detection.coco import Matches
+from resnet8ptq.tasks.detection.average_precision import Matches
 from resnet8ptq.tasks.statistics import resample
 
 Values = NDArray[np.float64]

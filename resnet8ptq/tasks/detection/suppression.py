@@ -1,0 +1,38 @@
+"""Non-maximum suppression: of boxes that overlap, the one with the highest score stays."""
+
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from resnet8ptq.config.schema import DetectionConfig
+from resnet8ptq.tasks.detection.heads import Candidates, Found
+
+
+def suppress(candidates: Candidates, config: DetectionConfig) -> Found:
+    """Suppress for each class what overlaps a higher score, by ONNX Runtime's NonMaxSuppression."""
+    scores = np.ascontiguousarray(candidates.scores.swapaxes(1, 2))
+    run = _suppression(config.max_detections, config.iou_threshold, config.score_threshold)
+    [selected] = run.run(None, {"boxes": candidates.boxes, "scores": scores})
+    picture, label, box = selected.T
+    return Found(picture, candidates.boxes[picture, box], scores[picture, label, box], label)
+
+
+@cache
+def _suppression(most: int, iou: float, score: float) -> onnxruntime.InferenceSession:
+    """Return a session of the one operator; boxes may name their corners in either order."""
+    boxes = helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [None, None, 4])
+    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, None, None])
+    selected = helper.make_tensor_value_info("selected", TensorProto.INT64, [None, 3])
+    settings = (("most", TensorProto.INT64, most), ("iou", 1, iou), ("score", 1, score))
+    constants = [helper.make_tensor(name, kind, [1], [value]) for name, kind, value in settings]
+    names = ["boxes", "scores", *(name for name, _, _ in settings)]
+    node = helper.make_node("NonMaxSuppression", names, ["selected"])
+    graph = helper.make_graph([node], "suppression", [boxes, scores], [selected], constants)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(proto)
+    return onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
