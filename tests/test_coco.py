@@ -20,6 +20,8 @@ from resnet8ptq.data import locate, pictures, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.data.sources import coco
+from resnet8ptq.tasks import registry as tasks
+from resnet8ptq.tasks.contract import Setting
 
 
 @pytest.fixture
@@ -72,6 +74,18 @@ def test_all_pictures_are_scored_where_others_calibrate(boxes, tmp_path):
     same = f"calib.images={boxes / 'images'}"
     with pytest.raises(PtqError, match="24 calibration images are test images too"):
         draw_calibration(read(boxes, "data.test_fraction=1", same), None, 0)
+
+
+def test_pictures_without_any_object_cannot_be_scored(boxes):
+    path = boxes / "instances.json"
+    content = json.loads(path.read_text())
+    for each in content["annotations"]:
+        each["iscrowd"] = 1
+    path.write_text(json.dumps(content))
+    labels = read(boxes).test.labels
+    setting = Setting("them", labels, detectors.NAMES, True, (3, 64, 64), {"o": (7, 16)}, "values")
+    with pytest.raises(PtqError, match="the pictures of them have no objects"):
+        tasks.make(make_config("task=detection").task, setting)
 
 
 Change = Callable[[dict[str, Any]], object]

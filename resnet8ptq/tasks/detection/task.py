@@ -217,6 +217,10 @@ class Detection(contract.Task):
                 f"task=detection: {setting.data} has no boxes; takes data=coco with "
                 "data.images and data.annotations"
             )
+        boxes = labels["boxes"]
+        there = np.arange(boxes.shape[1]) < labels["count"][:, np.newaxis]
+        if not (there & ~boxes["crowd"]).any():
+            raise ConfigError(f"task=detection: the pictures of {setting.data} have no objects")
         shape = setting.input_shape
         height, width = shape[1:] if shape[0] in (1, 3) else shape[:2]
         frame = Frame(height, width, len(setting.class_names), setting.outputs, config)
