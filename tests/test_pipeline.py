@@ -259,8 +259,8 @@ def test_accuracy_is_reproduced(
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    if backend == "torch" and not machine.has_vnni():
-        pytest.skip("measured with oneDNN on a CPU with VNNI")
+    if not machine.has_vnni() and (backend == "torch" or dtype == "u8s8"):
+        pytest.skip("measured on a CPU with VNNI: without it 16-bit sums saturate")
     config = make_config(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}")
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")

@@ -285,7 +285,7 @@ def test_help_lists_the_groups(tmp_path: Path) -> None:
     for line in (
         "backend: onnx, tflite, tflite_file, torch",
         "dtype: fp32, int8, u8s8, uint8",
-        "data: arrays, cifar10, folder, huggingface, shapes, table",
+        "data: arrays, cifar10, coco, folder, huggingface, shapes, table",
     ):
         assert line in found.out
     assert "schema" not in found.out

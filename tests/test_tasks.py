@@ -14,11 +14,15 @@ from scipy import stats
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, top_k_accuracy_score
 from sklearn.metrics import root_mean_squared_error as sklearn_rmse
 
-from resnet8ptq.config.schema import BinaryConfig, CustomConfig, TaskConfig
+from resnet8ptq.config.schema import BinaryConfig, CustomConfig, DetectionConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
+from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.tasks import binary, classification, custom, distortion, registry, statistics
 from resnet8ptq.tasks.anomaly import Anomaly
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES, Outputs, Setting, Targets, Task
+from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
+from resnet8ptq.tasks.detection.heads import Frame
+from resnet8ptq.tasks.detection.task import Detection
 from resnet8ptq.tasks.regression import Regression
 
 ITEMS = 120
@@ -85,6 +89,40 @@ def noisy_pair(noise: float, seed: int = 1) -> Outputs:
     return Outputs((*noisy_values(noise, seed).values, 100 * WINDOWS), None, VALUES)
 
 
+def boxes() -> np.ndarray:
+    """Two boxes in each picture, of three classes."""
+    found = []
+    for number, label in enumerate(CLASSES % 3):
+        left = float(number % 20)
+        pair = [([left, 5.0, 20.0, 20.0], 400.0, label, False)]
+        pair.append(([left + 30, 30.0, 20.0, 25.0], 500.0, (label + 1) % 3, False))
+        found.append(Annotated(number, 64, 96, (1.0, 1.0), (0.0, 0.0), pair))
+    return pack(found)
+
+
+BOXES = boxes()
+
+
+def noisy_boxes(noise: float, seed: int = 1) -> Outputs:
+    random, detections = drawn(seed), np.zeros((ITEMS, 4, 6), np.float32)
+    detections[..., 5] = NOTHING
+    for rows, record in zip(detections, BOXES, strict=True):
+        for row, box in zip(rows, record["boxes"], strict=False):
+            left, top, wide, high = box["bbox"] + random.normal(0, 0.5 + noise, 4)
+            row[:] = left, top, left + wide, top + high, random.uniform(0.5, 1), box["category"]
+    return Outputs((detections,), None, VALUES)
+
+
+def black(places: np.ndarray) -> np.ndarray:
+    return np.zeros((len(places), 64, 96, 3), np.uint8)
+
+
+def detector() -> Detection:
+    config = DetectionConfig(resamples=300)
+    frame = Frame(64, 96, 3, {"rows": (4, 6)}, config)
+    return Detection(("red", "green", "blue"), Decoder("detections", frame, (0, 1, 2)), config)
+
+
 @dataclass(frozen=True)
 class Case:
     """A task, what is known of the samples, and what a model makes of them with so much noise."""
@@ -112,6 +150,7 @@ CASES = {
     "rmse": Case(Regression(primary="rmse", resamples=500), Targets(TARGETS), noisy_values),
     "number": Case(own(mean_error), Targets(TARGETS), noisy_values),
     "number for each": Case(own(errors), Targets(TARGETS), noisy_values),
+    "detection": Case(detector(), Targets(BOXES, pictures=black), noisy_boxes),
     "agreement": Case(registry._find("agreement")(), Targets(), noisy_classes, against_fp32=True),
     "deviation": Case(
         replace(registry._find("deviation")(), outputs=("scores", "boxes")),  # type: ignore[call-arg]
@@ -166,7 +205,7 @@ def test_a_worse_model_is_told_apart(case):
     better = compare(case, 0.05)
     assert found.paired.against(better.paired) < 0.01
     assert found.paired.against(better.paired) == better.paired.against(found.paired)
-    if case.task.name != "binary":  # a single probability has no logits
+    if case.task.name not in ("binary", "detection"):  # no logits; no outputs as they were
         assert found.sqnr_db < better.sqnr_db
 
 
@@ -221,7 +260,8 @@ def test_a_report_knows_the_task_by_what_is_logged(case):
     found = registry.recall(params, case.task.class_names)
     assert found.name == case.task.name
     assert replace(found.metric, title="") == replace(case.task.metric, title="")
-    assert found.class_names == (case.task.class_names if case.task.class_names else ())
+    in_report = case.task.name != "detection"  # of which each class is in the run's own files
+    assert found.class_names == (case.task.class_names if in_report else ())
 
 
 @every
