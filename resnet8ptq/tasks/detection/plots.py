@@ -77,7 +77,7 @@ def curves(found: Comparison, title: str) -> Figure:
 def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figure:
     """The pictures that changed most: annotations, FP32's and the quantized model's boxes."""
     model, baseline = found.model, found.baseline
-    assert model.show is not None  # the caller has looked
+    assert model.show is not None  # a run has its pictures
     change = changes(model, baseline)
     shown = np.argsort(-change, kind="stable")[:PICTURES]
     shown = shown[: max(1, np.count_nonzero(change[shown]))]

@@ -302,13 +302,11 @@ class Detection(contract.Task):
         from resnet8ptq.tasks.detection import plots
 
         assert isinstance(found, Comparison)
-        drawn = {
+        return {
+            PICTURES: plots.pictures(found, self.class_names, title),
             CLASSES: plots.classes(found, self.class_names, title),
             CURVES: plots.curves(found, title),
         }
-        if found.model.show is not None:
-            drawn[PICTURES] = plots.pictures(found, self.class_names, title)
-        return drawn
 
 
 def to_coco(pictures: Array, class_ids: Sequence[int]) -> dict[str, Any]:
