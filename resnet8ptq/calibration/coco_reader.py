@@ -14,6 +14,7 @@ from resnet8ptq.data import pictures
 from resnet8ptq.data.boxes import pack
 from resnet8ptq.data.preprocessing import arrange, settle
 from resnet8ptq.data.sources.coco import Annotations, annotate, read_annotations
+from resnet8ptq.data.sources.folder import find_pictures
 
 IMAGE_ID = "image_id"
 AT_ONCE = 64  # pictures in memory
@@ -83,8 +84,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             self.paths = [folder / found.images[each][0] for each in ids]
             self.records = pack([annotate(found, each, preprocess) for each in ids])
         else:
-            every = sorted(p for p in folder.rglob("*") if p.suffix.lower() in pictures.SUFFIXES)
-            self.paths = every[chosen]
+            self.paths = find_pictures(folder)[chosen]
         if not self.paths:
             raise DataError(f"{folder}: has no pictures from place {start_index} on")
         self.input_name = input_name

@@ -59,8 +59,7 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
     found = picture.convert("L" if preprocess.channels == "grey" else "RGB")
     if preprocess.size is None:
         return found
-    given = preprocess.size
-    height, width = given if isinstance(given, list) else (given, given)
+    height, width = _sides(preprocess.size)
     size, how = (width, height), _FILTERS[preprocess.filter]
     if preprocess.resize == "squash":
         return found.resize(size, how)
@@ -75,12 +74,17 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
     return whole.crop((left, top, left + width, top + height))
 
 
+def _sides(size: int | list[int]) -> tuple[int, int]:
+    """Return height and width."""
+    height, width = size if isinstance(size, list) else (size, size)
+    return height, width
+
+
 def placement(width: int, height: int, preprocess: PreprocessConfig) -> Placement:
     """Return where `fit` puts a picture of this size, to the pixel that Pillow rounds to."""
     if preprocess.size is None:
         return Placement((1.0, 1.0), (0.0, 0.0))
-    given = preprocess.size
-    high, wide = given if isinstance(given, list) else (given, given)
+    high, wide = _sides(preprocess.size)
     if preprocess.resize == "squash":
         return Placement((wide / width, high / height), (0.0, 0.0))
     if preprocess.resize == "letterbox":  # as `ImageOps.contain` and `pad` round
@@ -94,8 +98,8 @@ def placement(width: int, height: int, preprocess: PreprocessConfig) -> Placemen
         return Placement((inside_wide / width, inside_high / height), offset)
     scale = max(wide / width, high / height)
     if preprocess.resize == "fit":  # which crops before it resizes
-        offset = ((wide - scale * width) / 2, (high - scale * height) / 2)
-        return Placement((scale, scale), offset)
+        middle = ((wide - scale * width) / 2, (high - scale * height) / 2)
+        return Placement((scale, scale), middle)
     scale /= preprocess.crop_fraction
     whole = round(scale * width), round(scale * height)
     offset = (-((whole[0] - wide) // 2), -((whole[1] - high) // 2))

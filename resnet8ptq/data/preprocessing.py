@@ -41,10 +41,9 @@ class Preprocessing:
             return self._compute(turned)
         # Of 256 levels each is computed once: the same values in a fraction of the time.
         tables = self._compute(np.arange(256)[:, np.newaxis])  # [256, 1 or channels]
-        found = np.empty(turned.shape, np.float32)
-        for channel in range(turned.shape[-1]):
-            found[..., channel] = tables[:, channel % tables.shape[1]][turned[..., channel]]
-        return found
+        if tables.shape[1] == 1:
+            return tables[:, 0][turned]
+        return tables[turned, np.arange(tables.shape[1])]
 
     def _compute(self, values: NDArray[Any]) -> NDArray[np.float32]:
         wide = (values.astype(np.float64) - self.offset) * (self.step * self.scale)

@@ -64,6 +64,11 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
     )
 
 
+def ask_for_values(others: Sequence[Tensor]) -> str:
+    """Return the setting that gives inputs their values, which are the same for every sample."""
+    return f"model.inputs={{{', '.join(f'{each.name}: ...' for each in others)}}}"
+
+
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)

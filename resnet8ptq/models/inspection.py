@@ -18,7 +18,7 @@ from resnet8ptq.core import cache, isolation, machine
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
-from resnet8ptq.models.contract import Contract, Tensor, read_contract
+from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, read_contract
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.locate import digest
@@ -162,10 +162,8 @@ def needs(inspection: Inspection) -> list[str]:
     contract = inspection.contract
     found = [f"samples that are {_describe(each)}" for each in contract.inputs]
     if len(contract.inputs) > 1:
-        names = ", ".join(each.name for each in contract.inputs[1:])
-        found.append(
-            f"values for {names}, the same for every sample: model.inputs={{{names}: ...}}"
-        )
+        asked = ask_for_values(contract.inputs[1:])
+        found.append(f"one input, and values for the others, the same for every sample: {asked}")
     if [each.shape for each in contract.inputs] == [each.shape for each in contract.outputs]:
         found.append("no labels, or of anomalies: it returns the shape that it takes")
     elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:

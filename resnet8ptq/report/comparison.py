@@ -21,12 +21,11 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.report import families, table
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.contract import Paired, Task
-from resnet8ptq.tasks.statistics import holm
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
 
-SIGNIFICANCE = 0.05  # of p-values that are corrected together
 MAX_BYTES = 2**30  # of one artifact
 
 T = TypeVar("T")

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from resnet8ptq.report.comparison import SIGNIFICANCE, Family
+from resnet8ptq.report.comparison import Family
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.history import Record
 
 BASELINE = ", against the FP32 baseline of the same framework"

@@ -24,7 +24,7 @@ from resnet8ptq.core import command, figures, files
 from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import printable, safe_name
 from resnet8ptq.report import comparison, methodology, pareto, plots, reference, spread, table
-from resnet8ptq.report.comparison import SIGNIFICANCE, Family
+from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.recommend import (
     Recommendation,
     broken_limits,
@@ -32,6 +32,7 @@ from resnet8ptq.report.recommend import (
     recommend,
     why_none,
 )
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store, open_store

@@ -6,8 +6,9 @@ from functools import partial
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import table
-from resnet8ptq.report.comparison import SIGNIFICANCE, Cell, Family, indistinguishable
+from resnet8ptq.report.comparison import Cell, Family, indistinguishable
 from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 CLOSE = 0.05  # latencies and sizes within 5% count as equal
 

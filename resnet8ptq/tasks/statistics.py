@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import betainc, ndtr, ndtri  # scipy.stats takes a second to import
 
 Z95 = float(ndtri(0.975))
+SIGNIFICANCE = 0.05  # of p-values that are corrected together
 RESAMPLING_SEED = 0  # no setting: replicates of two runs are paired by it
 
 Interval = tuple[float, float]

@@ -85,7 +85,7 @@ def _decode(
     cache_root: Path,
 ) -> Named:
     """Return the readable pictures of all classes; without any, all in the folder."""
-    paths = [_pictures(folder / name) for name in names or [""]]
+    paths = [find_pictures(folder / name) for name in names or [""]]
     labels = np.repeat(np.arange(len(paths)), [len(found) for found in paths])
     every = [Picture(str(path), path) for found in paths for path in found]
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
@@ -93,7 +93,7 @@ def _decode(
     return Named(split, [every[place].name for place in kept])
 
 
-def _pictures(folder: Path) -> list[Path]:
+def find_pictures(folder: Path) -> list[Path]:
     """Return the pictures in a folder, however deep, in order.
 
     Raises:

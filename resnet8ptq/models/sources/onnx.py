@@ -12,7 +12,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch import filled_up
-from resnet8ptq.models.contract import read_contract
+from resnet8ptq.models.contract import ask_for_values, read_contract
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import normalize, opset, raise_opset
 from resnet8ptq.models.sources import Network, Shape
@@ -78,7 +78,7 @@ def take(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
         names = ", ".join(map(str, inputs))
         raise ModelError(
             f"{source}: has {len(inputs)} inputs ({names}); takes one, and values for the others: "
-            f"model.inputs={{{inputs[-1].name}: ...}}"
+            f"{ask_for_values(inputs[1:])}"
         )
     if inputs[0].dtype != "float32":
         raise ModelError(f"{source}: its input is {inputs[0].dtype}; takes float32")

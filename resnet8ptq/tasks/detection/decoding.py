@@ -1,6 +1,6 @@
 """From the outputs of a detector to detections: decoded, suppressed, the best of them kept."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,10 +8,39 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.tasks.contract import Array
-from resnet8ptq.tasks.detection.heads import HEADS, Candidates, Floats, Found, Frame
+from resnet8ptq.tasks.detection.heads import (
+    HEADS,
+    Candidates,
+    Floats,
+    Found,
+    Frame,
+    Shape,
+    find_head,
+)
 from resnet8ptq.tasks.detection.suppression import suppress
 
 NOTHING = -1.0  # the class of a row that holds no detection
+
+
+def make_decoder(
+    config: DetectionConfig,
+    input_shape: tuple[int, ...],
+    outputs: Mapping[str, Shape],
+    class_ids: tuple[int, ...],
+) -> "Decoder":
+    """Return the decoder of a network.
+
+    Args:
+        input_shape: of one picture, channels first or last.
+        outputs: see `heads.Frame`.
+
+    Raises:
+        ConfigError, ModelError: see `heads.find_head`.
+    """
+    first = input_shape[0] in (1, 3)
+    height, width = input_shape[1:] if first else input_shape[:2]
+    frame = Frame(height, width, len(class_ids), outputs, config)
+    return Decoder(find_head(frame), frame, class_ids)
 
 
 @dataclass(frozen=True)
@@ -71,10 +100,9 @@ def _above_threshold(candidates: Candidates, config: DetectionConfig) -> Found:
 
 def _as_candidates(found: Found, pictures: int, classes: int) -> Candidates:
     """Return detections as boxes and scores: each has a score for its own class alone."""
-    counts = np.bincount(found.picture, minlength=pictures)
     order = np.argsort(found.picture, kind="stable")
-    row = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    boxes = np.zeros((pictures, counts.max(initial=0), 4), np.float32)
+    row = _number(found.picture[order])
+    boxes = np.zeros((pictures, row.max(initial=-1) + 1, 4), np.float32)
     scores = np.zeros((*boxes.shape[:2], classes), np.float32)
     boxes[found.picture[order], row] = found.boxes[order]
     scores[found.picture[order], row, found.labels[order]] = found.scores[order]
@@ -87,14 +115,18 @@ def _keep_best(found: Found, pictures: int, config: DetectionConfig) -> Floats:
     kept = found.scores > config.score_threshold
     picture, scores = found.picture[kept], found.scores[kept]
     order = np.lexsort((-scores, picture))  # stable: of equal scores the first
-    counts = np.bincount(picture, minlength=pictures)
-    row = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    row = _number(picture[order])
     order, row = order[row < most], row[row < most]
     best = np.zeros((pictures, most, 6), np.float32)
     best[..., 5] = NOTHING
     values = np.column_stack([found.boxes[kept], scores, found.labels[kept]])
     best[picture[order], row] = values[order]
     return best
+
+
+def _number(pictures: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place of each detection among those of its picture, [D]; given sorted [D]."""
+    return np.arange(len(pictures)) - np.searchsorted(pictures, pictures)
 
 
 def count(detections: Array) -> NDArray[np.int64]:

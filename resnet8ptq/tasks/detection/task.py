@@ -25,15 +25,19 @@ from resnet8ptq.tasks.contract import (
     Targets,
 )
 from resnet8ptq.tasks.detection import ap_bootstrap, average_precision, decoding
-from resnet8ptq.tasks.detection.heads import Frame, find_head
-from resnet8ptq.tasks.statistics import Interval, Values, bootstrap_interval, holm
+from resnet8ptq.tasks.statistics import (
+    SIGNIFICANCE,
+    Interval,
+    Values,
+    bootstrap_interval,
+    holm,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AP = Metric("ap", "AP")
 BESIDE = (Metric("ap50", "AP50"), Metric("ap75", "AP75"))
-SIGNIFICANCE = 0.05
 ENOUGH = 10  # pictures with a class, for a test of it
 NOTHING_FOUND = 0.01  # an AP that says that boxes are decoded wrongly
 RESULTS = "detections.json"
@@ -189,7 +193,6 @@ class Detection(contract.Task):
 
     Attributes:
         decoder: None where only what a run has kept is read.
-        class_ids: the categories' ids, in the order of the classes.
         config: how boxes are decoded, chosen and resampled.
     """
 
@@ -221,10 +224,8 @@ class Detection(contract.Task):
         there = np.arange(boxes.shape[1]) < labels["count"][:, np.newaxis]
         if not (there & ~boxes["crowd"]).any():
             raise ConfigError(f"task=detection: the pictures of {setting.data} have no objects")
-        shape = setting.input_shape
-        height, width = shape[1:] if shape[0] in (1, 3) else shape[:2]
-        frame = Frame(height, width, len(setting.class_names), setting.outputs, config)
-        decoder = decoding.Decoder(find_head(frame), frame, setting.class_ids)
+        given = setting.input_shape, setting.outputs, setting.class_ids
+        decoder = decoding.make_decoder(config, *given)
         return cls(setting.class_names, decoder, config)
 
     @classmethod
