@@ -20,7 +20,7 @@ IDS = (3, 7, 20)  # with gaps
 HEADS = ("yolox", "yolov3", "yolov5", "yolov8", "ssd", "selected", "detections", "rows")
 
 
-def write_pictures(folder: Path, count: int = 24, seed: int = 0) -> Path:
+def write_pictures(folder: Path, count: int = 24, seed: int = 0, squares: int = 3) -> Path:
     """Write pictures into `folder`/images and their boxes into a file, which is returned.
 
     The first picture is empty, and the second has a crowd. Every other one lies on its side: half
@@ -35,7 +35,7 @@ def write_pictures(folder: Path, count: int = 24, seed: int = 0) -> Path:
         image_id, name = 10 * number + 5, f"{number}.png"
         width, height = SIZE, rows * CELL
         images.append({"id": image_id, "file_name": name, "width": width, "height": height})
-        places = random.choice(rows * CELLS, 3, replace=False) if number else ()
+        places = random.choice(rows * CELLS, squares, replace=False) if number else ()
         for turn, place in enumerate(places):
             row, column = divmod(int(place), CELLS)
             label = int(random.integers(len(NAMES)))

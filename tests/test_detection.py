@@ -68,6 +68,29 @@ def test_every_head_finds_every_square(folder, head):
     assert np.isnan(found["ap_large"])  # no object is
 
 
+@pytest.mark.parametrize("head", ["selected", "detections", "rows"])
+def test_one_detection_is_not_taken_for_a_batch_of_one(tmp_path, head):
+    annotations = detectors.write_pictures(tmp_path, squares=1)
+    detectors.write_detector(tmp_path / f"{head}.onnx", head)
+    run = evaluator(tmp_path, head, start_index=2)
+    run.predict()
+    assert len(run.get_result()) == 22
+    assert run.evaluate(run.get_result(), annotations)["ap"] == 1
+
+
+def test_each_class_keeps_its_own_numbers_in_whatever_order(folder):
+    run = evaluator(folder, "yolox")
+    run.predict()
+    worse = [each for each in run.get_result() if each["category_id"] != IDS[2]]
+    content = json.loads((folder / "instances.json").read_text())
+    assert average_precision.evaluate(worse, content).by_class.tolist() == [1, 1, 0]
+    content["categories"] = [content["categories"][place] for place in (2, 0, 1)]
+    found = average_precision.evaluate(worse, content)
+    assert found.by_class.tolist() == [0, 1, 1]
+    weights = np.ones((1, found.pictures), np.int32)
+    assert ap_bootstrap.by_class(found.matches, weights).tolist() == [[0, 1, 1]]
+
+
 def evaluate_by_pycocotools(results: Path, annotations: Path, ids: list[int]) -> np.ndarray:
     """As its own users do, from files."""
     with contextlib.redirect_stdout(io.StringIO()):

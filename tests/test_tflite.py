@@ -61,6 +61,7 @@ def batch(shapes: Dataset) -> np.ndarray:
         ("nodes_to_exclude=auto", "every operator"),
         ("op_types=[Conv]", "every operator"),
         ("float_output=true", "every operator"),
+        ("float_tail=true", "every operator; takes float_tail=false"),
         ("format=qdq", "only for ONNX"),
         ("slim=true", "only for ONNX"),
         ("reduce_range=true", "8 bits"),

@@ -13,8 +13,7 @@ from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.tasks.contract import Outputs
 from resnet8ptq.tasks.detection import average_precision
-from resnet8ptq.tasks.detection.decoding import Decoder
-from resnet8ptq.tasks.detection.heads import Frame, find_head
+from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
 from resnet8ptq.tasks.detection.task import Scores
 
 
@@ -54,6 +53,7 @@ class CocoEvaluator:
         self._results: list[dict[str, Any]] = []
         self._run: set[int] = set()
         self._decoder: Decoder | None = None
+        self._of_one: Sequence[int] = ()  # places of outputs that have no batch axis
 
     def predict(self, reader: CocoReader | None = None) -> None:
         """Run what is left of the pictures of a reader; detections are added to earlier ones.
@@ -73,12 +73,10 @@ class CocoEvaluator:
             ids = set(records["image_id"].tolist())
             if self._run & ids:
                 raise ValueError(f"picture {min(self._run & ids)} was run before")
-            pictures = step[reader.input_name]
-            found = [_with_batch_axis(each, len(pictures)) for each in self.session.run(None, step)]
             class_ids = reader.annotations.class_ids
-            decoder = self._decoder or self._find_decoder(pictures, found, class_ids)
-            self._decoder = decoder
-            detections = Outputs(decoder(found))
+            if self._decoder is None:
+                self._decoder = self._find_decoder(step, reader.input_name, class_ids)
+            detections = Outputs(self._decoder(self._run_on(step)))
             self._results += Scores(detections, records, class_ids, self.config.resamples).results
             self._run |= ids
 
@@ -105,20 +103,21 @@ class CocoEvaluator:
         }
         return average_precision.evaluate(results, scored).metrics
 
+    def _run_on(self, step: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the outputs [n, ...]."""
+        found = self.session.run(None, dict(step))
+        return [each[np.newaxis] if n in self._of_one else each for n, each in enumerate(found)]
+
     def _find_decoder(
-        self,
-        pictures: NDArray[np.float32],
-        outputs: Sequence[NDArray[Any]],
-        class_ids: tuple[int, ...],
+        self, step: Mapping[str, NDArray[Any]], input_name: str, class_ids: tuple[int, ...]
     ) -> Decoder:
-        shape = pictures.shape[1:]
-        height, width = shape[1:] if shape[0] in (1, 3) else shape[:2]
+        """Return the decoder, and note which outputs lack a batch axis: of a picture of nothing."""
+        pictures = np.zeros_like(step[input_name])
+        blank = {**step, input_name: pictures}
+        if len(pictures) == 1:
+            found = self.session.run(None, blank)
+            self._of_one = [n for n, each in enumerate(found) if each.shape[:1] != (1,)]
         names = [output.name for output in self.session.get_outputs()]
-        shapes = {name: each.shape[1:] for name, each in zip(names, outputs, strict=True)}
-        frame = Frame(height, width, len(class_ids), shapes, self.config)
-        return Decoder(find_head(frame), frame, class_ids)
-
-
-def _with_batch_axis(found: NDArray[Any], samples: int) -> NDArray[Any]:
-    """Return an output [samples, ...]; of one sample it may lack the first axis."""
-    return found if samples > 1 or found.shape[:1] == (1,) else found[np.newaxis]
+        shapes = [each.shape[1:] for each in self._run_on(blank)]
+        outputs = dict(zip(names, shapes, strict=True))
+        return make_decoder(self.config, pictures.shape[1:], outputs, class_ids)

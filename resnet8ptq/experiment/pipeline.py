@@ -136,8 +136,8 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         prepare_s=prepared.seconds,
     )
     params = resolved.to_params() | prepared.params | artifact.details
-    if config.dtype.name != "fp32" and (floats := _float_operators(prepared)):
-        params["float_operators"] = floats
+    if config.float_tail and config.dtype.name != "fp32" and config.method != "dynamic":
+        params["float_operators"] = _float_operators(prepared)
     result = RunResult("ok", measurement=measurement, resolved=params)
     _warn_of_noise(config, measurement.comparison.sqnr_db)
     outputs.write(folder, config, result, artifact, calibration, fp32)
@@ -147,7 +147,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
 
 
 def _float_operators(prepared: preparation.Preparation) -> str:
-    """Return the operators of the network that stay in float, with their number; empty for none.
+    """Return the operators of the network that stay in float, with their number.
 
     By the settings, or because the framework has no 8-bit kernel for them.
     """

@@ -180,7 +180,7 @@ def notes(records: Sequence[Record]) -> list[str]:
             reasons.setdefault(text, []).append(label)
         if record.params.get("doubt"):
             reasons.setdefault(record.params["doubt"], []).append(label)
-        if record.params.get("float_tail") == "true" and "float_operators" in record.params:
+        if record.params.get("float_operators"):
             reasons.setdefault(f"in float: {record.params['float_operators']}", []).append(label)
     lines = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
     if any("delta_ci95_low" in record.metrics for record in records):

@@ -58,6 +58,7 @@ _TAKES: Takes = {
     "nodes_to_exclude": ([[]], _OPERATORS),
     "op_types": ([None], _OPERATORS),
     "float_output": ([False], _OPERATORS),
+    "float_tail": ([False], f"{_OPERATORS}; takes float_tail=false"),
     "format": ([None], _ONNX_FILES),
     "reduce_range": ([None, False], "TFLite's kernels take 8 bits"),
     "symmetric.activations": ([None, False], "TFLite's activations have a zero point"),

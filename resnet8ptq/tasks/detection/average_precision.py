@@ -44,7 +44,8 @@ class Evaluation:
 
     Attributes:
         pictures: how many were scored.
-        precision: [10 thresholds, 101 recalls, classes, 4 areas], pycocotools' own.
+        precision: [10 thresholds, 101 recalls, classes, 4 areas], pycocotools' own, with the
+            classes in the order of the annotations' categories.
         recall: [10 thresholds, classes, 4 areas].
         matches: of each class, over all areas.
     """
@@ -108,11 +109,15 @@ def evaluate(results: Detections, annotations: Mapping[str, Any]) -> Evaluation:
         evaluation.evaluate()
         evaluation.accumulate()
     last = evaluation.params.maxDets.index(_MOST)
+    # pycocotools has the classes in the order of their ids.
+    sorted_ids = list(evaluation.params.catIds)
+    order = [sorted_ids.index(category["id"]) for category in annotations["categories"]]
+    matches = _matches(evaluation)
     return Evaluation(
         len(ids),
-        evaluation.eval["precision"][..., last],
-        evaluation.eval["recall"][..., last],
-        _matches(evaluation),
+        evaluation.eval["precision"][..., last][:, :, order],
+        evaluation.eval["recall"][..., last][:, order],
+        [matches[place] for place in order],
     )
 
 
@@ -135,10 +140,7 @@ def _matches(evaluation: Any) -> list[Matches]:
         first = place * areas * pictures  # its lists run over classes, areas and pictures
         each = evaluation.evalImgs[first : first + pictures]
         picture, scores = [], []
-        right, ignored = (
-            [np.zeros((thresholds, 0), np.bool_)],
-            [np.zeros((thresholds, 0), np.bool_)],
-        )
+        right, ignored = ([np.zeros((thresholds, 0), np.bool_)] for _ in range(2))
         objects = np.zeros(pictures, np.int64)
         for number, found in enumerate(each):
             if found is None:  # neither objects nor detections
