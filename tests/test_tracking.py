@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +20,7 @@ from conftest import THREADS, compose_whole, make_config, new_store, quantizer_o
 from omegaconf import DictConfig
 
 from resnet8ptq.config.schema import TrackingConfig
+from resnet8ptq.core import interrupts
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
@@ -321,6 +323,31 @@ def test_interrupted_run_is_killed(store: Store, folder: Path, error: BaseExcept
     assert found.info.status == "KILLED"
     assert found.data.tags["status"] == "killed"
     assert mlflow.active_run() is None
+
+
+def test_interrupt_waits_for_what_is_being_written(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a transaction it would leave the database locked."""
+    log_batch = mlflow.MlflowClient.log_batch
+
+    def interrupted(*args: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        log_batch(*args)
+
+    with start_run(store, "whole", {}, folder) as run:
+        monkeypatch.setattr(mlflow.MlflowClient, "log_batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.log_params({"a": "1"})
+        monkeypatch.undo()
+    assert store.client.get_run(run.run_id).data.params["a"] == "1"
+
+
+def test_second_interrupt_does_not_wait() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_run_whose_failure_cannot_be_recorded_is_closed(store: Store, folder: Path) -> None:

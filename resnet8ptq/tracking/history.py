@@ -11,6 +11,7 @@ import mlflow.artifacts
 from mlflow.entities import ViewType
 from mlflow.exceptions import MlflowException
 
+from resnet8ptq.core import interrupts
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking import journal
 from resnet8ptq.tracking.store import Store
@@ -84,6 +85,7 @@ def load_children(store: Store, parent_id: str) -> list[Record]:
     return list({jobs[key].run_id: jobs[key] for key in order}.values())
 
 
+@interrupts.deferred()
 def adopt(store: Store, parent_id: str, number: int, record: Record) -> None:
     """Name a finished run as that of a sweep's job `number`."""
     store.client.set_tag(parent_id, f"{_ADOPTED}{number}", record.run_id)

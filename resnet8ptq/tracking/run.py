@@ -15,7 +15,7 @@ import numpy as np
 from mlflow.tracking.context.registry import resolve_tags
 
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import machine
+from resnet8ptq.core import interrupts, machine
 from resnet8ptq.core.text import one_line, redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
@@ -201,9 +201,9 @@ def start_run(
     try:
         kept = _start_journal(store, name, parent_id, {"folder": str(folder), **(tags or {})})
         run = Run(store, kept, folder, config)
-        run.open()
         ended = "FAILED"
         try:
+            run.open()
             yield run
             run.upload_folder()
             ended = "FINISHED"
@@ -240,6 +240,7 @@ def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str])
     return kept.run_id
 
 
+@interrupts.deferred()
 def restart_parent(store: Store, earlier: Record, folder: Path) -> str:
     """Open a sweep's run again, to go on with it in another folder; return its id."""
     before = Path(earlier.tags["folder"], journal.FILE)
@@ -261,7 +262,8 @@ def replace_runs(store: Store, earlier: Sequence[Record], run: Run) -> None:
     for record in earlier:
         try:
             upload.log_batch(store, record.run_id, tags={"run_again_as": run.run_id})
-            store.client.delete_run(record.run_id)
+            with interrupts.deferred():
+                store.client.delete_run(record.run_id)
         except Exception as error:
             if not is_away(error):
                 raise

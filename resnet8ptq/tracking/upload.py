@@ -1,4 +1,7 @@
-"""From a run's journal to the MLflow store: the calls, each of which may be made again."""
+"""From a run's journal to the MLflow store: the calls, each of which may be made again.
+
+What writes to a database is not interrupted.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +12,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-from resnet8ptq.core import machine
+from resnet8ptq.core import interrupts, machine
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.journal import FILE, SWEEP_FILE, Journal, Point
 from resnet8ptq.tracking.store import Store
@@ -17,6 +20,7 @@ from resnet8ptq.tracking.store import Store
 _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
 
 
+@interrupts.deferred()
 def create(store: Store, journal: Journal) -> str:
     """Make the run in the store; return its id."""
     tags = {**journal.tags, "record": journal.key, "status": "running"}
@@ -24,6 +28,7 @@ def create(store: Store, journal: Journal) -> str:
     return str(run.info.run_id)
 
 
+@interrupts.deferred()
 def log_batch(
     store: Store,
     run_id: str,
@@ -40,6 +45,7 @@ def log_batch(
         store.client.log_batch(run_id, metrics[part], named[part], tagged[part])
 
 
+@interrupts.deferred()
 def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, str]]) -> None:
     """Log the data sets of a run, given as MLflow's fields with a `context`."""
     inputs = []
@@ -57,6 +63,7 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, str]
                 raise
 
 
+@interrupts.deferred()
 def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
     """Log the run's ONNX file as an MLflow model with its signature, in one file; once."""
     described = journal.model
@@ -102,6 +109,7 @@ def files_of(folder: Path) -> list[Path]:
     return [path for path in paths if not path.name.startswith(".") and path.name not in private]
 
 
+@interrupts.deferred()
 def finish(store: Store, run_id: str, journal: Journal) -> None:
     """Close the run as its journal says: the last call, so that a closed run is whole."""
     named = ("status", "reason")
