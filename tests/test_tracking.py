@@ -325,6 +325,14 @@ def test_interrupted_run_is_killed(store: Store, folder: Path, error: BaseExcept
     assert mlflow.active_run() is None
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_waits_for_what_is_being_written(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +351,7 @@ def test_interrupt_waits_for_what_is_being_written(
     assert store.client.get_run(run.run_id).data.params["a"] == "1"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_second_interrupt_does_not_wait() -> None:
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         signal.raise_signal(signal.SIGINT)
