@@ -29,6 +29,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     Args:
         overrides: what was set on the command line.
     """
+    _settle_choice(cfg, several=False)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
     check_names(config)
     if config.analysis.name == "inspect":
@@ -37,7 +38,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
         words = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
         run_inspection(config, data_given=words or config.data.name != "cifar10")
         return None
-    from resnet8ptq.report import table
+    from resnet8ptq.report import comparison, table, verdicts
     from resnet8ptq.tracking.store import open_store
 
     if config.sweep.resume:
@@ -45,7 +46,8 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     store = open_store(config.tracking)
     done = record(cfg, folder, store, tags=identify(cfg))
     if config.analysis.name is None:  # an analysis has printed its own table
-        table.print_table([done])
+        families = comparison.load(store, [done])
+        table.print_table([done], judged=verdicts.in_words(families, config.report))
     table.print_places(folder, store)
     return done
 
@@ -62,6 +64,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
     sweep, number = Sweep.load(Path(settings.sweep.dir)), settings.job.num
     if sweep.worker:
         jobs.enter(sweep.worker)
+    _settle_choice(cfg, sweep.several)
     at_once = sweep.worker.at_once if sweep.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(cfg)}
@@ -79,6 +82,12 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise
+
+
+def _settle_choice(cfg: DictConfig, several: bool) -> None:
+    """Choose by nothing where there is nothing to choose: one run costs no more for it."""
+    if cfg.evaluate.choice == "auto" and not several:
+        cfg.evaluate.choice = "none"
 
 
 def check_names(config: RunConfig) -> None:

@@ -1,6 +1,8 @@
 """Sweeps made by hand: records and cells whose figures follow from a few choices."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -57,13 +59,29 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
     return Record(run_id, params, metrics, tags)
 
 
-def sweep(*cells: tuple[str, np.ndarray, dict[str, float | str]]) -> Family:
-    """Compare measured cells given as (run id, predictions, changes of params and metrics)."""
+def sweep(
+    *cells: tuple[str, np.ndarray, dict[str, float | str]],
+    choices: Sequence[np.ndarray] = (),
+) -> Family:
+    """Compare measured cells given as (run id, predictions, changes of params and metrics).
+
+    `choices` are the predictions of each on the samples to choose by, which have the same labels.
+    """
     records = [record(run_id, model, **changes) for run_id, model, changes in cells]
     made = [
         Cell(given, label, Paired(model, BASELINE, LABELS))
         for given, label, (_, model, _) in zip(records, table.labels(records), cells, strict=True)
     ]
+    for place, model in enumerate(choices):
+        made[place] = replace(made[place], choice=Paired(model, BASELINE, LABELS))
+        accuracy, before = (model == LABELS).mean(), (BASELINE == LABELS).mean()
+        made[place].record.metrics.update(
+            choice_accuracy=accuracy,
+            choice_expected_accuracy=accuracy,
+            choice_baseline_accuracy=before,
+            choice_drop=before - accuracy,
+            choice_total=IMAGES,
+        )
     return compare(made)
 
 

@@ -356,7 +356,7 @@ def test_a_hostile_cache_entry_is_made_again(tmp_path: Path) -> None:
 
 STORE = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
 WORKER = {"at_once": 2, "threads": 1, "folder": "x", "variables": {"MLFLOW_X": "y"}}
-SOUND = {"store": STORE, "parent_id": "0" * 32, "resume": False, "worker": WORKER}
+SOUND = {"store": STORE, "parent_id": "0" * 32, "resume": False, "several": True, "worker": WORKER}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -19,6 +20,8 @@ from resnet8ptq.report import page, table
 from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.tasks import class_plots
+
+LIMITS = ReportConfig()
 
 NASTY = (
     '</td><script>alert("1")</script> | $\\frac{x$ $y$ [red]b[/red] [a](javascript:x) '
@@ -59,7 +62,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_has_no_elements_but_its_own(found: Family) -> None:
-    markdown = page.to_markdown([found], ReportConfig(), {"trade_offs.png": b"x"})
+    markdown = page.to_markdown(page.select([found], LIMITS), {"trade_offs.png": b"x"})
     html = page.to_html(markdown, table.title(found.records), {"trade_offs.png": b"x"})
     seen = Tags(html)
     assert not seen.tags & {"script", "iframe", "object", "form", "base", "link", "a"}
@@ -71,7 +74,7 @@ def test_the_page_has_no_elements_but_its_own(found: Family) -> None:
 
 
 def test_rows_of_the_markdown_table_keep_their_cells(found: Family) -> None:
-    text = page.to_markdown([found], ReportConfig(), {})
+    text = page.to_markdown(page.select([found], LIMITS), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("|")]
     rows = rows[: 2 + len(table.rows(found.records))]
     counts = {len(re.findall(r"(?<!\\)\|", row)) for row in rows if not row.startswith("|---")}
@@ -123,7 +126,8 @@ def test_figures_of_a_sweep_take_any_text(found: Family) -> None:
     text = NASTY.replace("\u202e", "")  # for which the font has no glyph, and warns
     ranges = {"activations": {text: [0.0, 1.0]}, "weights": {text: [-1.0, 1.0]}}
     cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
-    for draw in (sweep_plots.trade_offs, sweep_plots.class_impact, sweep_plots.weight_ranges):
+    trade_offs = partial(sweep_plots.trade_offs, max_drop=0.01)
+    for draw in (trade_offs, sweep_plots.class_impact, sweep_plots.weight_ranges):
         figure = draw(Family(cells))
         assert figure is None or figures.to_png(figure).startswith(b"\x89PNG")
     figure = sweep_plots.activation_ranges(Family(cells), "onnx")
@@ -145,7 +149,8 @@ def test_files_of_the_report_stay_in_its_folder(found: Family) -> None:
     for cell in cells:
         cell.record.params["backend"] = "../../x"
         cell.record.params["calib"] = "minmax"
-    drawn = page._draw(Family(tuple(replace(cell, label="x") for cell in cells)))
+    family = Family(tuple(replace(cell, label="x") for cell in cells))
+    drawn = page._draw(*page.select([family], LIMITS))
     assert any(name.startswith("ranges_") for name in drawn)
     assert not any("/" in name for name in drawn)
 

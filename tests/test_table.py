@@ -16,7 +16,7 @@ REASON = "kernels take qint8 weights"
 
 COLUMNS = [
     *("framework", "dtype", "calibration", "weights", "accuracy", "delta", "interval", "p"),
-    *("size kB", "reduction", "ms", "speedup", "execution", "status"),
+    *("size kB", "reduction", "ms", "speedup", "limit", "execution", "status"),
 ]
 
 
@@ -65,7 +65,7 @@ def test_row_of_a_measured_run() -> None:
     assert table.columns([OK]) == COLUMNS
     assert table.rows([OK])[-1] == [
         *("onnx", "int8", "minmax", "per tensor", "86.74%", "-0.46", "-0.88 to -0.04", "0.031"),
-        *("115.3", "64.1%", "0.080", "1.38", "integer", "ok"),
+        *("115.3", "64.1%", "0.080", "1.38", "", "integer", "ok"),
     ]
     assert table.rows([CHANNEL])[-1][2:4] == ["entropy", "per channel"]
 
@@ -89,7 +89,7 @@ def test_title_says_which_images_were_scored() -> None:
 def test_run_that_was_not_timed_has_no_speedup() -> None:
     metrics = {key: value for key, value in OK.metrics.items() if key != "speedup"}
     untimed = replace(OK, metrics=metrics)
-    assert table.rows([untimed])[-1][-5:] == ["64.1%", "0.080", "", "integer", "ok"]
+    assert table.rows([untimed])[-1][-6:] == ["64.1%", "0.080", "", "", "integer", "ok"]
     assert [note for note in table.notes([untimed]) if note.startswith("speedup")] == []
 
 
@@ -97,7 +97,7 @@ def test_row_of_a_run_without_figures_keeps_its_place() -> None:
     for bare, status in ((UNSUPPORTED, "unsupported"), (FAILED, "failed")):
         (row,) = table.rows([bare])
         assert row[:4] == [*list(bare.params.values())[:3], "per tensor"]
-        assert row[4:] == [*[""] * 9, status]
+        assert row[4:] == [*[""] * 10, status]
 
 
 def test_fp32_run_is_itself_the_baseline() -> None:
@@ -116,6 +116,7 @@ def test_fp32_run_is_itself_the_baseline() -> None:
             "",
             "0.080",
             "",
+            "",
             "float",
             "baseline",
         ),
@@ -124,7 +125,7 @@ def test_fp32_run_is_itself_the_baseline() -> None:
 
 def test_fp32_run_that_failed_is_no_baseline() -> None:
     (row,) = table.rows([record("torch", "fp32", "failed")])
-    assert row == ["torch", "fp32", *[""] * 11, "failed"]
+    assert row == ["torch", "fp32", *[""] * 12, "failed"]
 
 
 def test_a_baseline_has_the_times_of_all_runs_beside_it() -> None:
@@ -136,7 +137,7 @@ def test_a_baseline_has_the_times_of_all_runs_beside_it() -> None:
     heads, place = table.columns(runs), table.columns(runs).index("ms")
     assert [row[place] for row in table.rows(runs)] == ["0.288 to 0.408", *["0.080"] * 3]
     assert len(table.rows(runs)[0]) == len(heads)
-    assert table.rows(runs[:1])[0][-4] == "0.288"
+    assert table.rows(runs[:1])[0][-5] == "0.288"
 
 
 def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
@@ -146,7 +147,23 @@ def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
     baselines = [row for row in found if row[-1] == "baseline"]
     assert [row[:2] for row in baselines] == [["onnx", "fp32"], ["torch", "fp32"]]
     assert found[0] == [
-        *("onnx", "fp32", "", "", "87.20%", "", "", "", "321.6", "", "", "", "float", "baseline"),
+        *(
+            "onnx",
+            "fp32",
+            "",
+            "",
+            "87.20%",
+            "",
+            "",
+            "",
+            "321.6",
+            "",
+            "",
+            "",
+            "",
+            "float",
+            "baseline",
+        ),
     ]
     assert len(found) == 1 + len(given)  # torch's baseline is a run
 
@@ -322,12 +339,27 @@ def test_csv_leaves_unknown_metrics_empty() -> None:
     assert found[1]["accuracy"] == ""
 
 
+def without_limit(records: list[Record]) -> list[tuple[str, ...]]:
+    """The columns of the table without the one of verdicts: there are none."""
+    columns = zip(table.columns(records), *table.rows(records), strict=True)
+    return [column for column in columns if column[0] != table.LIMIT]
+
+
+def test_verdicts_have_a_column_and_a_note() -> None:
+    judged = table.Judged({OK.run_id: "pass", CHANNEL.run_id: "undecided (about 900)"}, 0.01)
+    assert [row[-3] for row in table.rows(ALL, judged)[1:3]] == ["pass", "undecided (about 900)"]
+    (note,) = [note for note in table.notes(ALL, judged) if note.startswith("limit:")]
+    assert "at most 1 point worse than FP32" in note
+    assert "corrected for 2 models (Holm)" in note
+    assert not any(note.startswith("limit:") for note in table.notes(ALL))
+
+
 def test_a_pipe_gets_whole_cells() -> None:
     text = printed(ALL)
     assert "…" not in text
     lines = [line.strip("│┃").replace("┃", "│") for line in text.splitlines() if line[0] in "│┃"]
     cells = [[cell.strip() for cell in line.split("│")] for line in lines]
-    assert cells == [table.columns(ALL), *table.rows(ALL)]
+    assert cells == [list(row) for row in zip(*without_limit(ALL), strict=True)]
     assert table.title(ALL) in text
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
+from scipy.special import gammaln
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, top_k_accuracy_score
 from sklearn.metrics import root_mean_squared_error as sklearn_rmse
 
@@ -186,6 +187,22 @@ def test_a_model_beside_itself_differs_in_nothing(case):
     assert metrics[case.task.metric.name] == found.model.value
     low, high = metrics["ci95_low"], metrics["ci95_high"]
     assert low <= found.model.value <= high
+
+
+@every
+def test_a_loss_is_within_a_wide_limit_and_beyond_a_narrow_one(case):
+    found = compare(case, 0.5)
+    metric, items = case.task.metric, found.model.total
+    loss = metric.cost(found.model.value - found.baseline.value)
+    assert loss > 0
+    margins = [
+        found.paired.margin(metric, limit, items) for limit in (0.01 * loss, loss, 2 * loss + 0.3)
+    ]
+    narrow, same, wide = (margin.p_within for margin in margins)
+    assert narrow > 0.5 > wide
+    assert same == pytest.approx(0.5, abs=0.2)
+    assert margins[0].p_beyond < 0.5 < margins[2].p_beyond
+    assert margins[0].items_needed(items, 0.05) < margins[1].items_needed(items, 0.05)
 
 
 @every
@@ -458,18 +475,85 @@ def test_one_output_is_two_classes():
         assert found.value == pytest.approx(roc_auc_score(TWO, one[:, 0]))
 
 
-def test_newcombe_as_published():
-    """Newcombe (1998), table II: 36, 12, 2, 0; and the study of Bentur et al. (2009): 1, 1, 7, 12,
-    as Fagerland, Lydersen and Laake work it out (2014)."""
-    for cells, expected in (
-        ((36, 12, 2, 0), (0.0569, 0.3404)),
-        ((1, 1, 7, 12), (-0.507, -0.026)),
-    ):
-        ours = np.repeat([True, True, False, False], cells)
-        theirs = np.repeat([True, False, True, False], cells)
-        assert statistics.newcombe(ours, theirs) == pytest.approx(expected, abs=5e-4)
-        low, high = statistics.newcombe(theirs, ours)
-        assert (-high, -low) == pytest.approx(expected, abs=5e-4)
+def hits(cells):
+    """Return whether each of two models is right, from counts: both, the first, the other, none."""
+    ours = np.repeat([True, True, False, False], cells)
+    return ours, np.repeat([True, False, True, False], cells)
+
+
+def test_tango_as_published():
+    """Without the correction: Newcombe (1998), table II, 36, 12, 2, 0; and the study of Bentur et
+    al. (2009), 1, 1, 7, 12, as Fagerland, Lydersen and Laake work it out (2014)."""
+    for cells, low, high in (((36, 12, 2, 0), 0.0611, 0.3447), ((1, 1, 7, 12), -0.517, -0.026)):
+        ours, theirs = hits(cells)
+        for limit, z in ((-low, -statistics.Z95), (-high, statistics.Z95)):
+            assert statistics.tango(ours, theirs, limit).z == pytest.approx(z, abs=0.01)
+
+
+@given(st.tuples(*[st.integers(0, 40)] * 4), st.floats(-0.9, 0.9))
+@settings(max_examples=60)
+def test_tango_takes_the_likeliest_probabilities_under_the_limit(cells, limit):
+    """Against a search over the multinomial likelihood."""
+    both, lost, won, none = cells
+    assume(sum(cells) and (lost + won or abs(limit) > 1e-3))
+    total = sum(cells)
+    won_at = np.linspace(max(0, -limit), (1 - limit) / 2, 200_001)[1:-1]
+    likely = won * np.log(won_at) + lost * np.log(won_at + limit)
+    likely += (both + none) * np.log(1 - limit - 2 * won_at)
+    chosen = won_at[likely.argmax()]
+    error = np.sqrt(total * (2 * chosen + limit - limit**2))
+    found = statistics.tango(*hits((both, won, lost, none)), limit)
+    assert found.z == pytest.approx((lost - won - total * limit) / error, rel=2e-3, abs=2e-3)
+    assert found.correction == pytest.approx(0.5 / error, rel=2e-3)
+
+
+@given(st.tuples(*[st.integers(0, 60)] * 4))
+@settings(max_examples=60)
+def test_tango_s_interval_is_what_its_test_does_not_reject(cells):
+    assume(sum(cells))
+    ours, theirs = hits(cells)
+    low, high = statistics.tango_interval(ours, theirs)
+    delta = ours.mean() - theirs.mean()
+    assert -1 <= low <= delta <= high <= 1
+    mirrored = statistics.tango_interval(theirs, ours)
+    assert mirrored == pytest.approx((-high, -low), abs=1e-9)
+    for end, side in ((low, "p_within"), (high, "p_beyond")):
+        if abs(end) < 1 - 1e-6:
+            assert (
+                getattr(statistics.tango(ours, theirs, -end), side)
+                == pytest.approx(0.025, abs=1e-3)
+                or delta == end
+            )
+
+
+def test_wrong_passes_and_fails_are_no_more_than_the_level():
+    """By all outcomes of 400 samples with 1% of wins, where the loss is the limit itself."""
+    total, limit, won_at = 400, 0.01, 0.01
+    wrong_pass = wrong_fail = 0.0
+    for lost in range(60):
+        for won in range(60):
+            kept = 1 - 2 * won_at - limit
+            logs = gammaln(total + 1) - gammaln(lost + 1) - gammaln(won + 1)
+            logs += -gammaln(total - lost - won + 1) + won * np.log(won_at)
+            logs += lost * np.log(won_at + limit) + (total - lost - won) * np.log(kept)
+            margin = statistics._tango(lost, won, total, limit)
+            wrong_pass += np.exp(logs) * (margin.p_within <= 0.05)
+            wrong_fail += np.exp(logs) * (margin.p_beyond <= 0.05)
+    assert 0.02 < wrong_pass <= 0.05
+    assert 0.02 < wrong_fail <= 0.05
+
+
+def test_margins_of_means_are_student_s():
+    """Against scipy's t-test of one sample."""
+    losses = np.random.default_rng(3).normal(0.01, 0.05, 12)
+    error = losses.std(ddof=1) / np.sqrt(12)
+    margin = statistics.Margin.student(losses.mean() - 0.02, error, 12)
+    expected = stats.ttest_1samp(losses, 0.02, alternative="less").pvalue
+    assert margin.p_within == pytest.approx(expected)
+    assert margin.p_beyond == pytest.approx(1 - expected)
+    nothing = statistics.Margin.student(-0.01, 0.0, 12)  # no spread, so nothing to judge it by
+    assert nothing.p_within == nothing.p_beyond == 0.5
+    assert statistics.Margin.student(-0.01, 0.001, 1).p_within == 0.5
 
 
 @given(st.integers(0, 2**32 - 1))

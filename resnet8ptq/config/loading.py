@@ -1,10 +1,12 @@
 """From what Hydra composed to a checked `RunConfig`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from resnet8ptq.config import limits
 from resnet8ptq.config.limits import require
@@ -29,6 +31,11 @@ from resnet8ptq.config.schema import (
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
+_WITH_OPTIONS = (
+    *(TorchConfig, TfliteConfig, ArraysConfig, FolderConfig, TableConfig, CocoConfig),
+    *(BinaryConfig, AnomalyConfig, RegressionConfig, DetectionConfig, CustomConfig),
+)
+
 # In `conf/config.yaml`: folders are made before the config is checked, also in another process.
 OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
 
@@ -44,10 +51,7 @@ def register_schemas() -> None:
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
-    for node in (
-        *(TorchConfig, TfliteConfig, ArraysConfig, FolderConfig, TableConfig, CocoConfig),
-        *(BinaryConfig, AnomalyConfig, RegressionConfig, DetectionConfig, CustomConfig),
-    ):
+    for node in _WITH_OPTIONS:
         store.store(group="hydra/schema", name=node.name, node=node)
 
 
@@ -74,6 +78,27 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         config.float_tail = config.task.name == "detection" or config.data.name == "coco"
     config.model.name = config.model.name or name_network(config.model)
     return config
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read the `config.yaml` that a run has written.
+
+    Raises:
+        ConfigError: it is gone, or not that.
+    """
+    try:
+        kept, typed = OmegaConf.create(path.read_text("utf-8")), OmegaConf.structured(RunConfig)
+        if not isinstance(kept, DictConfig):
+            raise ValueError("a list")
+        for group in ("backend", "data", "task"):
+            for node in _WITH_OPTIONS:
+                if node.name == kept[group].name:
+                    typed[group] = node
+        merged = OmegaConf.merge(typed, kept)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: not what a run has written ({error})") from error
+    assert isinstance(merged, DictConfig)
+    return parse_config(merged)
 
 
 def _check_together(config: RunConfig) -> None:

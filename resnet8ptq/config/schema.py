@@ -243,6 +243,7 @@ class EvaluateConfig:
 
     batch_size: int | None = limited(None, *limits.COUNT)
     split: str = limited("test", one_of("test", "held_out"))
+    choice: str = limited("auto", one_of("auto", "held_out", "half", "none"))
 
 
 @dataclass
@@ -270,7 +271,7 @@ class TrackingConfig:
 class ReportConfig:
     """What a model must keep to be recommended, as fractions; and what to compare with."""
 
-    max_drop: float = limited(0.05, limits.FRACTION)
+    max_drop: float = limited(0.01, limits.FRACTION)
     min_accuracy: float | None = limited(None, limits.FRACTION)
     reference: str | None = None
     expected_accuracy: float | None = limited(None, limits.FRACTION)

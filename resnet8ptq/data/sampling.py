@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 _USUAL = 100  # samples of each class
 _WITHOUT_CLASSES = 1000  # in all
 _HELD_OUT = 2000  # in all
+LEAST_TO_CHOOSE = 50  # samples
 _HELD_OUT_SEED = 0  # no setting: the same images for every run
 
 
@@ -112,6 +113,43 @@ def choose_scored(data: Dataset, split: str, held_out_images: int | None) -> Dat
         ConfigError: `held_out_images` is more than there are.
     """
     return data if split == "test" else replace(data, test=draw_held_out(data, held_out_images))
+
+
+def draw_choice(data: Dataset, images: int | None, calibration: Split) -> Split | None:
+    """Draw the training images that a sweep chooses by: those of `draw_held_out` that are free.
+
+    Runs with other calibration images have nearly the same ones.
+
+    Returns:
+        None where there are fewer than `LEAST_TO_CHOOSE`, or where they have no labels.
+    """
+    labelled = (data.train.labels is None) == (data.test.labels is None)
+    if not labelled or len(data.train) < 2 * LEAST_TO_CHOOSE:
+        return None
+    found = leave_out(draw_held_out(data, images), [calibration])
+    return found if len(found) >= LEAST_TO_CHOOSE else None
+
+
+def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
+    """Part samples at random into two sets with about as many of each class: to choose by, and not.
+
+    The same ones whatever is run; samples of one group stay together.
+
+    Returns:
+        None where there would be fewer than `LEAST_TO_CHOOSE` in one of them.
+    """
+    groups = np.arange(len(split)) if split.groups is None else split.groups
+    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    if len(first) < 2 * LEAST_TO_CHOOSE:
+        return None
+    random = np.random.default_rng(_HELD_OUT_SEED)
+    chosen = np.zeros(len(first), np.bool_)
+    for stratum in split.take(first).strata(classes):
+        members = random.permutation(np.flatnonzero(stratum))
+        chosen[members[: len(members) // 2]] = True
+    sides = (np.flatnonzero(side[group_of]) for side in (chosen, ~chosen))
+    one, other = map(split.take, sides)
+    return one, other
 
 
 def leave_out(split: Split, others: Iterable[Split]) -> Split:

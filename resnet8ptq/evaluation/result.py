@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from resnet8ptq.evaluation.latency import Latency
-from resnet8ptq.tasks.contract import Comparison, Task
+from resnet8ptq.tasks.contract import CHOICE, Comparison, Task
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Measurement:
             only simulates integers.
         single: the comparison at batch 1, for dynamic quantization: it takes its activation ranges
             from the batch, so that the result depends on the batch size. None for all others.
+        choice: the comparison on the samples that a sweep chooses by; None without any.
         task: what scored it.
         preparation: what the choices before quantization came to, by MLflow name.
         prepare_s: fine-tuning, corrections and choices, in seconds; None without any.
@@ -39,6 +40,7 @@ class Measurement:
     peak_memory_bytes: int | None
     latency: Latency | None = None
     single: Comparison | None = None
+    choice: Comparison | None = None
     preparation: dict[str, float] = field(default_factory=dict)
     prepare_s: float | None = None
 
@@ -88,6 +90,11 @@ class RunResult:
             found = measured.task.metrics(measured.single)
             for name in (measured.task.metric.name, "expected_correct"):
                 metrics[f"batch1_{name}"] = found.get(name)
+        if measured.choice is not None:
+            found = measured.task.metrics(measured.choice)
+            metric = measured.task.metric
+            names = (metric.name, metric.ranked_by, f"baseline_{metric.name}", "drop", "total")
+            metrics |= {f"{CHOICE}{name}": found.get(name) for name in names}
         if measured.latency is not None:
             metrics |= measured.latency.to_metrics()
         return {key: float(value) for key, value in metrics.items() if value is not None}

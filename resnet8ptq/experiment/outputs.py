@@ -6,6 +6,7 @@
 | `config.yaml` | the resolved config |
 | `result.json` | status and every metric |
 | `predictions.npz` | what the task keeps of each test image, of the model and of its baseline |
+| `choice.npz` | the same of the samples that a sweep chooses by |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
 | `calibration.csv` | places of the calibration images in the training split, with labels |
 | `calibration.json`, `.flatbuffers`, `.cache` | the ranges as `calib.table` reads them |
@@ -52,8 +53,10 @@ def write(
     title = _title(config, task.metric.show(comparison.model.value))
     for name, figure in task.figures(comparison, title).items():
         figures.save(figure, folder / name)
-    with files.atomic(folder / "predictions.npz") as temporary:
-        np.savez_compressed(temporary, **task.arrays(comparison))  # type: ignore[arg-type]
+    for name, found in (("predictions.npz", comparison), ("choice.npz", measured.choice)):
+        if found is not None:
+            with files.atomic(folder / name) as temporary:
+                np.savez_compressed(temporary, **task.arrays(found))  # type: ignore[arg-type]
     _write_csv(folder / "calibration.csv", _drawn(calibration))
     weights = layers.weight_ranges(onnx.load(fp32.onnx_path).graph)
     ranges = {"activations": artifact.ranges, "weights": weights}

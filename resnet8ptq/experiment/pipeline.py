@@ -22,7 +22,7 @@ from resnet8ptq.evaluation.evaluate import targets_of, with_logits
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment import mlperf_tiny, outputs, preparation, preprocessing_check
+from resnet8ptq.experiment import choice, mlperf_tiny, outputs, preparation, preprocessing_check
 from resnet8ptq.experiment.compatibility import fit, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
@@ -78,7 +78,11 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         held_out = draw_held_out(dataset, config.held_out_images, taken)
         taken.append(held_out)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, taken)
+    scored, chosen_by = choice.part(config, scored, calibration.split, held_out, fp32)
     run.log_datasets(scored, calibration, task.few_names)
+    if chosen_by is not None:
+        kind = "half of the test samples" if scored.test is not dataset.test else "training samples"
+        run.log_params({"chosen_by": f"{len(chosen_by)} {kind}"})
     bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, fp32.final, task.reduction)
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -102,6 +106,12 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     scores = task.score(with_logits(evaluation, scored.test), targets)
     baseline = load_baseline(bench, config, fp32, scored.test)
     reference = task.score(baseline.outputs, targets)
+    apart = None
+    if chosen_by is not None:
+        found = bench.evaluate(prepared.config, artifact.path, chosen_by, "Evaluating to choose")
+        yardstick = load_baseline(bench, config, fp32, chosen_by).outputs
+        known = targets_of(chosen_by)
+        apart = task.compare(task.score(found.outputs, known), task.score(yardstick, known))
     single = None
     if config.method == "dynamic" and config.dtype.name != "fp32":
         label = "Evaluating one by one"
@@ -132,6 +142,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         peak_memory_bytes=peak_memory_bytes,
         latency=timed,
         single=single,
+        choice=apart,
         preparation=prepared.metrics,
         prepare_s=prepared.seconds,
     )

@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.report import families, table
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.contract import Paired, Task
+from resnet8ptq.tasks.contract import CHOICE, Paired, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
@@ -39,6 +39,7 @@ class Cell:
         label: the combination in words.
         adjusted_p: of the run against its baseline, corrected; None where nothing was measured.
         worse_classes: classes that lost significantly, after correction.
+        choice: on the samples that the sweep chooses by; None where there are none.
         ranges: `ranges.json` of the run: activations and weights.
     """
 
@@ -47,6 +48,7 @@ class Cell:
     paired: Paired | None = None
     adjusted_p: float | None = None
     worse_classes: tuple[str, ...] = ()
+    choice: Paired | None = None
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
@@ -122,9 +124,13 @@ def _load_cell(store: Store, task: Task, record: Record, label: str) -> Cell:
         return Cell(record, label)
     with history.artifact(store, record, "predictions.npz") as path:
         paired = _read(record, path, partial(_read_predictions, task))
+    choice = None
+    if f"{CHOICE}{task.metric.name}" in record.metrics:
+        with history.artifact(store, record, "choice.npz") as path:
+            choice = _read(record, path, partial(_read_predictions, task))
     with history.artifact(store, record, "ranges.json") as path:
         ranges = _read(record, path, _read_ranges)
-    return Cell(record, label, paired, ranges=ranges)
+    return Cell(record, label, paired, choice=choice, ranges=ranges)
 
 
 def _read(record: Record, path: Path, reader: Callable[[Path], T]) -> T:

@@ -61,8 +61,10 @@ def describe(family: Family) -> list[tuple[str, str]]:
         ("intervals", task.intervals),
         (
             "choice",
-            "the best are chosen on the images they are reported on, so that the winner's result "
-            "is biased towards good; models that do not differ significantly from it are named",
+            f"by {param('chosen_by')}, which neither calibrate nor are reported on"
+            if any("chosen_by" in run.params for run in runs)
+            else "the best are chosen on the images they are reported on, so that the winner's "
+            "result is biased towards good",
         ),
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(present) or 'no vector flags known'})"),

@@ -10,6 +10,7 @@ sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged o
 """
 
 import base64
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +23,21 @@ from matplotlib.figure import Figure
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import command, figures, files
 from resnet8ptq.core.errors import PtqError, TrackingError
-from resnet8ptq.core.text import printable, safe_name
-from resnet8ptq.report import comparison, methodology, pareto, plots, reference, spread, table
-from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.recommend import (
-    Recommendation,
-    broken_limits,
-    least_of,
-    recommend,
-    why_none,
+from resnet8ptq.core.text import one_line, printable, safe_name
+from resnet8ptq.evaluation.race import FILE, Race
+from resnet8ptq.report import (
+    comparison,
+    methodology,
+    pareto,
+    plots,
+    reference,
+    spread,
+    table,
+    verdicts,
 )
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, recommend, why_none
+from resnet8ptq.report.verdicts import OUTCOMES
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store, open_store
@@ -42,18 +47,27 @@ Images = Mapping[str, bytes]  # file name -> PNG
 
 
 def write(
-    store: Store, parent_id: str, records: Sequence[Record], folder: Path, limits: ReportConfig
+    store: Store,
+    parent_id: str,
+    families: Sequence[Family],
+    folder: Path,
+    limits: ReportConfig,
+    races: Sequence[Race | None],
 ) -> list[Path]:
     """Write the report of a sweep's runs into `folder`, and log it on their parent run.
+
+    Args:
+        races: of the best models of each family.
 
     Returns:
         Its files.
     """
-    families = comparison.load(store, records)
     images: dict[str, bytes] = {}
-    for prefix, family in zip(_prefixes(families), families, strict=True):
-        drawn = _draw(family)
-        if best := recommend(family, limits):
+    chosen = select(families, limits, races)
+    for prefix, selected in zip(_prefixes(families), chosen, strict=True):
+        family = selected.family
+        drawn = _draw(selected)
+        if (best := recommend(selected)) and best[0].choice is not None:
             drawn |= _figures_of(store, best[0].choice.record, family.task.figure_files)
         images |= {prefix + name: image for name, image in drawn.items()}
     paths = []
@@ -61,7 +75,8 @@ def write(
         with files.atomic(folder / name) as temporary:
             temporary.write_bytes(image)
         paths.append(folder / name)
-    markdown = to_markdown(families, limits, images)
+    markdown = to_markdown(chosen, images)
+    records = [record for family in families for record in family.records]
     for name, text in (
         ("report.md", markdown),
         ("report.html", to_html(markdown, _title(families), images)),
@@ -73,11 +88,21 @@ def write(
     return paths
 
 
-def to_markdown(families: Sequence[Family], limits: ReportConfig, figures: Collection[str]) -> str:
+def select(
+    families: Sequence[Family], limits: ReportConfig, races: Sequence[Race | None] | None = None
+) -> list[Selection]:
+    """Judge the models of each family."""
+    return [
+        Selection(family, limits, verdicts.judge(family, limits.max_drop), race)
+        for family, race in zip(families, races or [None] * len(families), strict=True)
+    ]
+
+
+def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 
     Args:
-        families: one or more.
+        chosen: of one family or more.
         figures: the file names of those to link.
     """
     environment = Environment(
@@ -88,13 +113,14 @@ def to_markdown(families: Sequence[Family], limits: ReportConfig, figures: Colle
         autoescape=False,  # Markdown: the filter `md` escapes, and the page is made without HTML
     )
     environment.filters["md"] = _escape
+    families = [selected.family for selected in chosen]
     text = environment.get_template("report.md.j2").render(
         title=_title(families),
         note=table.FAMILIES_NOTE.format(count=len(families)),
         sections=[
-            (heading, _render(environment, family, limits, figures, prefix))
-            for heading, family, prefix in zip(
-                _headings(families), families, _prefixes(families), strict=True
+            (heading, _render(environment, selected, figures, prefix))
+            for heading, selected, prefix in zip(
+                _headings(families), chosen, _prefixes(families), strict=True
             )
         ],
     )
@@ -115,29 +141,28 @@ def _prefixes(families: Sequence[Family]) -> list[str]:
 
 
 def _render(
-    environment: Environment,
-    found: Family,
-    limits: ReportConfig,
-    figures: Collection[str],
-    prefix: str,
+    environment: Environment, selected: Selection, figures: Collection[str], prefix: str
 ) -> str:
     """Return all that is said of one family, whose figures' names begin with `prefix`."""
-    recommendations = recommend(found, limits)
+    found, limits = selected.family, selected.limits
+    recommendations = recommend(selected)
+    judged = verdicts.in_words([found], limits)
     columns, rows = table.without_empty(
-        [*table.columns(found.records), "limits"], _rows(found, limits)
+        table.columns(found.records), table.rows(found.records, judged)
     )
     return environment.get_template("family.md.j2").render(
         level="###" if prefix else "##",
-        summary=summarize(found, recommendations, limits),
+        summary=summarize(selected, recommendations),
+        other_choice=other_choice(selected),
         recommendations=recommendations,
         limits=limits,
         front=pareto.find(found),
         metric=found.task.metric,
-        least=least_of(found.task.metric, limits),
+        least=verdicts.least_of(found.task.metric, limits),
         columns=columns,
         numeric=table.numeric(found.records),
         rows=rows,
-        notes=table.notes(found.records),
+        notes=table.notes(found.records, judged),
         class_names=found.class_names,
         losses=[(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes],
         figures={
@@ -173,10 +198,9 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
 
-def summarize(
-    family: Family, recommendations: Sequence[Recommendation], limits: ReportConfig
-) -> list[str]:
+def summarize(selected: Selection, recommendations: Sequence[Recommendation]) -> list[str]:
     """Return what a reader must know first, in sentences."""
+    family, limits = selected.family, selected.limits
     measured = family.measured
     counts = [f"{len(family.cells)} combinations asked for: {len(measured)} measured"]
     for status in ("unsupported", "failed", "killed"):
@@ -186,27 +210,36 @@ def summarize(
     lines = [", ".join(counts) + "."]
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
-    worse = [cell for cell in measured if (cell.adjusted_p or 0) < SIGNIFICANCE]
-    worse = [cell for cell in worse if cell.drop > 0]
-    rest = len(measured) - len(worse)
     task = family.task
     if task.note:
         lines.append(task.note)
-    else:
-        lines.append(
-            f"Significantly worse than FP32: {len(worse)} of the {len(measured)} quantized models"
-            f"{f'; of the other {rest} no loss is significant' if worse and rest else ''}."
-        )
+    outcomes = [verdict.outcome for verdict in selected.judged.values()]
+    numbers = ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES)
+    drop = task.metric.show_drop(limits.max_drop)
+    lines.append(
+        f"Of the {len(measured)} quantized models, at most {drop} worse than FP32: {numbers}."
+    )
     if not recommendations:
-        return [*lines, *why_none(family, limits)]
+        return [*lines, *why_none(family, limits, selected.judged)]
     best = recommendations[0]
-    lines.append(f"The best by {task.metric.title} is {best.choice.label}: {best.why}.")
+    lines.append(f"The best by {task.metric.title} is {best.label}: {best.why}; {best.verdict}.")
     if best.equals:
         lines.append(
-            f"Not significantly worse on these images: {len(best.equals)} more; choose between "
-            "them by size and speed."
+            f"Not significantly different from it: {len(best.equals)} more; choose between them by "
+            "size and speed."
         )
-    lines += [f"{r.use.capitalize()}: {r.choice.label}: {r.why}." for r in recommendations[1:4]]
+    if not selected.passing:
+        lines.append(
+            "No model passes on the samples to choose by"
+            + (
+                "; the smallest and the fastest are chosen among those whose loss there is within "
+                "the limit as it was measured"
+                if selected.within
+                else ", so that none is chosen for its size or speed"
+            )
+            + ". More of them (held_out_images=) may change that."
+        )
+    lines += [f"{r.use.capitalize()}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines
 
 
@@ -217,19 +250,10 @@ def _reference_rows(family: Family, limits: ReportConfig) -> list[list[str]]:
     return reference.rows(reference.rank(family, reference.load(limits.reference)))
 
 
-def _rows(family: Family, limits: ReportConfig) -> list[list[str]]:
-    verdicts = {}
-    for cell in family.measured:
-        failures = broken_limits(family.task.metric, cell, limits)
-        verdicts[cell.record.run_id] = f"fail: {', '.join(failures)}" if failures else "pass"
-    rows = table.rows(family.records)
-    ids = [""] * (len(rows) - len(family.records)) + [r.run_id for r in family.records]
-    return [[*row, verdicts.get(run_id, "")] for row, run_id in zip(rows, ids, strict=True)]
-
-
-def _draw(family: Family) -> dict[str, bytes]:
+def _draw(selected: Selection) -> dict[str, bytes]:
+    family = selected.family
     drawn: dict[str, Figure | None] = {
-        "trade_offs.png": plots.trade_offs(family),
+        "trade_offs.png": plots.trade_offs(family, selected.limits.max_drop),
         "class_impact.png": plots.class_impact(family),
     }
     for backend in sorted({cell.backend for cell in family.measured}):
@@ -257,7 +281,7 @@ class Arguments:
 
     experiment: str = "resnet8ptq"
     run_id: str | None = None
-    max_drop: float = 0.05
+    max_drop: float = ReportConfig.max_drop
     min_accuracy: float | None = None
     reference: str | None = None
     folder: str | None = None
@@ -275,9 +299,23 @@ def main(words: list[str]) -> None:
     folder = Path(given.folder or _folder_of(parent))
     folder.mkdir(parents=True, exist_ok=True)
     limits = ReportConfig(given.max_drop, given.min_accuracy, given.reference)
-    records = history.load_compared(store, parent.run_id)
-    for path in write(store, parent.run_id, records, folder, limits):
+    families = comparison.load(store, history.load_compared(store, parent.run_id))
+    races = _load_races(store, parent, len(families))
+    for path in write(store, parent.run_id, families, folder, limits, races):
         print(path)
+
+
+def _load_races(store: Store, parent: Record, families: int) -> list[Race | None]:
+    """Return the latencies that the sweep has measured of the best models of each family."""
+    try:
+        with history.artifact(store, parent, FILE) as path:
+            kept = json.loads(files.read_bytes(path, comparison.MAX_BYTES))
+        races = [None if text is None else Race.from_json(text) for text in kept]
+    except TrackingError:  # there was no race
+        races = []
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise TrackingError(f"run {parent.run_id}: {FILE} is damaged ({one_line(error)})") from None
+    return races if len(races) == families else [None] * families
 
 
 def _folder_of(parent: Record) -> Path:

@@ -1,7 +1,7 @@
 """Figures of a whole sweep, for its report. Each returns a figure, or None without data for it."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -54,24 +54,28 @@ def class_impact(family: Family) -> Figure | None:
     return figure
 
 
-def trade_offs(family: Family) -> Figure | None:
-    """The task's metric against size, and latency where it was measured, with Pareto fronts."""
+def trade_offs(family: Family, max_drop: float) -> Figure | None:
+    """The loss against FP32 over size, and over latency where it was measured; Pareto fronts.
+
+    Args:
+        max_drop: the limit that is drawn, see `report.max_drop`.
+    """
     cells = family.measured
     if not cells:
         return None
-    panels: list[tuple[str, Callable[[Cell], float], Sequence[Cell]]] = [
-        ("model file, kB", lambda cell: cell.metric("size_bytes") / 1000, cells)
+    panels: list[tuple[str, str, float, Sequence[Cell]]] = [
+        ("model file, kB", "size_bytes", 1e-3, cells)
     ]
     timed = [cell for cell in cells if "latency_p50_ms" in cell.record.metrics]
     if timed:  # what is simulated is not
-        label = "latency of one image, p50, ms"
-        panels.append((label, lambda cell: cell.metric("latency_p50_ms"), timed))
+        panels.append(("latency of one image, p50, ms", "latency_p50_ms", 1, timed))
     searched = pareto.find(family)
     members = {cell.record.run_id for cell in searched.members} if searched else set()
     figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (label, figure_of, shown) in zip(grid, panels, strict=True):
-        _scatter(axes, family.task.metric, shown, figure_of, label, _kinds(cells), members)
+    for axes, (label, name, scale, shown) in zip(grid, panels, strict=True):
+        metric, kinds = family.task.metric, _kinds(cells)
+        _scatter(axes, metric, shown, name, scale, label, kinds, members, max_drop)
     handles = _legend(cells)
     if members:
         handles.append(Line2D([], [], ls="", label="on the front of the search", **_RING))
@@ -119,6 +123,7 @@ def _legend(cells: Sequence[Cell]) -> list[Line2D]:
             lines.append(
                 Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor=face, label=name)
             )
+    lines.append(Line2D([], [], ls=":", color="C3", lw=1, label="report.max_drop"))
     return [*lines, Line2D([], [], ls="--", color="black", lw=1, label="Pareto front")]
 
 
@@ -126,37 +131,60 @@ def _scatter(
     axes: Axes,
     metric: Metric,
     cells: Sequence[Cell],
-    figure_of: Callable[[Cell], float],
+    name: str,
+    scale: float,
     label: str,
     kinds: Sequence[str],
     members: Collection[str],
+    max_drop: float,
 ) -> None:
+    """Draw the loss of each cell against one of its metrics, and FP32 with its own of that."""
+    points: list[tuple[float, float]] = []
     for cell in cells:
-        x, value = figure_of(cell), metric.scale * cell.metric(metric.name)
-        interval = [metric.scale * cell.metric(end) for end in ("ci95_low", "ci95_high")]
+        x, loss = scale * cell.metric(name), metric.scale * _loss(metric, cell)
+        ends = [cell.metric(f"delta_ci95_{end}") for end in ("low", "high")]
         style = _style(cell, kinds)
+        interval = [metric.scale * metric.cost(end) for end in ends]
         axes.plot([x, x], interval, color=style["color"], alpha=0.25, lw=1)
-        axes.plot(x, value, linestyle="", **style)
+        axes.plot(x, loss, linestyle="", **style)
         if cell.record.run_id in members:
-            axes.plot(x, value, linestyle="", **_RING)
-    points = np.array(
-        [(figure_of(cell), metric.scale * cell.metric(metric.name)) for cell in cells]
-    )
-    front = points[pareto.mask(points * (1, metric.cost(1)))]
-    axes.plot(*front[front[:, 0].argsort()].T, "k--", lw=1, zorder=0)
-    axes.set(xlabel=label, ylabel=f"{plain(metric.title)}{metric.unit}  (bars: 95% interval)")
-    name = f"baseline_{metric.name}"
-    for level in {cell.metric(name) for cell in cells if name in cell.record.metrics}:
-        axes.axhline(metric.scale * level, color="0.6", lw=1, zorder=0)
-        axes.text(
-            1.01,  # outside, where no mark can be
-            metric.scale * level,
-            "FP32",
-            color="0.4",
-            ha="left",
-            va="center",
-            transform=axes.get_yaxis_transform(),
+            axes.plot(x, loss, linestyle="", **_RING)
+        points.append((x, loss))
+    for place, (framework, x) in enumerate(_baselines(cells, name).items()):
+        points.append((scale * x, 0.0))
+        axes.plot(scale * x, 0, marker="*", ms=11, color="black", linestyle="")
+        axes.annotate(
+            plain(f"FP32 {framework}"),
+            (scale * x, 0),
+            (0, -18 - 11 * place),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
         )
+    every = np.array(points)
+    front = every[pareto.mask(every)]
+    axes.plot(*front[front[:, 0].argsort()].T, "k--", lw=1, zorder=0)
+    allowed = metric.allowed(max_drop, cells[0].metric(f"baseline_{metric.name}"))
+    axes.axhline(metric.scale * allowed, color="C3", lw=1, ls=":", zorder=0)
+    axes.invert_yaxis()  # better is higher
+    unit = ", points" if metric.percent else ""
+    title = f"loss of {plain(metric.title)} against FP32{unit}  (bars: 95% interval)"
+    axes.set(xlabel=label, ylabel=title)
+
+
+def _loss(metric: Metric, cell: Cell) -> float:
+    delta = cell.record.metrics.get("delta")
+    return cell.drop if delta is None else metric.cost(delta)
+
+
+def _baselines(cells: Sequence[Cell], name: str) -> dict[str, float]:
+    """Return the median of a metric of FP32 in each framework."""
+    found: dict[str, list[float]] = {}
+    for cell in cells:
+        value = cell.record.metrics.get(f"baseline_{name}")
+        if value is not None:
+            found.setdefault(table.combination(cell.record).framework, []).append(value)
+    return {framework: float(np.median(values)) for framework, values in found.items()}
 
 
 def _short(names: Sequence[str]) -> list[str]:

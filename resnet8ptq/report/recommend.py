@@ -1,34 +1,129 @@
-"""Which of a sweep's models to deploy, for what, and how sure that is."""
+"""Which of a sweep's models to deploy, for what, and how sure that is.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+Models are chosen on samples that have no part in what is reported, see `experiment.choice`: the
+best of many is better on the samples it was chosen by than it is. FP32 is a candidate too, for
+speed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import table
+from resnet8ptq.evaluation.race import Race, ratio
+from resnet8ptq.report import table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, indistinguishable
-from resnet8ptq.tasks.contract import Metric
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
+from resnet8ptq.tasks.contract import CHOICE
 
-CLOSE = 0.05  # latencies and sizes within 5% count as equal
-
-
-def least_of(metric: Metric, limits: ReportConfig) -> float | None:
-    """Return what the metric must reach; None where no limit is for it."""
-    return getattr(limits, metric.least) if metric.least else None
-
-
-def broken_limits(metric: Metric, cell: Cell, limits: ReportConfig) -> list[str]:
-    """Say which limits a measured cell breaks, in words."""
-    broken, least = [], least_of(metric, limits)
-    if cell.drop > limits.max_drop:
-        broken.append(f"drop > {metric.show_drop(limits.max_drop)}")
-    if least is not None and metric.cost(cell.metric(metric.name)) > metric.cost(least):
-        broken.append(f"{metric.title} < {metric.show(least)}")
-    return broken
+CLOSE = 0.05  # sizes within 5% count as equal
+FINALISTS = 3  # of the fastest models in each use, that are timed against each other
+TO_TRY = (
+    "to try: python -m resnet8ptq advise, +analysis=profile, another framework, format or dtype"
+)
 
 
-def why_none(family: Family, limits: ReportConfig) -> list[str]:
+@dataclass(frozen=True)
+class Recommendation:
+    """The choice for one use, and those that are as good as far as can be told.
+
+    Attributes:
+        choice: None for FP32 itself.
+        verdict: on the samples that are reported, see `verdicts`; empty for FP32.
+    """
+
+    use: str
+    label: str
+    why: str
+    choice: Cell | None = None
+    verdict: str = ""
+    equals: tuple[Cell, ...] = ()
+    equals_mean: str = ""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The models of a family that could be deployed, and what they are chosen by.
+
+    Attributes:
+        race: of the finalists; None where there was none.
+    """
+
+    family: Family
+    limits: ReportConfig
+    judged: Mapping[str, Verdict]
+    race: Race | None = None
+
+    @cached_property
+    def candidates(self) -> list[Cell]:
+        """What ran on integer kernels, keeps what is asked of it by itself, and did not fail."""
+        metric = self.family.task.metric
+        return [
+            cell
+            for cell in self.family.measured
+            if cell.record.params.get("execution") != "simulated"
+            and reaches_least(metric, cell, self.limits)
+            and self.judged[cell.record.run_id].outcome != FAIL
+        ]
+
+    @cached_property
+    def apart(self) -> bool:
+        """Whether there are samples to choose by that are not reported on."""
+        return bool(self.candidates) and all(cell.choice is not None for cell in self.candidates)
+
+    @cached_property
+    def passing(self) -> list[Cell]:
+        """Those that pass the limit by what models are chosen by."""
+        metric, most = self.family.task.metric, self.limits.max_drop
+        if self.apart:
+            return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, most)]
+        return [
+            cell
+            for cell in self.candidates
+            if self.judged[cell.record.run_id].outcome == verdicts.PASS
+        ]
+
+    @cached_property
+    def within(self) -> list[Cell]:
+        """The passing ones; without any, those whose loss as measured is within the limit."""
+        if self.passing or not self.apart:
+            return self.passing
+        name = f"{CHOICE}drop"
+        return [cell for cell in self.candidates if cell.metric(name) <= self.limits.max_drop]
+
+    def cost(self, cell: Cell) -> float:
+        """Return what models are chosen by, lower always better."""
+        return self._cost(cell, CHOICE if self.apart else "")
+
+    def cost_as_reported(self, cell: Cell) -> float:
+        """Return the same on the samples that are reported on."""
+        return self._cost(cell, "")
+
+    def _cost(self, cell: Cell, prefix: str) -> float:
+        metric = self.family.task.metric
+        return metric.cost(cell.metric(prefix + metric.ranked_by))
+
+
+def fp32_name(cell: Cell) -> str:
+    """Return what the FP32 network in a run's framework is called in a race."""
+    return f"{table.combination(cell.record).framework} fp32"
+
+
+def finalists(selected: Selection) -> list[Cell]:
+    """Return the models to time against each other and FP32; none where nothing was timed."""
+    timed = [cell for cell in selected.within if "latency_p50_ms" in cell.record.metrics]
+    if not timed:
+        return []
+    fastest = chain.from_iterable(
+        sorted(timed, key=lambda cell: cell.metric(name))[:FINALISTS]
+        for name in ("latency_p50_ms", "latency_batch_p50_ms")
+    )
+    chosen = [min(timed, key=selected.cost), min(timed, key=_bytes), *fastest]
+    return list({cell.record.run_id: cell for cell in chosen}.values())
+
+
+def why_none(family: Family, limits: ReportConfig, judged: Mapping[str, Verdict]) -> list[str]:
     """Say why no model is recommended, and what may help."""
     metric, measured = family.task.metric, family.measured
     least = least_of(metric, limits)
@@ -39,105 +134,147 @@ def why_none(family: Family, limits: ReportConfig) -> list[str]:
     for value in sorted({cell.metric(f"baseline_{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
-    if all(cell.drop > limits.max_drop for cell in measured):
+    if all(judged[cell.record.run_id].outcome == FAIL for cell in measured):
         tried = any(cell.record.params.get("per_channel") == "true" for cell in measured)
         lines.append(
             f"To lose less: {'' if tried else 'per_channel=true; '}another calibration (calib=); "
-            "nodes_to_exclude=auto, which leaves layers in float; +analysis=sensitivity names them."
+            "nodes_to_exclude=auto, which leaves layers in float; +analysis=diagnose says why."
         )
     return lines
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """The choice for one use, and those that are as good as far as can be told."""
+def recommend(selected: Selection) -> list[Recommendation]:
+    """Return one recommendation for each use that the sweep can answer; none without candidates.
 
-    use: str
-    choice: Cell
-    why: str
-    equals: tuple[Cell, ...]
-    equals_mean: str
-
-
-def recommend(family: Family, limits: ReportConfig) -> list[Recommendation]:
-    """Return one recommendation for each use that the sweep can answer; none where nothing passes.
-
-    Every choice keeps the limits, and was measured on integer kernels. The smallest and the fastest
-    are chosen among those whose result is not significantly worse than the best one's.
+    The smallest and the fastest are chosen among those within the limit.
     """
-    metric = family.task.metric
-    passing = [cell for cell in family.measured if not broken_limits(metric, cell, limits)]
-    # A simulated run says nothing about deployment on integer kernels.
-    passing = [cell for cell in passing if cell.record.params.get("execution") != "simulated"]
-    if not passing:
+    candidates = selected.candidates
+    if not candidates:
         return []
-    best = _best(metric, passing)
-    rest = [cell for cell in passing if cell is not best]
-    peers = [best, *indistinguishable(best, rest)]
-    recommendations = [_explain(metric, f"best {metric.title}", best, passing)]
-    sizes = partial(_size, metric)
-    recommendations.append(_least("smallest", peers, _bytes, sizes))
-    if _bytes(smallest := min(passing, key=_bytes)) < _bytes(recommendations[-1].choice):
-        use = "smallest within the limits"
-        recommendations.append(_least(use, [smallest], _bytes, sizes))
-    timed = [cell for cell in peers if "latency_p50_ms" in cell.record.metrics]
-    if timed:
-        for use, figure, text, ratio in (
-            ("fastest, one image at a time", _latency, _latency_text, "speedup"),
-            ("fastest, in batches", _batch_latency, _batch_latency_text, "speedup_batch"),
-        ):
-            fastest = _least(use, timed, figure, text)
-            ratios = [c.metric(ratio) for c in family.measured if ratio in c.record.metrics]
-            if max(ratios, default=1) < 1:
-                fastest = replace(fastest, why=f"{fastest.why}; no model here is faster than FP32")
-            recommendations.append(fastest)
-    backends = sorted({cell.backend for cell in passing})
+    title = selected.family.task.metric.title
+    recommendations = [_best(selected, f"best {title}", candidates)]
+    if selected.within:
+        recommendations.append(_smallest(selected))
+        if selected.race is not None:
+            for use, times in _uses(selected.race):
+                recommendations.append(_fastest(selected, use, times))
+        elif any("latency_p50_ms" in cell.record.metrics for cell in selected.within):
+            recommendations.append(_fastest_of_runs(selected))
+    backends = sorted({cell.backend for cell in candidates})
     for backend in backends if len(backends) > 1 else []:
-        members = [cell for cell in passing if cell.backend == backend]
-        winner = _best(metric, members)
-        use = f"best {metric.title} in {backend}"
-        recommendations.append(_explain(metric, use, winner, members))
+        members = [cell for cell in candidates if cell.backend == backend]
+        recommendations.append(_best(selected, f"best {title} in {backend}", members))
     return recommendations
 
 
-def _best(metric: Metric, cells: Sequence[Cell]) -> Cell:
-    return min(cells, key=lambda cell: metric.cost(cell.metric(metric.ranked_by)))
+def other_choice(selected: Selection) -> str:
+    """Say what choosing on the samples that are reported on would have said."""
+    metric = selected.family.task.metric
+    if not selected.candidates:
+        return ""
+    if not selected.apart:
+        return (
+            "The best are chosen on the samples they are reported on, so that their results are "
+            "biased towards good."
+        )
+    ours = min(selected.candidates, key=selected.cost)
+    theirs = min(selected.candidates, key=selected.cost_as_reported)
+    samples = ours.record.params.get("chosen_by", "other samples")
+    begin = f"The best were chosen by {samples} that have no part in what is reported."
+    if ours is theirs:
+        return f"{begin} Choosing on the reported samples would have said the same."
+    value = metric.show(theirs.metric(metric.name))
+    return (
+        f"{begin} Choosing on the reported samples would have said {theirs.label}: {value}, which "
+        "that choice biases towards good."
+    )
 
 
-def _explain(metric: Metric, use: str, best: Cell, candidates: Sequence[Cell]) -> Recommendation:
-    equals = indistinguishable(best, [cell for cell in candidates if cell is not best])
+def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendation:
+    metric = selected.family.task.metric
+    best = min(cells, key=selected.cost)
     shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
     why = shown + (f" ({fair} with ties at the top broken at random)" if fair != shown else "")
-    if best.adjusted_p is not None:
-        against = (
-            "significantly worse than"
-            if best.adjusted_p < SIGNIFICANCE
-            else "not significantly worse than"
-        )
-        if best.drop <= 0:
-            against = "not worse than"
+    if "delta" in best.record.metrics:
         change = metric.say_change(best.metric("delta"))
         if interval := table.show_interval(metric, best.record.metrics):
             change += f", 95% interval {interval}"
-        why += f", {against} FP32 ({change})"
-    return Recommendation(
-        use, best, why, tuple(equals), f"no significant difference in {metric.title}"
-    )
+        why += f", against FP32 {change}"
+    if selected.apart:
+        why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the samples it is chosen by"
+    equals = indistinguishable(best, [cell for cell in cells if cell is not best])
+    return _of(selected, use, best, why, equals, f"no significant difference in {metric.title}")
 
 
-def _least(
-    use: str,
-    candidates: Sequence[Cell],
-    figure: Callable[[Cell], float],
-    text: Callable[[Cell], str],
-) -> Recommendation:
-    best = min(candidates, key=figure)
-    equals = tuple(
+def _smallest(selected: Selection) -> Recommendation:
+    metric = selected.family.task.metric
+    best = min(selected.within, key=lambda cell: (_bytes(cell), selected.cost(cell)))
+    size, saved = _bytes(best) / 1000, best.metric("size_reduction")
+    value = metric.show(best.metric(metric.name))
+    why = f"{size:.1f} kB, {saved:.1%} less than FP32, at {value}"
+    close = [
+        c for c in selected.within if c is not best and _bytes(c) <= _bytes(best) * (1 + CLOSE)
+    ]
+    return _of(selected, "smallest", best, why, close, f"within {CLOSE:.0%}")
+
+
+def _uses(race: Race) -> list[tuple[str, dict[str, list[float]]]]:
+    uses = [("fastest, one image at a time", race.single)]
+    if race.batch:
+        uses.append((f"fastest, {race.batch_size} images at a time", race.batch))
+    return uses
+
+
+def _fastest(selected: Selection, use: str, times: Mapping[str, list[float]]) -> Recommendation:
+    """Choose by latencies that were measured in turns."""
+    cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
+    baselines = [name for name in times if name not in cells and name.endswith(" fp32")]
+    typical = {name: sorted(blocks)[len(blocks) // 2] for name, blocks in times.items()}
+    fp32 = min(baselines, key=lambda name: typical[name])
+    best = min([*cells, fp32], key=lambda name: typical[name])
+    if best == fp32:
+        next_best = min(cells, key=lambda name: typical[name])
+        why = (
+            f"{typical[fp32]:.3f} ms; of the models within the limit the fastest is "
+            f"{cells[next_best].label}, {ratio(times[next_best], times[fp32])}; {TO_TRY}"
+        )
+        return Recommendation(use, fp32, why)
+    found = ratio(times[best], times[fp32])
+    told = "" if found.faster else ": not faster, as far as can be told"
+    why = f"{typical[best]:.3f} ms, {found} as {fp32}, the fastest FP32{told}"
+    equals = [
         cell
-        for cell in candidates
-        if cell is not best and figure(cell) <= figure(best) * (1 + CLOSE)
-    )
-    return Recommendation(use, best, text(best), equals, f"within {CLOSE:.0%}")
+        for name, cell in cells.items()
+        if name != best and not ratio(times[best], times[name]).faster
+    ]
+    return _of(selected, use, cells[best], why, equals, "no slower, as far as can be told")
+
+
+def _fastest_of_runs(selected: Selection) -> Recommendation:
+    """Choose by latencies of different runs, where there was no race."""
+    timed = [cell for cell in selected.within if "latency_p50_ms" in cell.record.metrics]
+    best = min(timed, key=_latency)
+    fp32 = min(timed, key=_baseline_latency)
+    use, apart = "fastest, one image at a time", "measured in different runs, minutes apart"
+    if _baseline_latency(fp32) <= _latency(best):
+        why = f"{_baseline_latency(fp32):.3f} ms; nothing within the limit is faster; {TO_TRY}"
+        return Recommendation(use, fp32_name(fp32), f"{why} ({apart})")
+    times = _baseline_latency(fp32) / _latency(best)
+    why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {fp32_name(fp32)} ({apart})"
+    close = [c for c in timed if c is not best and _latency(c) <= _latency(best) * (1 + CLOSE)]
+    return _of(selected, use, best, why, close, f"within {CLOSE:.0%}")
+
+
+def _of(
+    selected: Selection,
+    use: str,
+    cell: Cell,
+    why: str,
+    equals: Sequence[Cell],
+    equals_mean: str,
+) -> Recommendation:
+    verdict = str(selected.judged[cell.record.run_id])
+    return Recommendation(use, cell.label, why, cell, verdict, tuple(equals), equals_mean)
 
 
 def _bytes(cell: Cell) -> float:
@@ -148,27 +285,5 @@ def _latency(cell: Cell) -> float:
     return cell.metric("latency_p50_ms")
 
 
-def _batch_latency(cell: Cell) -> float:
-    return cell.metric("latency_batch_p50_ms")
-
-
-def _size(metric: Metric, cell: Cell) -> str:
-    size, saved = cell.metric("size_bytes") / 1000, cell.metric("size_reduction")
-    return f"{size:.1f} kB, {saved:.1%} less than FP32, at {metric.show(cell.metric(metric.name))}"
-
-
-def _latency_text(cell: Cell) -> str:
-    return f"{_latency(cell):.3f} ms, {_ratio(cell, 'speedup')}"
-
-
-def _batch_latency_text(cell: Cell) -> str:
-    size = cell.record.params.get("latency.batch_size", "?")
-    return f"{_batch_latency(cell):.1f} ms for {size} images, {_ratio(cell, 'speedup_batch')}"
-
-
-def _ratio(cell: Cell, name: str) -> str:
-    """Compare with FP32 in the same framework; 8 bits are not always faster."""
-    speedup = cell.metric(name)
-    if speedup < 1:
-        return f"slower than FP32 in {cell.backend} ({speedup:.2f} times as fast)"
-    return f"{speedup:.2f} times as fast as FP32 in {cell.backend}"
+def _baseline_latency(cell: Cell) -> float:
+    return cell.metric("baseline_latency_p50_ms")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich import box
@@ -24,9 +25,15 @@ PAIRED = ("delta", "interval", "p")  # against FP32
 WIDE = ("interval", "ms")  # left out where there is little room
 CHOICES = ("framework", "dtype", "calibration", "weights")
 COSTS = ("size kB", "reduction", "ms", "speedup")
+LIMIT = "limit"  # see `verdicts`
 _BASELINE_KEYS = ("backend", "backend.flow", "data", "model.fold", "evaluate.split")
 P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same images{correction}."
+)
+LIMIT_NOTE = (
+    "limit: at most {drop} worse than FP32 (report.max_drop). pass or fail: the one-sided 95% "
+    "bound of the loss{several} lies within or beyond. undecided: these samples cannot tell; in "
+    "brackets how many would, 4 times in 5, should the loss be the one measured."
 )
 DYNAMIC_NOTE = (
     "{label}: ranges are taken from each batch, so that {title} depends on evaluate.batch_size; "
@@ -45,6 +52,22 @@ FAMILIES_NOTE = (
     "The runs were scored on {count} different sets of images, or by different metrics. Each set "
     "stands apart: runs are ranked, tested and recommended only against runs on the same images."
 )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What `verdicts` say of the runs.
+
+    Attributes:
+        texts: by the run's id; what the column `LIMIT` shows.
+        max_drop: the limit, see `ReportConfig`.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    max_drop: float = 0.0
+
+
+NOTHING_JUDGED = Judged()
 
 
 def task_of(records: Sequence[Record]) -> Task:
@@ -72,7 +95,7 @@ def parse_names(text: str | None) -> tuple[str, ...]:
 
 def columns(records: Sequence[Record]) -> list[str]:
     """Return the heads of the columns; behind `weights` stands what else the runs vary."""
-    return [*CHOICES, *varied(records), *numeric(records), "execution", "status"]
+    return [*CHOICES, *varied(records), *numeric(records), LIMIT, "execution", "status"]
 
 
 def numeric(records: Sequence[Record]) -> list[str]:
@@ -81,13 +104,14 @@ def numeric(records: Sequence[Record]) -> list[str]:
     return [task.metric.title, *PAIRED, *(metric.title for metric in task.beside), *COSTS]
 
 
-def rows(records: Sequence[Record]) -> list[list[str]]:
+def rows(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[list[str]]:
     """Return one row of cells for each run, behind one for each framework's FP32 baseline."""
     adjusted, keys, task = adjusted_p(records), varied(records), task_of(records)
     runs = []
     for record in records:
         extra = [record.params.get(key, "") for key in keys]
-        figures = _figures(task, record, adjusted.get(record.run_id))
+        limit = judged.texts.get(record.run_id, "")
+        figures = _figures(task, record, adjusted.get(record.run_id), limit)
         runs.append([*combination(record).cells, *extra, *figures])
     return [*_baseline_rows(task, records, [""] * len(keys)), *runs]
 
@@ -171,7 +195,7 @@ def _digest(family: Sequence[Record]) -> str:
     return next(found for record in family if (found := digest(record)))
 
 
-def notes(records: Sequence[Record]) -> list[str]:
+def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[str]:
     """Return what the table's cells have no room for: reasons, and what p is."""
     task, reasons = task_of(records), dict[str, list[str]]()
     for record, label in zip(records, labels(records), strict=True):
@@ -188,6 +212,11 @@ def notes(records: Sequence[Record]) -> list[str]:
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
         lines.append(P_NOTE.format(test=task.test, correction=correction))
+    if any(record.run_id in judged.texts for record in records):
+        together = sum(record.run_id in judged.texts for record in records)
+        several = f", corrected for {together} models (Holm)," if together > 1 else ""
+        drop = task.metric.show_drop(judged.max_drop)
+        lines.append(LIMIT_NOTE.format(drop=drop, several=several))
     if task.note and any(task.metric.name in record.metrics for record in records):
         lines.append(task.note)
     for record, label in zip(records, labels(records), strict=True):
@@ -202,7 +231,9 @@ def notes(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def print_table(records: Sequence[Record], console: Console | None = None) -> None:
+def print_table(
+    records: Sequence[Record], console: Console | None = None, judged: Judged = NOTHING_JUDGED
+) -> None:
     """Print the table and its notes to stdout: one for each family of runs."""
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
@@ -211,10 +242,12 @@ def print_table(records: Sequence[Record], console: Console | None = None) -> No
     if len(families) > 1:
         console.print(FAMILIES_NOTE.format(count=len(families)), highlight=False)
     for heading, family in zip(headings(families), families, strict=True):
-        _print_family(heading, family, console)
+        _print_family(heading, family, console, judged)
 
 
-def _print_family(heading: str, records: Sequence[Record], console: Console) -> None:
+def _print_family(
+    heading: str, records: Sequence[Record], console: Console, judged: Judged
+) -> None:
     narrow = console.width < 120
     table = Table(
         title=Text(show(heading)),
@@ -224,7 +257,7 @@ def _print_family(heading: str, records: Sequence[Record], console: Console) -> 
         collapse_padding=narrow,
     )
     figures = numeric(records)
-    heads, lines = without_empty(columns(records), rows(records), WIDE if narrow else ())
+    heads, lines = without_empty(columns(records), rows(records, judged), WIDE if narrow else ())
     for column in heads:
         # In a narrow terminal words are folded, numbers stay whole.
         figure = column in figures
@@ -236,7 +269,7 @@ def _print_family(heading: str, records: Sequence[Record], console: Console) -> 
         cells = [Text(show(value)) for value in row]  # as it is: a setting may be in brackets
         table.add_row(*cells, style=None if row[-1] in ("ok", "baseline") else "yellow")
     console.print(table)
-    for note in notes(records):
+    for note in notes(records, judged):
         console.print(show(note), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -273,7 +306,7 @@ def _baseline_rows(task: Task, records: Sequence[Record], extra: list[str]) -> l
             *(combination(r).framework, "fp32", "", "", *extra),
             *_values(metrics, r, "baseline_"),
             *(f"{r.metrics['baseline_size_bytes'] / 1000:.1f}", "", _baseline_ms(records, key), ""),
-            *("float", "baseline"),
+            *("", "float", "baseline"),
         ]
         for key, r in sorted(baselines.items(), key=lambda item: str(item[0]))
         if key not in shown  # its own run is a row
@@ -292,7 +325,7 @@ def _baseline_key(record: Record) -> tuple[str | None, ...]:
     return tuple(record.params.get(key) for key in _BASELINE_KEYS)
 
 
-def _figures(task: Task, record: Record, adjusted_p: float | None) -> list[str]:
+def _figures(task: Task, record: Record, adjusted_p: float | None, limit: str) -> list[str]:
     """Return the cells from the task's metric on; empty where nothing was measured."""
     metrics, quantized = record.metrics, record.params.get("dtype") != "fp32"
     scored = _values([task.metric, *task.beside], record)
@@ -310,7 +343,13 @@ def _figures(task: Task, record: Record, adjusted_p: float | None) -> list[str]:
     if quantized and "speedup" in metrics:
         costs[3] = f"{metrics['speedup']:.2f}"
     status, execution = record.tags.get("status", "?"), record.params.get("execution", "")
-    return [*scored, *costs, execution, status if quantized or status != "ok" else "baseline"]
+    return [
+        *scored,
+        *costs,
+        limit,
+        execution,
+        status if quantized or status != "ok" else "baseline",
+    ]
 
 
 def show_interval(metric: Metric, metrics: Mapping[str, float]) -> str:

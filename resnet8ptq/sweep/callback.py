@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -105,20 +106,24 @@ class RunningSweep:
 
     def _report(self, records: "list[Record]") -> None:
         """Print the comparison; write it to the folder and the parent run."""
-        from resnet8ptq.report import mlperf_tiny, page, table
+        from resnet8ptq.evaluation import race
+        from resnet8ptq.report import comparison, mlperf_tiny, page, table, verdicts
+        from resnet8ptq.sweep import finals
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         if records:
-            table.print_table(records)
+            families = comparison.load(store, records)
+            table.print_table(records, judged=verdicts.in_words(families, self.limits))
             if mlperf_tiny.is_suite(records):
                 mlperf_tiny.print_table(records)
-            page.write(store, parent_id, records, folder, self.limits)
+            races = finals.race(page.select(families, self.limits), folder)
+            page.write(store, parent_id, families, folder, self.limits, races)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.tags["folder"]).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        if (results := folder / RESULTS_FILE).exists():
-            upload.log_files(store, parent_id, [results])
+        made = [folder / name for name in (RESULTS_FILE, race.FILE)]
+        upload.log_files(store, parent_id, [path for path in made if path.exists()])
 
 
 _current: RunningSweep | None = None  # of this process
@@ -183,5 +188,8 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
         known = history.find_runs(store, history.under(earlier.run_id), deleted=True)
         sync.sync(store, Path(earlier.tags["folder"]), [earlier, *known], wait_s=5)
         parent_id = restart_parent(store, earlier, folder)
-    sweep = Sweep(store, parent_id, folder, worker, config.sweep.resume)
+    several = bool(config.hydra.sweeper.get("params")) or any(
+        word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)
+    )
+    sweep = Sweep(store, parent_id, folder, worker, config.sweep.resume, several)
     return RunningSweep(sweep, limits, held)

@@ -22,7 +22,7 @@ from resnet8ptq.tasks.contract import (
     Table,
     Targets,
 )
-from resnet8ptq.tasks.statistics import Values, mcnemar
+from resnet8ptq.tasks.statistics import Margin, Values, mcnemar, tango
 
 NOTE = (
     "No labels: {what} is measured against FP32 in the same framework. How good FP32 itself is was "
@@ -54,6 +54,11 @@ class AgreementPaired(contract.Paired):
     def against(self, other: Self) -> float:
         """Return the p-value of the exact McNemar test of the samples that agree."""
         return mcnemar(self.model == self.baseline, other.model == other.baseline)
+
+    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return Tango's margin of the samples that do not agree."""
+        agree = self.model == self.baseline
+        return tango(agree, np.ones_like(agree), limit)
 
 
 class AgreementScores(classification.Scores):

@@ -21,7 +21,7 @@ from resnet8ptq.tasks.contract import (
     Setting,
     Targets,
 )
-from resnet8ptq.tasks.statistics import Auc, auc, delong, mcnemar
+from resnet8ptq.tasks.statistics import Auc, Margin, auc, delong, mcnemar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,6 +77,10 @@ class Paired(classification.Paired):
     def against(self, other: Self) -> float:
         """Return the p-value of DeLong's test."""
         return delong(self.ranking.model, other.ranking.model)[1]
+
+    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return the margin of the AUC."""
+        return self.ranking.margin(limit)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.tasks import contract, distortion
-from resnet8ptq.tasks.contract import Array, Arrays, Metrics, Outputs
+from resnet8ptq.tasks.contract import Array, Arrays, Metric, Metrics, Outputs
 from resnet8ptq.tasks.statistics import (
     Interval,
+    Margin,
     Values,
     bootstrap,
     bootstrap_interval,
+    bootstrap_margin,
     bootstrap_p,
 )
 
@@ -103,6 +105,11 @@ class Paired(contract.Paired):
         """
         contract.check_columns([self.replicates, other.replicates], "f")
         return bootstrap_p(self.replicates - other.replicates)
+
+    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return the margin by the spread of the replicates."""
+        sign = metric.cost(1.0)
+        return bootstrap_margin(sign * (self.replicates - self.baseline_replicates), limit, items)
 
 
 @dataclass(frozen=True)

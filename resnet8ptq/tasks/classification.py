@@ -24,7 +24,15 @@ from resnet8ptq.tasks.contract import (
     Table,
     Targets,
 )
-from resnet8ptq.tasks.statistics import Interval, above_chance, mcnemar, newcombe, wilson
+from resnet8ptq.tasks.statistics import (
+    Interval,
+    Margin,
+    above_chance,
+    mcnemar,
+    tango,
+    tango_interval,
+    wilson,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,6 +98,10 @@ class Paired(contract.Paired):
     def against(self, other: Self) -> float:
         """Return the p-value of the exact McNemar test."""
         return mcnemar(self.hits, other.hits)
+
+    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return Tango's margin of the accuracy."""
+        return tango(self.hits, self.baseline_hits, limit)
 
     def by_class(self, classes: int) -> list[float]:
         """Return the p-value of the exact McNemar test against the baseline on each class."""
@@ -230,8 +242,8 @@ class Comparison(contract.Comparison):
 
     @property
     def interval(self) -> Interval:
-        """95% interval of `delta`, by Newcombe's method 10."""
-        return newcombe(self.model.hits, self.baseline.hits)
+        """95% interval of `delta`, by Tango's score test."""
+        return tango_interval(self.model.hits, self.baseline.hits)
 
     @property
     def fair_delta(self) -> float:
@@ -309,7 +321,10 @@ class Classification(contract.Task):
 
     name = "classification"
     test = "exact McNemar test"
-    intervals = "95% Wilson score intervals; of a difference, Newcombe's (1998, method 10)"
+    intervals = (
+        "95% Wilson score intervals; of a difference, Tango's score intervals (1998), corrected "
+        "for continuity"
+    )
     paired: ClassVar[type[contract.Paired]] = Paired
     figure_files: ClassVar[dict[str, str]] = {
         "classes.png": "Accuracy by class, beside FP32",

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.tasks.statistics import Interval
+from resnet8ptq.tasks.statistics import Interval, Margin
 
 if TYPE_CHECKING:  # figures are drawn in the end
     from matplotlib.figure import Figure
 
 MANY_CLASSES = 50  # above, what is known of each class goes into files alone
+CHOICE = "choice_"  # before the names of metrics on the samples that a sweep chooses by
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # what a network returns
 
 Array = NDArray[Any]
@@ -84,6 +85,10 @@ class Metric:
         worse = self.cost(change)
         return worse / abs(baseline) if not self.bounded and baseline else worse
 
+    def allowed(self, drop: float, baseline: float) -> float:
+        """Return the change for the worse, in the metric's units, that is this drop."""
+        return drop if self.bounded or not baseline else drop * abs(baseline)
+
     def show(self, value: float) -> str:
         """Return a value in a cell of a table."""
         return f"{value:.2%}" if self.percent else f"{value:{self._digits}}"
@@ -107,7 +112,7 @@ class Metric:
     def show_drop(self, drop: float) -> str:
         """Return a drop: in points, in percent of the baseline's value, or as it is."""
         if self.percent:
-            return f"{100 * drop:g} points"
+            return f"{100 * drop:g} point{'' if drop == 0.01 else 's'}"
         return f"{drop:g}" if self.bounded else f"{100 * drop:g}%"
 
 
@@ -231,6 +236,16 @@ class Paired(ABC):
     @abstractmethod
     def against(self, other: Self) -> float:
         """Return the p-value of the difference from another run on the same items."""
+
+    @abstractmethod
+    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return how far the loss against the baseline lies above `limit`.
+
+        Args:
+            metric: the task's own.
+            limit: in the metric's units, see `Metric.allowed`.
+            items: how many were scored.
+        """
 
     def by_class(self, classes: int) -> list[float]:
         """Return a p-value against the baseline for each class; empty where there are none."""

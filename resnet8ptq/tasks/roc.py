@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.text import plain
 from resnet8ptq.tasks import contract
-from resnet8ptq.tasks.contract import Array, Arrays
-from resnet8ptq.tasks.statistics import Auc, Interval, auc, delong
+from resnet8ptq.tasks.contract import Array, Arrays, Metric
+from resnet8ptq.tasks.statistics import Auc, Interval, Margin, auc, delong, delong_error
 
 DELONG = "DeLong's test (1988)"
 INTERVALS = "95%, by DeLong's variance"
@@ -66,6 +66,12 @@ class Ranking:
         """The baseline's AUC."""
         return auc(self.baseline_scores, self.labels == 1)
 
+    def margin(self, limit: float) -> Margin:
+        """Return the margin of the AUC's loss, by DeLong's covariance."""
+        excess = self.baseline.value - self.model.value - limit
+        rarer = min(len(self.model.of_positives), len(self.model.of_negatives))
+        return Margin.student(excess, delong_error(self.model, self.baseline), rarer)
+
     def figure(self, title: str) -> Figure:
         """Draw both ROC curves."""
         figure = Figure(figsize=(6.4, 5.2), layout="constrained")
@@ -111,6 +117,10 @@ class Paired(contract.Paired):
     def against(self, other: Self) -> float:
         """Return the p-value of DeLong's test."""
         return delong(self.ranking.model, other.ranking.model)[1]
+
+    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return the margin of the AUC."""
+        return self.ranking.margin(limit)
 
 
 def vars_of(ranking: Ranking) -> Arrays:

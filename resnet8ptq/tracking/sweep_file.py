@@ -47,6 +47,7 @@ class Sweep:
     Attributes:
         worker: how the jobs run; None: one after the other in the sweep's own process.
         resume: finished runs of other sweeps count.
+        several: there may be more than one job.
     """
 
     store: "Store"
@@ -54,6 +55,7 @@ class Sweep:
     folder: Path
     worker: Worker | None = None
     resume: bool = False
+    several: bool = True
 
     def save(self) -> None:
         """Leave it where the jobs find it."""
@@ -77,7 +79,7 @@ class Sweep:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
             worker = None if kept["worker"] is None else Worker(**kept["worker"])
             store = Store(**kept["store"])
-            return cls(store, kept["parent_id"], folder, worker, kept["resume"])
+            return cls(store, kept["parent_id"], folder, worker, kept["resume"], kept["several"])
         except FileNotFoundError as error:
             raise ConfigError(
                 f"hydra.sweep.dir: {platform.node()} does not see {path}; takes a folder that "

@@ -1,0 +1,58 @@
+"""The race of a sweep's best models and of FP32, after its last run."""
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config.loading import load_config
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import cache
+from resnet8ptq.data import locate, registry
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.pace import Load
+from resnet8ptq.evaluation.race import Race
+from resnet8ptq.evaluation.trial import Bench, as_fp32
+from resnet8ptq.experiment.compatibility import fit
+from resnet8ptq.models import model
+from resnet8ptq.models.model import Fp32Model
+
+
+def run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
+    """Load models again from the folders of their runs, and time them in turns.
+
+    Args:
+        models: the folders by name; of the same network and data.
+        baselines: the folder of a run of each framework whose FP32 network takes part, by name.
+
+    Raises:
+        PtqError: a file of a run is gone or damaged.
+    """
+    configs = {folder: load_config(folder / "config.yaml") for folder in models.values()}
+    configs |= {folder: load_config(folder / "config.yaml") for folder in baselines.values()}
+    first = next(iter(configs.values()))
+    runtime = cache.runtime(first.cache_dir, first.threads)
+    data, fp32 = _load(first, runtime.cache_root)
+    bench = Bench(fp32.sha256, runtime)
+    loads: dict[str, Load] = {}
+    with ExitStack() as stack:
+        for name, folder in models.items():
+            [path] = [each for each in folder.glob("model.*") if each.suffix != ".json"]
+            loads[name] = bench.loader(configs[folder], path)
+        for name, folder in baselines.items():
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            plain = as_fp32(configs[folder])
+            made = make_quantizer(plain, runtime).quantize(fp32, data.test, scratch)
+            loads[name] = bench.loader(plain, made.path)
+        timed = latency.measure(list(loads.values()), data.test, first.latency)
+    settings = first.latency
+    return Race.of(dict(zip(loads, timed, strict=True)), settings.batch_size, settings.threads)
+
+
+def _load(config: RunConfig, cache_root: Path) -> tuple[Dataset, Fp32Model]:
+    settled = locate.settle(config.data)
+    data = registry.read(settled, config.preprocess, cache_root, config.calib.images)
+    fp32 = model.load(config.model, data, cache_root)
+    return fit(data, fp32), fp32

@@ -1,0 +1,120 @@
+"""Whether a model loses no more than `report.max_drop` against FP32: pass, fail or undecided.
+
+A model passes where the one-sided 95% bound of its paired loss lies within the limit, and fails
+where the bound from the other side lies beyond; both for all models of a family together (Holm,
+1979). Not being significantly worse than FP32 is no proof of being as good: then it is undecided.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.table import Judged
+from resnet8ptq.tasks.contract import CHOICE, Metric, Paired
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm
+
+OUTCOMES = PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
+MOST_NEEDED = 1_000_000  # samples; nobody has more
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What can be said of a model and the limit.
+
+    Attributes:
+        outcome: `PASS`, `FAIL` or `UNDECIDED`.
+        needed: about how many samples would tell, where it is undecided.
+    """
+
+    outcome: str
+    needed: float = 0.0
+
+    def __str__(self) -> str:
+        if self.outcome != UNDECIDED:
+            return self.outcome
+        if self.needed > MOST_NEEDED:
+            return f"undecided (more than {MOST_NEEDED:,})"
+        return f"undecided (about {_round(self.needed):,})"
+
+
+def in_words(families: Sequence[Family], limits: ReportConfig) -> Judged:
+    """Return what tables say of the runs of all families."""
+    texts = {}
+    for family in families:
+        metric, judged = family.task.metric, judge(family, limits.max_drop)
+        for cell in family.measured:
+            run_id = cell.record.run_id
+            texts[run_id] = str(judged[run_id])
+            if not reaches_least(metric, cell, limits):
+                least = least_of(metric, limits)
+                texts[run_id] += f", {metric.title} < {metric.show(least or 0)}"
+    return Judged(texts, limits.max_drop)
+
+
+def least_of(metric: Metric, limits: ReportConfig) -> float | None:
+    """Return what the metric must reach; None where no limit is for it."""
+    return getattr(limits, metric.least) if metric.least else None
+
+
+def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
+    """Tell whether a model has what is asked of it by itself, such as `report.min_accuracy`."""
+    least = least_of(metric, limits)
+    return least is None or metric.cost(cell.metric(metric.name)) <= metric.cost(least)
+
+
+def judge(family: Family, max_drop: float) -> dict[str, Verdict]:
+    """Return the verdict on each measured quantized model of a family, by the id of its run.
+
+    Args:
+        max_drop: as `report.max_drop` has it.
+    """
+    metric = family.task.metric
+    margins = {
+        cell.record.run_id: margin_of(metric, cell, cell.paired, max_drop)
+        for cell in family.measured
+        if cell.paired is not None
+    }
+    within = holm([margin.p_within for margin in margins.values()])
+    beyond = holm([margin.p_beyond for margin in margins.values()])
+    totals = {cell.record.run_id: int(cell.metric("total")) for cell in family.measured}
+    level = SIGNIFICANCE / max(len(margins), 1)
+    return {
+        run_id: _decide(margin, p_within, p_beyond, totals[run_id], level)
+        for (run_id, margin), p_within, p_beyond in zip(
+            margins.items(), within, beyond, strict=True
+        )
+    }
+
+
+def margin_of(
+    metric: Metric, cell: Cell, paired: Paired, max_drop: float, prefix: str = ""
+) -> Margin:
+    """Return how far a model's loss lies above the limit.
+
+    Args:
+        prefix: of the metrics of the samples that `paired` has: `CHOICE`, or none.
+    """
+    allowed = metric.allowed(max_drop, cell.metric(f"{prefix}baseline_{metric.name}"))
+    return paired.margin(metric, allowed, int(cell.metric(f"{prefix}total")))
+
+
+def passes_to_choose(metric: Metric, cell: Cell, max_drop: float) -> bool:
+    """Tell whether a model passes on the samples that the sweep chooses by, taken by itself."""
+    if cell.choice is None:
+        return False
+    return margin_of(metric, cell, cell.choice, max_drop, CHOICE).p_within <= SIGNIFICANCE
+
+
+def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level: float) -> Verdict:
+    if p_within <= SIGNIFICANCE:
+        return Verdict(PASS)
+    if p_beyond <= SIGNIFICANCE:
+        return Verdict(FAIL)
+    # What a loss at the verge needs is not less than there are.
+    return Verdict(UNDECIDED, max(margin.items_needed(total, level), total + 1))
+
+
+def _round(count: float) -> int:
+    """Return two leading digits: no more are known."""
+    return int(round(count, 2 - len(str(int(count)))))
