@@ -120,7 +120,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
     assert front is not None
     assert len(front.commands) == 1
     assert [cell.record.run_id for cell in front.members] == ["best", "small"]
-    text = page.to_markdown([found], ReportConfig(), {})
+    text = page.to_markdown(page.select([found], ReportConfig()), {})
     section = text.split("## Pareto front")[1].split("## All runs")[0]
     assert "| configuration | accuracy | size kB |" in section
     assert "| onnx uint8 minmax per tensor | 90.50% | 100.0 |" in section
@@ -137,7 +137,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
 def test_a_sweep_that_looks_for_nothing_has_no_front() -> None:
     found = sweep(("a", predictions(), {}))
     assert pareto.find(found) is None
-    assert "Pareto" not in page.to_markdown([found], ReportConfig(), {})
+    assert "Pareto" not in page.to_markdown(page.select([found], ReportConfig()), {})
 
 
 def test_without_the_extra_one_line_names_it(tmp_path: Path) -> None:

@@ -70,21 +70,22 @@ def judge(family: Family, max_drop: float) -> dict[str, Verdict]:
         max_drop: as `report.max_drop` has it.
     """
     metric = family.task.metric
-    margins = {
-        cell.record.run_id: margin_of(metric, cell, cell.paired, max_drop)
-        for cell in family.measured
-        if cell.paired is not None
-    }
-    within = holm([margin.p_within for margin in margins.values()])
-    beyond = holm([margin.p_beyond for margin in margins.values()])
-    totals = {cell.record.run_id: int(cell.metric("total")) for cell in family.measured}
+    cells = [(cell, cell.paired) for cell in family.measured if cell.paired is not None]
+    margins = [margin_of(metric, cell, paired, max_drop) for cell, paired in cells]
+    found = decide(margins, [int(cell.metric("total")) for cell, _ in cells])
+    return {cell.record.run_id: verdict for (cell, _), verdict in zip(cells, found, strict=True)}
+
+
+def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
+    """Return the verdicts on models that are judged together.
+
+    Args:
+        totals: how many samples each was scored on.
+    """
+    within = holm([margin.p_within for margin in margins])
+    beyond = holm([margin.p_beyond for margin in margins])
     level = SIGNIFICANCE / max(len(margins), 1)
-    return {
-        run_id: _decide(margin, p_within, p_beyond, totals[run_id], level)
-        for (run_id, margin), p_within, p_beyond in zip(
-            margins.items(), within, beyond, strict=True
-        )
-    }
+    return [_decide(*each, level) for each in zip(margins, within, beyond, totals, strict=True)]
 
 
 def margin_of(

@@ -113,7 +113,11 @@ class RunningSweep:
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         if records:
-            families = comparison.load(store, records)
+            try:
+                families = comparison.load(store, records)
+            except Exception:  # an artifact is gone: the figures are there all the same
+                table.print_table(records)
+                raise
             table.print_table(records, judged=verdicts.in_words(families, self.limits))
             if mlperf_tiny.is_suite(records):
                 mlperf_tiny.print_table(records)

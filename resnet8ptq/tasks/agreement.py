@@ -57,8 +57,7 @@ class AgreementPaired(contract.Paired):
 
     def margin(self, metric: Metric, limit: float, items: int) -> Margin:
         """Return Tango's margin of the samples that do not agree."""
-        agree = self.model == self.baseline
-        return tango(agree, np.ones_like(agree), limit)
+        return tango(int((self.model != self.baseline).sum()), 0, len(self.model), limit)
 
 
 class AgreementScores(classification.Scores):

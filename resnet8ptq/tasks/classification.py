@@ -28,6 +28,7 @@ from resnet8ptq.tasks.statistics import (
     Interval,
     Margin,
     above_chance,
+    flips,
     mcnemar,
     tango,
     tango_interval,
@@ -101,7 +102,8 @@ class Paired(contract.Paired):
 
     def margin(self, metric: Metric, limit: float, items: int) -> Margin:
         """Return Tango's margin of the accuracy."""
-        return tango(self.hits, self.baseline_hits, limit)
+        won, lost = flips(self.hits, self.baseline_hits)
+        return tango(lost, won, len(self.labels), limit)
 
     def by_class(self, classes: int) -> list[float]:
         """Return the p-value of the exact McNemar test against the baseline on each class."""

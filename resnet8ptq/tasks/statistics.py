@@ -38,11 +38,20 @@ def mcnemar(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> float:
     right falls to either with probability 1/2. Both tails of that binomial distribution are
     P(X <= k) = I_1/2(flips - k, k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
     """
-    ours, theirs = int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
+    return mcnemar_of(*flips(hits, other_hits))
+
+
+def mcnemar_of(ours: int, theirs: int) -> float:
+    """Return the p-value of `mcnemar` from the images that only one of both gets right."""
     if abs(ours - theirs) <= 1:
         return 1.0  # the tails meet
     fewer = min(ours, theirs)
     return 2 * float(betainc(max(ours, theirs), fewer + 1, 0.5))
+
+
+def flips(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> tuple[int, int]:
+    """Return how many images [n] only the first of two models gets right, and only the second."""
+    return int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
 
 
 @dataclass(frozen=True)
@@ -90,22 +99,17 @@ class Margin:
         return cls(math.copysign(float(-ndtri(max(tail, sys.float_info.min))), excess))
 
 
-def tango(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_], limit: float) -> Margin:
-    """Return the margin of what the first model loses against the other, by the score test.
+def tango(lost: int, won: int, total: int, limit: float) -> Margin:
+    """Return the margin of a paired loss of hits, by the score test.
 
     Tango, "Equivalence test and confidence interval for the difference in proportions for the
     paired-sample design", Statistics in Medicine 17, 1998; corrected for continuity, without which
     a good model with few flips fails up to twice as often as the level says.
 
     Args:
-        hits, other_hits: [n].
+        lost, won: items that only the other model gets right, and only this one, of `total`.
         limit: of the loss, a fraction between -1 and 1.
     """
-    ours, theirs = int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
-    return _tango(theirs, ours, len(hits), limit)
-
-
-def _tango(lost: int, won: int, total: int, limit: float) -> Margin:
     # The probability of a won item, at its most likely where the loss is the limit.
     linear = (2 * total - lost + won) * limit - lost - won
     product = -won * limit * (1 - limit)
@@ -121,9 +125,9 @@ def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> In
 
     The differences that the score test of `tango` does not reject.
     """
-    ours, theirs = int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
-    low = _bisect(lambda limit: _tango(ours, theirs, len(hits), limit).p_beyond > PART)
-    high = _bisect(lambda limit: _tango(ours, theirs, len(hits), limit).p_within <= PART)
+    ours, theirs = flips(hits, other_hits)
+    low = _bisect(lambda limit: tango(ours, theirs, len(hits), limit).p_beyond > PART)
+    high = _bisect(lambda limit: tango(ours, theirs, len(hits), limit).p_within <= PART)
     return low, high
 
 

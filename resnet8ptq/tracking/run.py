@@ -48,7 +48,8 @@ class Run:
     def record(self) -> Record:
         """What is known of the run so far."""
         kept = self.journal
-        return Record(self.run_id or kept.key, kept.params, kept.metrics, kept.tags)
+        found = kept.params, kept.metrics, kept.tags
+        return Record(self.run_id or kept.key, *found, self.folder.as_uri())
 
     def log_config(self, config: RunConfig) -> None:
         """Log `backend`, `dtype`, `calib`, `per_channel`, and the whole config as flat params."""
