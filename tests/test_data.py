@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,15 @@ from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE
-from resnet8ptq.data.sampling import choose_scored, draw_calibration, draw_held_out, leave_out
+from resnet8ptq.data.sampling import (
+    LEAST_TO_CHOOSE,
+    choose_scored,
+    draw_calibration,
+    draw_choice,
+    draw_held_out,
+    halve,
+    leave_out,
+)
 from resnet8ptq.data.sources import cifar10
 
 CIFAR10 = DataConfig(name="cifar10")
@@ -453,3 +462,42 @@ def test_without_held_out_images_the_calibration_draw_is_the_plain_one():
     members = [np.flatnonzero(SMALL.train.labels == label) for label in range(3)]
     plain = np.concatenate([random.choice(found, 5, replace=False) for found in members])
     assert draw_calibration(SMALL, 5, 42).indices.tolist() == sorted(plain.tolist())
+
+
+# The samples that a sweep chooses by
+
+
+def test_halves_have_as_many_of_each_class_and_keep_groups_together():
+    labels = np.repeat(np.arange(3), 100)
+    images = np.arange(300, dtype=np.float32)[:, None]
+    groups = np.repeat(np.arange(150), 2)
+    for grouped in (None, groups):
+        split = Split(images, labels, "here", groups=grouped)
+        one, other = halve(split, 3)
+        assert np.bincount(one.labels).tolist() == np.bincount(other.labels).tolist() == [50] * 3
+        places = np.concatenate([one.images[:], other.images[:]])[:, 0]
+        assert sorted(places) == sorted(images[:, 0])
+        again, _ = halve(split, 3)
+        assert np.array_equal(one.images[:], again.images[:])
+    assert not set(one.groups) & set(other.groups)
+
+
+def test_too_few_samples_are_not_halved():
+    images = np.zeros((99, 1), np.uint8)
+    assert halve(Split(images, np.zeros(99, np.int64), "here"), 1) is None
+    one, other = halve(Split(np.zeros((100, 1), np.uint8), None, "here"), 0)
+    assert len(one) == len(other) == LEAST_TO_CHOOSE
+
+
+def test_what_chooses_neither_calibrates_nor_tests_and_depends_little_on_the_draw():
+    data = make_dataset(per_class=100)
+    draws = [draw_calibration(data, 10, seed).split for seed in (1, 2)]
+    first, second = (draw_choice(data, 120, drawn) for drawn in draws)
+    assert pixels(first).isdisjoint(pixels(draws[0]) | pixels(data.test))
+    whole = pixels(draw_held_out(data, 120))
+    assert pixels(first) == whole - pixels(draws[0])
+    assert len(pixels(first) & pixels(second)) > 80
+    assert draw_choice(data, 50, draws[0]) is None  # some of them calibrate
+    assert draw_choice(SMALL, None, draws[0]) is None
+    bare = replace(data, train=replace(data.train, labels=None))
+    assert draw_choice(bare, 120, draws[0]) is None

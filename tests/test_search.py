@@ -129,7 +129,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
         "    python run.py experiment=search 'op_types=[Conv, Gemm]' evaluate.split=test "
         "hydra.mode=RUN" in section
     )
-    figure = plots.trade_offs(found)
+    figure = plots.trade_offs(found, 0.01)
     assert figure is not None
     assert "on the front of the search" in {t.get_text() for t in figure.legends[0].get_texts()}
 
