@@ -16,7 +16,7 @@ from resnet8ptq.models.inspection import Inspection
 TRY, SLOW, WRONG, CANNOT = "try", "slow here", "may be wrong here", "cannot"
 
 _DOCS = "ONNX Runtime's docs (Quantize ONNX models)"
-_TRIED = "tried with the largest integers: docs/speed.md"
+_TRIED = "tried elsewhere with the largest integers: docs/speed.md"
 _MEASURED = "measured elsewhere: docs/speed.md"
 _OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate without VNNI"
 
@@ -72,10 +72,10 @@ def _onnx(flags: Collection[str], network: Inspection | None) -> Iterator[Findin
             yield Finding(f"{best} dtype={dtype}", TRY, f"{_beyond_x86(flags)}{rest}", _DOCS)
         return
     if _saturates("u8s8", flags):
-        exact = "products with unsigned weights are summed in 32 bits"
-        yield Finding(f"{best} dtype=uint8", TRY, f"{exact}{rest}", _TRIED)
-        narrow = "weights of 7 bits keep the 16-bit sums of vpmaddubsw exact"
+        narrow = "weights of 7 bits keep the 16-bit sums of vpmaddubsw exact: the fast kernels"
         yield Finding(f"{best} dtype=u8s8 reduce_range=true", TRY, f"{narrow}{rest}", _TRIED)
+        wide = "products with unsigned weights are summed in 32 bits: exact, about FP32's speed"
+        yield Finding(f"{best} dtype=uint8", TRY, f"{wide}{rest}", _MEASURED)
         yield Finding("backend=onnx dtype=u8s8", WRONG, _OUT_OF_16_BITS, _TRIED)
         signed = f"{_OUT_OF_16_BITS}; most with symmetric.activations=true"
         yield Finding("backend=onnx dtype=int8", WRONG, signed, _TRIED)

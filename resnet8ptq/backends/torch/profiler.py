@@ -16,7 +16,7 @@ _CONVERSIONS = {
     *("aten::quantize_per_tensor", "aten::quantize_per_channel", "aten::dequantize"),
     *("aten::to", "aten::_to_copy"),
 }
-_CALL = "forward"  # of the whole network
+_CALL = "forward"  # of the whole network; what it returns is dequantized behind it
 
 
 @contextmanager
@@ -48,10 +48,15 @@ def read_events(events: Sequence[Any]) -> dict[Key, float]:
     """Return what the operators of a run took, in milliseconds, by their place and name.
 
     Args:
-        events: torch's `FunctionEvent`; those that another operator calls count as part of it.
+        events: torch's `FunctionEvent`; those that another operator calls count as part of it,
+            and those that only hand arrays over are left out.
     """
-    called = [e for e in events if e.name != _CALL]
-    outer = [e for e in called if e.cpu_parent is None or e.cpu_parent.name == _CALL]
+    outer = [
+        event
+        for event in events
+        if (event.cpu_parent is not None and event.cpu_parent.name == _CALL)
+        or (event.cpu_parent is None and event.name == "aten::dequantize")
+    ]
     return {
         (f"{place} {event.name}", event.name, _kind(event)): event.cpu_time_total / 1000
         for place, event in enumerate(outer)

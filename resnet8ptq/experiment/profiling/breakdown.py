@@ -62,10 +62,6 @@ class Breakdown:
         fp32 = sum(node.ms for node in self.fp32 if node.kind != "conversion")
         return fp32 - (self.total_ms() - self.conversions_ms)
 
-    def in_float(self) -> list[Node]:
-        """Return the model's nodes that compute in float, unfused ones included."""
-        return [node for node in self.model if node.kind in ("float", "unfused")]
-
     def conclude(self) -> str:
         """Return in two sentences how fast the model is, and why."""
         ratio = self.fp32_ms / self.ms

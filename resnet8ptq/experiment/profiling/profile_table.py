@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from resnet8ptq.backends.contract import Node
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.text import plain, show
 from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
 
-_LISTED = 12  # nodes in float, by name; the others are counted
+_LISTED = 8  # nodes in float, by name; the others are counted
 _COLOURED = 9  # operators with a colour of their own
 
 
@@ -86,12 +87,31 @@ def _table(found: Breakdown) -> Table:
 def _notes(found: Breakdown) -> list[str]:
     converting = sum(node.kind == "conversion" for node in found.model)
     notes = [f"conversions: {found.conversions_ms:.3f} ms in {converting} nodes"]
-    left = sorted(found.in_float(), key=lambda node: -node.ms)
-    named = [f"{n.name} ({n.operator}, {n.kind}, {n.ms:.3f} ms)" for n in left[:_LISTED]]
-    if len(left) > _LISTED:
-        named.append(f"{len(left) - _LISTED} more")
-    notes.append(f"in float: {'; '.join(named) or 'no node'}")
+    for kind in ("unfused", "float"):
+        left = sorted((n for n in found.model if n.kind == kind), key=lambda node: -node.ms)
+        named = [f"{_name(node)} {node.ms:.3f} ms" for node in left[:_LISTED]]
+        if len(left) > _LISTED:
+            named.append(f"{len(left) - _LISTED} more")
+        if named:
+            notes.append(f"{_KINDS[kind]}: {'; '.join(named)}")
+    added = found.total_ms() / found.ms - 1
+    if added > _MUCH:
+        notes.append(
+            f"timing every node adds {added:.0%} to the run in 8 bits, most where nodes are many "
+            "and small: compare times with each other, not with a run's"
+        )
     return notes
+
+
+_MUCH = 0.1
+_KINDS = {
+    "unfused": "in float between conversions, where integer kernels were meant",
+    "float": "in float",
+}
+
+
+def _name(node: Node) -> str:
+    return node.name if node.operator in node.name else f"{node.name} ({node.operator})"
 
 
 def describe(config: RunConfig) -> str:
