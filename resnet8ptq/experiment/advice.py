@@ -16,7 +16,7 @@ from resnet8ptq.models.inspection import Inspection
 TRY, SLOW, WRONG, CANNOT = "try", "slow here", "may be wrong here", "cannot"
 
 _DOCS = "ONNX Runtime's docs (Quantize ONNX models)"
-_TRIED = "tried elsewhere with the largest integers: docs/speed.md"
+_TRIED = "largest integers tried elsewhere: docs/speed.md"
 _MEASURED = "measured elsewhere: docs/speed.md"
 _OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate without VNNI"
 
@@ -76,9 +76,8 @@ def _onnx(flags: Collection[str], network: Inspection | None) -> Iterator[Findin
         yield Finding(f"{best} dtype=u8s8 reduce_range=true", TRY, f"{narrow}{rest}", _TRIED)
         wide = "products with unsigned weights are summed in 32 bits: exact, about FP32's speed"
         yield Finding(f"{best} dtype=uint8", TRY, f"{wide}{rest}", _MEASURED)
-        yield Finding("backend=onnx dtype=u8s8", WRONG, _OUT_OF_16_BITS, _TRIED)
-        signed = f"{_OUT_OF_16_BITS}; most with symmetric.activations=true"
-        yield Finding("backend=onnx dtype=int8", WRONG, signed, _TRIED)
+        worst = f"{_OUT_OF_16_BITS}; worst with symmetric.activations=true"
+        yield Finding("backend=onnx dtype=u8s8,int8", WRONG, worst, _TRIED)
     else:
         amx = "; AMX multiplies whole tiles of them" if "amx_int8" in flags else ""
         fast = f"VNNI multiplies u8 by s8, four products in one exact 32-bit sum{amx}"
@@ -111,8 +110,8 @@ def _torch(flags: Collection[str], network: Inspection | None) -> Iterator[Findi
     wide = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
     if saturates(wide, (), flags):
         why = "its default engine takes activations of 7 bits, which keep 16-bit sums exact"
-        for settings in ("reduce_range=false", "backend.engine=onednn"):
-            yield Finding(f"backend=torch {settings}", WRONG, _OUT_OF_16_BITS, _TRIED)
+        wrong = f"{_OUT_OF_16_BITS}; so with backend.engine=onednn"
+        yield Finding("backend=torch reduce_range=false", WRONG, wrong, _TRIED)
     elif is_x86(flags):
         why = "oneDNN sums u8 by s8 products in 32 bits by VNNI"
     else:

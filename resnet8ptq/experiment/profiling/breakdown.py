@@ -72,7 +72,7 @@ class Breakdown:
         saved, cost = self.saved_ms, self.conversions_ms
         if saved <= 0:
             second = (
-                f"The operators in 8 bits save nothing (they take {-saved:.3f} ms more), and "
+                f"Even without conversions the operators take {-saved:.3f} ms more, and "
                 f"conversions cost {cost:.3f} ms"
             )
         else:
