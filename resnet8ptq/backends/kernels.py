@@ -5,10 +5,10 @@ products summed in 16 bits, which saturate at 32,767; 255 * 127 * 2 is 64,770. W
 of the sides no sum does. https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html
 (U8S8), https://uxlfoundation.github.io/oneDNN/dev_guide_int8_computations.html. Which kernels do so
 was tried with the largest integers in ONNX Runtime 1.31 and torch 2.13 on a CPU with AVX2: of ONNX
-Runtime QLinearConv, QLinearMatMul, QGemm and MatMulInteger with unsigned activations and signed
-weights, but not ConvInteger, and none with unsigned weights; of torch the engines fbgemm, x86 and
-onednn. ONNX Runtime makes unsigned activations of signed ones in QDQ format on x86
-(QDQS8ToU8Transformer), and has a plain, exact loop for them in the other.
+Runtime QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul with unsigned
+activations and signed weights, but not ConvInteger, and none with unsigned weights; of torch the
+engines fbgemm, x86 and onednn. ONNX Runtime makes unsigned activations of signed ones in QDQ format
+on x86 (QDQS8ToU8Transformer), and has a plain, exact loop for them in the other.
 """
 
 from collections.abc import Collection

@@ -39,17 +39,20 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> ProfileResul
     Raises:
         PtqError: anything that went wrong, in one line.
     """
-    runtime = cache.runtime(config.cache_dir, config.threads)
-    quantizer, settings = make_quantizer(config, runtime), config.latency
     try:
-        resolved = quantizer.resolve()
-        quantizer.profile(folder, settings.threads)  # nothing is loaded yet
+        return _profile(config, folder, run)
     except UnsupportedError as reason:
-        run.log_config(config)
         result = ProfileResult("unsupported", str(reason))
+        run.log_config(config)
         run.log_result(result)
         return result
 
+
+def _profile(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
+    runtime = cache.runtime(config.cache_dir, config.threads)
+    quantizer, settings = make_quantizer(config, runtime), config.latency
+    resolved = quantizer.resolve()
+    quantizer.profile(folder, settings.threads)  # unsupported before any work; loads nothing yet
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
     dataset = registry.read(config.data, config.preprocess, runtime.cache_root, config.calib.images)
