@@ -89,7 +89,7 @@ def test_turns_alternate_and_the_warm_up_is_not_counted():
             return batch
 
     split = Split(np.zeros((3, 2, 2, 3), np.uint8), np.zeros(3, np.int64), "made up")
-    found = latency._time_in_turns([Fake("a"), Fake("b")], split, 4, repeats=2)
+    found = latency.time_in_turns([Fake("a"), Fake("b")], split, 4, repeats=2)
     assert calls == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]  # 3 to warm up, then 2
     assert [len(times) for times in found] == [2, 2]
 
@@ -109,7 +109,7 @@ def test_threads_are_pinned_while_measuring_and_restored(
         seen.append(torch.get_num_threads())
         return [np.ones(repeats) for _ in predictors]
 
-    monkeypatch.setattr(latency, "_time_in_turns", note)
+    monkeypatch.setattr(latency, "time_in_turns", note)
     before = torch.get_num_threads()
     try:
         measure(("backend=torch", "threads=2"), shapes, shapes_model, cache_root, tmp_path)

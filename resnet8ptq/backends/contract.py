@@ -1,6 +1,7 @@
 """What stands between the pipeline and a framework."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -96,6 +97,47 @@ class Predictor:
         return self.open_logits()
 
 
+@dataclass(frozen=True)
+class Node:
+    """What one node of a loaded artifact takes, as the framework has optimized the graph.
+
+    Attributes:
+        operator: as the framework calls it.
+        kind: `integer`: takes 8-bit tensors; `conversion`: between those and float, and between
+            float types; `unfused`: float, where an integer kernel was meant; `float`; `other`.
+        ms: for a batch: the mean of the middle half of the runs.
+    """
+
+    name: str
+    operator: str
+    kind: str
+    ms: float
+
+
+class Profiler(Protocol):
+    """A loaded artifact whose nodes are timed."""
+
+    def predict(self, batch: NDArray[np.float32]) -> Sequence[NDArray[np.float32]]:
+        """Run a batch; see `Predictor`."""
+        ...
+
+    def nodes(self, runs: int) -> list[Node]:
+        """Return what each node took in the last `runs` of them; asked for once, at the end."""
+        ...
+
+
+Key = tuple[str, str, str]  # of a node: name, operator, kind
+
+
+def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[Node]:
+    """Return nodes from their times in each run, in milliseconds, in the order that they ran in."""
+    keys = list(dict.fromkeys(key for run in times for key in run))
+    table = np.sort([[run.get(key, 0.0) for key in keys] for run in times], axis=0)  # [runs, nodes]
+    cut = len(times) // 4
+    middle = table[cut : len(times) - cut].mean(axis=0)
+    return [Node(*key, ms) for key, ms in zip(keys, middle.tolist(), strict=True)]
+
+
 class Quantizer(Protocol):
     """One framework, set up for one run."""
 
@@ -126,6 +168,15 @@ class Quantizer(Protocol):
 
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an artifact from disk, to run on so many threads."""
+        ...
+
+    def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
+        """Return what loads an artifact as `load` does, to time its nodes.
+
+        Raises:
+            UnsupportedError: before anything is loaded: the framework times no nodes, or their
+                times would say nothing.
+        """
         ...
 
 

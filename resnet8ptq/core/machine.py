@@ -14,6 +14,7 @@ PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
     *("keras", "torch", "torchao", "onnx2torch", "onnxscript", "ai-edge-litert"),
 )
+VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags, as Linux and py-cpuinfo spell
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def cpu() -> tuple[str, tuple[str, ...]]:
 
 def has_vnni() -> bool:
     """Tell whether the CPU multiplies and sums 8-bit integers in one instruction, exactly."""
-    return not {"avx512_vnni", "avx512vnni", "avx_vnni"}.isdisjoint(cpu()[1])
+    return not VNNI.isdisjoint(cpu()[1])
 
 
 @cache

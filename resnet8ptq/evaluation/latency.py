@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.contract import Predictor, Profiler
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load
@@ -33,6 +33,11 @@ class Timings:
 
     single_ms: Times
     batch_ms: Times | None
+
+    def medians(self) -> list[float]:
+        """Return the median of each batch size that was timed, in milliseconds."""
+        timed = [times for times in (self.single_ms, self.batch_ms) if times is not None]
+        return [float(np.median(times)) for times in timed]
 
     def to_metrics(self, prefix: str = "") -> dict[str, float]:
         """Return median and 95th percentile of both, in milliseconds, by MLflow name."""
@@ -83,19 +88,19 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
     Returns:
         The times of each, in the order given.
     """
-    with _torch_threads_kept():
+    with torch_threads_kept():
         predictors = [load(settings.threads) for load in loads]
         limit = settings.max_seconds
-        single = _time_in_turns(predictors, split, 1, settings.repeats, limit)
+        single = time_in_turns(predictors, split, 1, settings.repeats, limit)
         batch: Sequence[Times | None] = [None] * len(predictors)
         if split.at_once is None:
             size, repeats = settings.batch_size, settings.batch_repeats
-            batch = _time_in_turns(predictors, split, size, repeats, limit)
+            batch = time_in_turns(predictors, split, size, repeats, limit)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
 
 
-def _time_in_turns(
-    predictors: list[Predictor],
+def time_in_turns(
+    predictors: Sequence[Predictor | Profiler],
     split: Split,
     batch_size: int,
     repeats: int,
@@ -123,7 +128,7 @@ def _time_in_turns(
 
 
 @contextmanager
-def _torch_threads_kept() -> Iterator[None]:
+def torch_threads_kept() -> Iterator[None]:
     """Restore torch's number of threads, which is one for the process; ONNX Runtime's is not."""
     torch = sys.modules.get("torch")  # only backend=torch sets it, and has imported torch by now
     if torch is None:

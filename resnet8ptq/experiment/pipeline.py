@@ -8,10 +8,12 @@ from pathlib import Path
 
 import onnx
 
+from resnet8ptq.backends import kernels
+from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import cache
+from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate, registry
@@ -27,6 +29,7 @@ from resnet8ptq.experiment.compatibility import fit, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models import model
 from resnet8ptq.models.inspection import quantized_operators
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     dataset = registry.read(config.data, config.preprocess, runtime.cache_root, config.calib.images)
     fp32 = model.load(config.model, dataset, runtime.cache_root)
     run.log_params(fp32.describe())
+    _warn_of_saturation(resolved, fp32)
     dataset = fit(dataset, fp32)
     scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
     task = settle_task(config.task, dataset, scored.test, fp32)
@@ -167,6 +171,18 @@ def _float_operators(prepared: preparation.Preparation) -> str:
     known = quantized_operators(config.backend.name)
     count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)
     return ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
+
+
+def _warn_of_saturation(resolved: Resolved, fp32: Fp32Model) -> None:
+    """Warn where this CPU's kernels may compute something else than the quantized network says."""
+    operators = {node.op_type for node in onnx.load(fp32.onnx_path).graph.node}
+    if kernels.saturates(resolved, operators, machine.cpu()[1]):
+        log.warning(
+            "this CPU has no VNNI: 16-bit sums of %s activations and %s weights may saturate, and "
+            "make the outputs wrong; %s avoids it",
+            *(resolved.activation_dtype, resolved.weight_dtype),
+            kernels.avoid_saturation(resolved),
+        )
 
 
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,23 @@ from numpy.typing import NDArray
 Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
 
 
-def open_session(model: str | bytes, threads: int) -> onnxruntime.InferenceSession:
-    """Load a model, from a file or from bytes, to run on so many threads; 0: every core."""
+def open_session(
+    model: str | bytes, threads: int, traced: Path | None = None
+) -> onnxruntime.InferenceSession:
+    """Load a model, from a file or from bytes, to run on so many threads; 0: every core.
+
+    Args:
+        traced: a folder where its nodes are timed: `end_profiling` names the trace there, and
+            `optimized.onnx` is the graph that runs.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what is wrong comes as an exception
+    if traced is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(traced / "trace")
+        options.optimized_model_filepath = str(traced / "optimized.onnx")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

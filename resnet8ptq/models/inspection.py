@@ -16,6 +16,7 @@ import onnx
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, isolation, machine
 from resnet8ptq.core.errors import ModelError
+from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, read_contract
@@ -52,6 +53,7 @@ class Inspection:
         opset: of an ONNX file; of other formats, as exported.
         operators: how often each is in the graph, but for those that shapes are computed by.
         layers: of these, convolutions and matrix products with constant weights.
+        depthwise: of the convolutions, those in groups.
         parameters: numbers in the graph, weights and all other constants.
         quantized: the operators that each backend quantizes by default, as far as their names
             tell; the others stay in float, but for those in `FOLDED`. A backend that does not take
@@ -65,6 +67,7 @@ class Inspection:
     opset: int
     operators: dict[str, int]
     layers: int
+    depthwise: int
     parameters: int
     quantized: dict[str, frozenset[str]]
     final: str
@@ -107,6 +110,7 @@ def inspect(
         opset=opset(proto),
         operators=dict(Counter(_operators(graph)).most_common()),
         layers=sum(1 for _ in gate.find_weights(graph)),
+        depthwise=sum(n.op_type == "Conv" and attribute(n, "group", 1) > 1 for n in graph.node),
         parameters=sum(math.prod(tensor.dims) for tensor in constants),
         quantized=quantized,
         final=makers.get(graph.output[0].name, ""),

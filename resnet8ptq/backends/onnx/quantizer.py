@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,8 @@ import onnx
 from onnxruntime.quantization import QuantFormat, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
 
-from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, refuse_others
-from resnet8ptq.backends.onnx import dynamic, output, predictor, slim
+from resnet8ptq.backends.contract import Artifact, Predictor, Profiler, Resolved, refuse_others
+from resnet8ptq.backends.onnx import dynamic, output, predictor, profiler, slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
@@ -135,6 +135,10 @@ class OnnxQuantizer:
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an ONNX file."""
         return predictor.load(path, threads)
+
+    def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
+        """Load an ONNX file, to time its nodes."""
+        return profiler.profile(path, threads)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
@@ -114,6 +114,17 @@ class TfliteQuantizer:
     def load(self, path: Path, threads: int) -> Predictor:
         """Load a .tflite file."""
         return predictor.load(path, threads)
+
+    def profile(self, path: Path, threads: int) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "backend=tflite: LiteRT's interpreter times no operators in Python; its "
+            "benchmark_model does, with --enable_op_profiling=true"
+        )
 
     @property
     def _file(self) -> Path | None:

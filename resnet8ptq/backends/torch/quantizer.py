@@ -5,20 +5,29 @@ only: with others it would quantize nothing and say nothing. PT2E does every dty
 modules import torchao, which takes two seconds: only where it is the flow.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
 
-from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, Takes, refuse_others
-from resnet8ptq.backends.torch import dynamic, fx, torchscript
+from resnet8ptq.backends.contract import (
+    Artifact,
+    Predictor,
+    Profiler,
+    Resolved,
+    Takes,
+    refuse_others,
+)
+from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig, TorchConfig
 from resnet8ptq.core import machine
-from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
@@ -110,6 +119,18 @@ class TorchQuantizer:
         self._set_up(threads)
         predictor: Predictor = self._flow[1].load(path)
         return predictor
+
+    def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
+        """Load a TorchScript file, to time its operators.
+
+        Raises:
+            UnsupportedError: backend.flow=pt2e.
+        """
+        if self._options.flow == "pt2e":
+            raise UnsupportedError(
+                "backend.flow=pt2e: simulates integer kernels in float; its times say nothing"
+            )
+        return profiler.profile(partial(self.load, path, threads))
 
     def _set_up(self, threads: int) -> None:
         """Set what torch keeps for the whole process."""

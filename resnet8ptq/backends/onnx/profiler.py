@@ -1,0 +1,97 @@
+"""What each node of an ONNX file takes in ONNX Runtime, by its own profiler."""
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.contract import Node, Profiler, to_nodes
+from resnet8ptq.graph.session import open_session
+
+_CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
+_KERNEL = "_kernel_time"
+Event = Mapping[str, Any]
+
+
+@contextmanager
+def profile(path: Path, threads: int) -> Iterator[Profiler]:
+    """Load an ONNX file, as `predictor.load` does, and time its nodes as they run, fused."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = open_session(str(path), threads, Path(folder))
+        yield _Profiler(session, Path(folder))
+
+
+@dataclass(frozen=True)
+class _Profiler:
+    """See `contract.Profiler`."""
+
+    session: onnxruntime.InferenceSession
+    folder: Path
+
+    def predict(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        return list(self.session.run(None, {self.session.get_inputs()[0].name: batch}))
+
+    def nodes(self, runs: int) -> list[Node]:
+        events = json.loads(Path(self.session.end_profiling()).read_text())
+        graph = onnx.load(self.folder / "optimized.onnx").graph
+        return read_trace(events, find_unfused(graph), runs)
+
+
+def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> list[Node]:
+    """Return the nodes of a trace, in the order that they ran in.
+
+    Args:
+        events: as ONNX Runtime writes them, times in whole microseconds; each run is an event
+            `model_run`, its nodes those that start after it.
+        unfused: names of nodes, see `find_unfused`.
+        runs: of how many, the last ones, the times are taken.
+    """
+    taken = [e for e in events if e["name"] == "model_run" or e["name"].endswith(_KERNEL)]
+    # A run and its first node may begin in the same microsecond.
+    taken.sort(key=lambda event: (event["ts"], event["cat"] != "Session"))
+    times: list[dict[tuple[str, str, str], float]] = []
+    for event in taken:
+        if event["name"] == "model_run":
+            times.append(defaultdict(float))
+            continue
+        name = event["name"].removesuffix(_KERNEL)
+        kind = "unfused" if name in unfused else _kind(event["args"])
+        times[-1][name, event["args"]["op_name"], kind] += event["dur"] / 1000
+    return to_nodes(times[-runs:])
+
+
+def _kind(args: Mapping[str, Any]) -> str:
+    if args["op_name"] in _CONVERSIONS:
+        return "conversion"
+    taken = {dtype for each in args.get("input_type_shape", ()) for dtype in each}
+    if taken & {"int8", "uint8"}:
+        return "integer"
+    return "float" if taken & {"float", "float16", "double"} else "other"
+
+
+def find_unfused(graph: onnx.GraphProto) -> set[str]:
+    """Return the nodes that compute in float between DequantizeLinear and QuantizeLinear.
+
+    The quantizer meant them for integer kernels; ONNX Runtime's optimizer has left them.
+    """
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    takers: dict[str, set[str]] = defaultdict(set)
+    for node in graph.node:
+        for name in node.input:
+            takers[name].add(node.op_type)
+    return {
+        node.name
+        for node in graph.node
+        if node.op_type not in _CONVERSIONS
+        and node.input
+        and makers.get(node.input[0]) == "DequantizeLinear"
+        and takers[node.output[0]] == {"QuantizeLinear"}
+    }

@@ -1,0 +1,72 @@
+"""What each operator of a TorchScript file takes, by torch's own profiler."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.contract import Key, Node, Predictor, Profiler, to_nodes
+
+_CONVERSIONS = {
+    *("aten::quantize_per_tensor", "aten::quantize_per_channel", "aten::dequantize"),
+    *("aten::to", "aten::_to_copy"),
+}
+_CALL = "forward"  # of the whole network; what it returns is dequantized behind it
+
+
+@contextmanager
+def profile(load: Callable[[], Predictor]) -> Iterator[Profiler]:
+    """Load a network, to time its operators."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print two lines for each run
+    yield _Profiler(load())
+
+
+@dataclass(frozen=True)
+class _Profiler:
+    """See `contract.Profiler`; `runs` holds the times of each run."""
+
+    predictor: Predictor
+    runs: list[dict[Key, float]] = field(default_factory=list)
+
+    def predict(self, batch: NDArray[np.float32]) -> Sequence[NDArray[np.float32]]:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, record_shapes=True) as profiled:
+            found = self.predictor.predict(batch)
+        self.runs.append(read_events(profiled.events()))
+        return found
+
+    def nodes(self, runs: int) -> list[Node]:
+        return to_nodes(self.runs[-runs:])
+
+
+def read_events(events: Sequence[Any]) -> dict[Key, float]:
+    """Return what the operators of a run took, in milliseconds, by their place and name.
+
+    Args:
+        events: torch's `FunctionEvent`; those that another operator calls count as part of it,
+            and those that only hand arrays over are left out.
+    """
+    outer = [
+        event
+        for event in events
+        if (event.cpu_parent is not None and event.cpu_parent.name == _CALL)
+        or (event.cpu_parent is None and event.name == "aten::dequantize")
+    ]
+    return {
+        (f"{place} {event.name}", event.name, _kind(event)): event.cpu_time_total / 1000
+        for place, event in enumerate(outer)
+    }
+
+
+def _kind(event: Any) -> str:
+    if event.name in _CONVERSIONS:
+        return "conversion"
+    dtypes = event.input_dtypes
+    if event.name.startswith("quantized::") or any(d.startswith("c10::q") for d in dtypes):
+        return "integer"
+    return "float" if "float" in dtypes else "other"

@@ -1,0 +1,181 @@
+"""Which configurations are worth trying for a network on a CPU, before anything is measured there.
+
+Every finding names what it rests on. Figures are of the machine that docs/speed.md names.
+"""
+
+import shlex
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.backends.kernels import is_arm, is_x86, saturates
+from resnet8ptq.config.schema import DTYPES
+from resnet8ptq.core.machine import VNNI
+from resnet8ptq.models.inspection import Inspection
+
+TRY, SLOW, WRONG, CANNOT = "try", "slow here", "may be wrong here", "cannot"
+
+_DOCS = "ONNX Runtime's docs (Quantize ONNX models)"
+_TRIED = "largest integers tried elsewhere: docs/speed.md"
+_MEASURED = "measured elsewhere: docs/speed.md"
+_OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate without VNNI"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of a configuration, why, and from where.
+
+    Attributes:
+        settings: as they are typed.
+        verdict: `TRY`, `SLOW`, `WRONG` or `CANNOT`.
+    """
+
+    settings: str
+    verdict: str
+    why: str
+    source: str
+
+
+def advise(flags: Collection[str], network: Inspection | None = None) -> list[Finding]:
+    """Return what is known, what to try first.
+
+    Args:
+        flags: of the CPU, see `machine.cpu`.
+        network: None: whatever it is.
+    """
+    order = (TRY, SLOW, WRONG, CANNOT)
+    found = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
+    found += [*_tflite(network), *_per_tensor(network)]
+    return sorted(found, key=lambda finding: order.index(finding.verdict))
+
+
+def sweeps(flags: Collection[str], network: Inspection | None = None) -> list[str]:
+    """Return commands that measure what `advise` says to try."""
+    weights = "per_channel=true" if network and network.depthwise else "per_channel=false,true"
+    dtypes = "dtype=u8s8"
+    if _saturates("u8s8", flags):
+        dtypes = "dtype=uint8,u8s8 reduce_range=true"
+    elif not is_x86(flags):
+        dtypes = "dtype=int8,u8s8"
+    chosen = [f"backend=onnx,torch {dtypes} {weights}"]
+    if network is None or "tflite" in network.quantized:
+        chosen.append(f"backend=tflite dtype=int8 {weights}")
+    path = f" model.path={shlex.quote(str(network.path))}" if network else ""
+    return [f"python run.py -m{path} {settings}" for settings in chosen]
+
+
+def _onnx(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+    rest = _in_float("onnx", network)
+    best = "backend=onnx per_channel=true"
+    if not is_x86(flags):
+        for dtype in ("int8", "u8s8"):
+            yield Finding(f"{best} dtype={dtype}", TRY, f"{_beyond_x86(flags)}{rest}", _DOCS)
+        return
+    if _saturates("u8s8", flags):
+        narrow = "weights of 7 bits keep the 16-bit sums of vpmaddubsw exact: the fast kernels"
+        yield Finding(f"{best} dtype=u8s8 reduce_range=true", TRY, f"{narrow}{rest}", _TRIED)
+        wide = "products with unsigned weights are summed in 32 bits: exact, about FP32's speed"
+        yield Finding(f"{best} dtype=uint8", TRY, f"{wide}{rest}", _MEASURED)
+        worst = f"{_OUT_OF_16_BITS}; worst with symmetric.activations=true"
+        yield Finding("backend=onnx dtype=u8s8,int8", WRONG, worst, _TRIED)
+    else:
+        amx = "; AMX multiplies whole tiles of them" if "amx_int8" in flags else ""
+        fast = f"VNNI multiplies u8 by s8, four products in one exact 32-bit sum{amx}"
+        yield Finding(f"{best} dtype=u8s8", TRY, f"{fast}{rest}", _DOCS)
+    signed = (
+        "the fast kernels take u8 activations: of s8 ones in QDQ format some are converted, and "
+        "the layers between stay in float; format=qoperator runs a plain loop"
+    )
+    yield Finding(
+        "backend=onnx dtype=int8 reduce_range=true", SLOW, signed, f"{_DOCS}; {_MEASURED}"
+    )
+
+
+def _dynamic(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+    operators = network.operators if network else {"Conv": 1, "Gemm": 1}
+    settings = "backend=onnx method=dynamic"
+    dynamic = Resolved("int8", "uint8 (dynamic)", "integer", 8, file_format="IntegerOps")
+    if "Conv" in operators:
+        why = "ConvInteger has no fast kernel: 0.13 (int8) to 0.56 (uint8) of FP32's speed"
+        yield Finding(settings, SLOW, why, "measured elsewhere: docs/quantization.md")
+    else:
+        why = "advised for networks of matrix products; nothing has to be calibrated"
+        yield Finding(f"{settings} dtype=uint8", TRY, why, _DOCS)
+    if saturates(dynamic, operators, flags):
+        why = f"MatMulInteger with s8 weights: {_OUT_OF_16_BITS}"
+        yield Finding(f"{settings} dtype=int8,u8s8", WRONG, why, _TRIED)
+
+
+def _torch(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+    wide = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
+    if saturates(wide, (), flags):
+        why = "its default engine takes activations of 7 bits, which keep 16-bit sums exact"
+        wrong = f"{_OUT_OF_16_BITS}; so with backend.engine=onednn"
+        yield Finding("backend=torch reduce_range=false", WRONG, wrong, _TRIED)
+    elif is_x86(flags):
+        why = "oneDNN sums u8 by s8 products in 32 bits by VNNI"
+    else:
+        why = _beyond_x86(flags)
+    settings = "backend=torch dtype=int8 per_channel=true"
+    yield Finding(settings, TRY, f"{why}{_in_float('torch', network)}", "torch's engines")
+    why = "integer kernels take s8 weights only"
+    yield Finding("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
+    why = "simulates in float what integer kernels would compute: never faster than FP32"
+    yield Finding("backend=torch_pt2e", SLOW, why, "docs/settings.md")
+
+
+def _tflite(network: Inspection | None) -> Iterator[Finding]:
+    if network is not None and "tflite" not in network.quantized:
+        why = f"its converter takes Keras files and SavedModels, no {network.format}"
+        yield Finding("backend=tflite", CANNOT, why, "docs/design.md")
+        return
+    condition = "" if network else "of a Keras file or SavedModel: "
+    why = f"{condition}XNNPACK's kernels take s8 activations{_in_float('tflite', network)}"
+    source = "TensorFlow's quantization spec"
+    yield Finding("backend=tflite dtype=int8 per_channel=true", TRY, why, source)
+
+
+def _per_tensor(network: Inspection | None) -> Iterator[Finding]:
+    if network is not None and network.depthwise:
+        why = (
+            f"{network.depthwise} convolutions in groups (depthwise): channels of very different "
+            "ranges share a scale; per_channel=true gives each its own"
+        )
+        yield Finding("per_channel=false", WRONG, why, "Krishnamoorthi 2018, arXiv:1806.08342")
+
+
+def _saturates(dtype: str, flags: Collection[str]) -> bool:
+    activations, weights = DTYPES[dtype]
+    return saturates(Resolved(weights, activations, "integer", 8, file_format="QDQ"), (), flags)
+
+
+def _beyond_x86(flags: Collection[str]) -> str:
+    if not is_arm(flags):
+        return "nothing is known of this CPU's kernels: measure"
+    if "asimddp" in flags:
+        return "ARM's dot product sums four products in one exact 32-bit sum"
+    return "ARM without dot product widens to 16 bits first: exact, and less is gained"
+
+
+def _in_float(backend: str, network: Inspection | None) -> str:
+    """Say which operators stay in float, as far as their names tell."""
+    left = [
+        f"{name} {count}"
+        for name, count in (network.operators.items() if network else ())
+        if network and network.treatment(name, backend) == "float"
+    ]
+    return f"; in float between conversions: {', '.join(left)}" if left else ""
+
+
+def describe_cpu(name: str, flags: Collection[str]) -> str:
+    """Return the CPU, and what of it decides, in one line."""
+    if is_arm(flags):
+        return f"{name}: ARM, {'dot product' if 'asimddp' in flags else 'no dot product'}"
+    if not is_x86(flags):
+        return f"{name}: no flags that say what it can"
+    wide = [kind for flag, kind in _WIDTHS.items() if flag in flags] or ["SSE2"]
+    vnni = "VNNI" if not VNNI.isdisjoint(flags) else "no VNNI"
+    return f"{name}: {', '.join([*wide, vnni, *(['AMX'] if 'amx_int8' in flags else [])])}"
+
+
+_WIDTHS = {"avx2": "AVX2", "avx512bw": "AVX512"}

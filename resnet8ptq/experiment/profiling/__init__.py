@@ -1,0 +1,1 @@
+"""Where the time of a quantized network goes, operator by operator, beside FP32."""

@@ -1,0 +1,143 @@
+"""What a profile says: times by operator, what conversions cost, and what follows from both."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from resnet8ptq.backends.contract import Node
+from resnet8ptq.evaluation.latency import Latency
+from resnet8ptq.evaluation.result import RunResult
+
+
+@dataclass(frozen=True)
+class Operator:
+    """All nodes of an operator: their time for a batch, and how many they are."""
+
+    name: str
+    fp32_ms: float = 0
+    fp32_count: int = 0
+    ms: float = 0
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A model beside its FP32 baseline, node by node, in the order that they run in.
+
+    Attributes:
+        batch_size: samples at once; all times are for a batch, in milliseconds.
+        ms, fp32_ms: medians of whole runs without a profiler, which takes time itself.
+    """
+
+    batch_size: int
+    model: Sequence[Node]
+    fp32: Sequence[Node]
+    ms: float
+    fp32_ms: float
+
+    def operators(self) -> list[Operator]:
+        """Return what each operator takes, most first."""
+        names = dict.fromkeys(node.operator for node in (*self.fp32, *self.model))
+        sums = (_by_operator(self.fp32), _by_operator(self.model))
+        counts = [Counter(node.operator for node in nodes) for nodes in (self.fp32, self.model)]
+        found = [
+            Operator(name, sums[0][name], counts[0][name], sums[1][name], counts[1][name])
+            for name in names
+        ]
+        return sorted(found, key=lambda each: -max(each.ms, each.fp32_ms))
+
+    def total_ms(self, *kinds: str) -> float:
+        """Return the time of the model's nodes of these kinds; without any: of all."""
+        return sum(node.ms for node in self.model if not kinds or node.kind in kinds)
+
+    @property
+    def conversions_ms(self) -> float:
+        """What conversions to 8 bits, from 8 bits and between float types take."""
+        return self.total_ms("conversion")
+
+    @property
+    def saved_ms(self) -> float:
+        """FP32's nodes minus the model's without conversions; below 0 these are slower."""
+        fp32 = sum(node.ms for node in self.fp32 if node.kind != "conversion")
+        return fp32 - (self.total_ms() - self.conversions_ms)
+
+    def conclude(self) -> str:
+        """Return in two sentences how fast the model is, and why."""
+        ratio = self.fp32_ms / self.ms
+        first = (
+            f"Batch {self.batch_size}: {self.ms:.3f} ms in 8 bits, {self.fp32_ms:.3f} ms in FP32: "
+            f"{ratio:.2f} times FP32's speed."
+        )
+        saved, cost = self.saved_ms, self.conversions_ms
+        if saved <= 0:
+            second = (
+                f"Even without conversions the operators take {-saved:.3f} ms more, and "
+                f"conversions cost {cost:.3f} ms"
+            )
+        else:
+            more = "more than" if cost > saved else f"{cost / saved:.0%} of what"
+            second = (
+                f"Without conversions the operators take {saved:.3f} ms less; conversions cost "
+                f"{cost:.3f} ms, {more} the integer kernels save"
+            )
+        unfused = [node for node in self.model if node.kind == "unfused"]
+        if unfused:
+            kinds = Counter(node.operator for node in unfused)
+            listed = ", ".join(f"{name} {count}" for name, count in kinds.items())
+            second += (
+                f"; {self.total_ms('unfused'):.3f} ms are spent in float between conversions, "
+                f"where integer kernels were meant: {listed}"
+            )
+        return f"{first} {second}."
+
+    def to_metrics(self, infix: str) -> dict[str, float]:
+        """Return sums by kind and by operator, by MLflow name."""
+        found = {
+            f"conversions{infix}_ms": self.conversions_ms,
+            f"integer{infix}_ms": self.total_ms("integer"),
+            f"float{infix}_ms": self.total_ms("float", "unfused"),
+            f"saved{infix}_ms": self.saved_ms,
+        }
+        for each in self.operators():
+            name = re.sub(r"[^\w.-]+", "_", each.name)  # MLflow takes no others in a metric
+            if each.count:
+                found[f"operator{infix}_ms_{name}"] = each.ms
+            if each.fp32_count:
+                found[f"fp32_operator{infix}_ms_{name}"] = each.fp32_ms
+        return found
+
+
+@dataclass(frozen=True)
+class ProfileResult(RunResult):
+    """Where the time goes, at batch 1 and, where the network takes one, at a larger batch.
+
+    Attributes:
+        latency: of whole runs, without a profiler.
+    """
+
+    breakdowns: tuple[Breakdown, ...] = ()
+    latency: Latency | None = None
+
+    def summary(self) -> str:
+        """Return the outcome in one line."""
+        if not self.breakdowns:
+            return f"{self.status}: {self.reason}"
+        return self.breakdowns[0].conclude()
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every metric under its MLflow name."""
+        if self.latency is None:
+            return {}
+        found = self.latency.to_metrics()
+        for infix, each in zip(("", "_batch"), self.breakdowns, strict=False):
+            found |= each.to_metrics(infix)
+        found["unfused_nodes"] = sum(node.kind == "unfused" for node in self.breakdowns[0].model)
+        return {key: float(value) for key, value in found.items()}
+
+
+def _by_operator(nodes: Iterable[Node]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for node in nodes:
+        found[node.operator] += node.ms
+    return found

@@ -1,0 +1,103 @@
+"""`+analysis=profile`: what each operator takes, FP32 beside 8 bits."""
+
+import tempfile
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from resnet8ptq.backends.contract import Predictor, Profiler, Quantizer
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import cache
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.data import locate, registry
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.evaluation import latency, operators
+from resnet8ptq.evaluation.latency import Latency
+from resnet8ptq.evaluation.trial import Bench, as_fp32
+from resnet8ptq.experiment.compatibility import fit
+from resnet8ptq.experiment.profiling import profile_table
+from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
+from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.models import model
+
+
+def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
+    """Quantize, reload, time whole runs and then every node beside FP32, and record.
+
+    Args:
+        config: what to run; `latency` says how often, and on how many threads.
+        folder: the run's own folder, existing; all its files land there.
+        run: the open MLflow run that records it.
+
+    Returns:
+        The times; `unsupported` where the framework cannot tell them.
+
+    Raises:
+        PtqError: anything that went wrong, in one line.
+    """
+    try:
+        return _profile(config, folder, run)
+    except UnsupportedError as reason:
+        result = ProfileResult("unsupported", str(reason))
+        run.log_config(config)
+        run.log_result(result)
+        return result
+
+
+def _profile(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
+    runtime = cache.runtime(config.cache_dir, config.threads)
+    quantizer, settings = make_quantizer(config, runtime), config.latency
+    resolved = quantizer.resolve()
+    quantizer.profile(folder, settings.threads)  # unsupported before any work; loads nothing yet
+    config = replace(config, data=locate.settle(config.data))
+    run.log_config(config)
+    dataset = registry.read(config.data, config.preprocess, runtime.cache_root, config.calib.images)
+    fp32 = model.load(config.model, dataset, runtime.cache_root)
+    dataset = fit(dataset, fp32)
+    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [])
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(fp32.sha256, runtime, settings.batch_size, fp32.final)
+        timed = dataset.test.take(np.arange(min(settings.batch_size, len(dataset.test))))
+
+        def make(variant: RunConfig, place: Path) -> _Made:
+            trial = bench.run(variant, fp32, calibration.split, timed, place)
+            return _Made(make_quantizer(variant, runtime), trial.artifact.path)
+
+        models = [make(config, folder), make(as_fp32(config), Path(scratch))]
+        times = latency.measure([each.load for each in models], timed, settings)
+        sizes = [1] if timed.at_once is not None else [1, settings.batch_size]
+        nodes = [
+            operators.measure([m.profile(settings.threads) for m in models], timed, size, settings)
+            for size in track(sizes, "Profiling", "batch sizes")
+        ]
+    breakdowns = tuple(
+        Breakdown(size, *both, *medians)
+        for size, both, *medians in zip(
+            sizes, nodes, *(each.medians() for each in times), strict=True
+        )
+    )
+    params = {**resolved.to_params(), "calibration_digest": calibration.digest}
+    result = ProfileResult("ok", "", None, params, breakdowns, Latency(*times))
+
+    profile_table.write(folder, config, result)
+    profile_table.print_tables(result, profile_table.describe(config))
+    run.log_result(result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Made:
+    """An artifact on disk, and the framework that it is of."""
+
+    quantizer: Quantizer
+    path: Path
+
+    def load(self, threads: int) -> Predictor:
+        return self.quantizer.load(self.path, threads)
+
+    def profile(self, threads: int) -> AbstractContextManager[Profiler]:
+        return self.quantizer.profile(self.path, threads)

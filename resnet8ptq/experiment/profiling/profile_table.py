@@ -1,0 +1,151 @@
+"""What a profile found: its tables, its files and its figure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from resnet8ptq.backends.contract import Node
+from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import figures, files
+from resnet8ptq.core.text import plain, show
+from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
+
+_LISTED = 8  # nodes in float, by name; the others are counted
+_COLOURED = 9  # operators with a colour of their own
+
+
+def write(folder: Path, config: RunConfig, result: ProfileResult) -> None:
+    """Write `config.yaml`, `profile.csv` and `profile.png`, each whole or not at all."""
+    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    files.write_text(folder / "profile.csv", to_csv(result.breakdowns))
+    figures.save(draw(result.breakdowns, describe(config)), folder / "profile.png")
+
+
+def to_csv(breakdowns: Sequence[Breakdown]) -> str:
+    """Return one line a node, in the order that they run in; times in milliseconds for a batch."""
+    rows: list[list[object]] = [
+        ["batch_size", "model", "place", "node", "operator", "kind", "ms", "share"]
+    ]
+    for each in breakdowns:
+        for model, nodes in (("fp32", each.fp32), ("quantized", each.model)):
+            whole = sum(node.ms for node in nodes) or 1
+            for place, node in enumerate(nodes):
+                times = [f"{node.ms:.5f}", f"{node.ms / whole:.4f}"]
+                rows.append(
+                    [each.batch_size, model, place, node.name, node.operator, node.kind, *times]
+                )
+    return files.to_csv(rows)
+
+
+def print_tables(result: ProfileResult, title: str, console: Console | None = None) -> None:
+    """Print the conclusions, then a table for each batch size, to stdout."""
+    console = console or Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 130  # a pipe has no width; rich would fold the columns at 80
+
+    def say(text: str) -> None:
+        console.print(Text(show(text)))
+
+    say(title)
+    for each in result.breakdowns:
+        say(each.conclude())
+    for each in result.breakdowns:
+        console.print(_table(each))
+        for note in _notes(each):
+            say(note)
+
+
+def _table(found: Breakdown) -> Table:
+    table = Table(title=Text(f"batch {found.batch_size}"), title_justify="left")
+    table.add_column("operator")
+    for column in ("FP32 ms", "nodes", "8-bit ms", "nodes", "share"):
+        table.add_column(column, justify="right", no_wrap=True)
+    whole = found.total_ms() or 1
+    for each in found.operators():
+        fp32 = (f"{each.fp32_ms:.3f}", str(each.fp32_count)) if each.fp32_count else ("", "")
+        model = ("", "", "")
+        if each.count:
+            model = (f"{each.ms:.3f}", str(each.count), f"{each.ms / whole:.0%}")
+        table.add_row(Text(show(each.name)), *fp32, *model)
+    table.add_section()
+    sums = (sum(node.ms for node in found.fp32), len(found.fp32), whole, len(found.model))
+    table.add_row(
+        "all nodes", f"{sums[0]:.3f}", str(sums[1]), f"{sums[2]:.3f}", str(sums[3]), "100%"
+    )
+    table.add_row(
+        "the run, without a profiler", f"{found.fp32_ms:.3f}", "", f"{found.ms:.3f}", "", ""
+    )
+    return table
+
+
+def _notes(found: Breakdown) -> list[str]:
+    converting = sum(node.kind == "conversion" for node in found.model)
+    notes = [f"conversions: {found.conversions_ms:.3f} ms in {converting} nodes"]
+    for kind in ("unfused", "float"):
+        left = sorted((n for n in found.model if n.kind == kind), key=lambda node: -node.ms)
+        named = [f"{_name(node)} {node.ms:.3f} ms" for node in left[:_LISTED]]
+        if len(left) > _LISTED:
+            named.append(f"{len(left) - _LISTED} more")
+        if named:
+            notes.append(f"{_KINDS[kind]}: {'; '.join(named)}")
+    added = found.total_ms() / found.ms - 1
+    if added > _MUCH:
+        notes.append(
+            f"timing every node adds {added:.0%} to the run in 8 bits, most where nodes are many "
+            "and small: compare times with each other, not with a run's"
+        )
+    return notes
+
+
+_MUCH = 0.1
+_KINDS = {
+    "unfused": "in float between conversions, where integer kernels were meant",
+    "float": "in float",
+}
+
+
+def _name(node: Node) -> str:
+    return node.name if node.operator in node.name else f"{node.name} ({node.operator})"
+
+
+def describe(config: RunConfig) -> str:
+    """Return what was profiled, in one line: a title."""
+    threads = f"{config.latency.threads} thread{'s' if config.latency.threads > 1 else ''}"
+    return " · ".join(
+        filter(None, [config.model.name, *Combination.of_config(config).cells, threads])
+    )
+
+
+def draw(breakdowns: Sequence[Breakdown], title: str) -> Figure:
+    """Two bars for each batch size, FP32 and 8 bits, stacked by operator, the longest below."""
+    longest = {each.name: 0.0 for found in breakdowns for each in found.operators()}
+    for found in breakdowns:
+        for each in found.operators():
+            share = max(each.ms, each.fp32_ms) / (found.total_ms() or 1)
+            longest[each.name] = max(longest[each.name], share)
+    shown = sorted(longest, key=lambda name: -longest[name])[:_COLOURED]
+    figure = Figure(figsize=(4.2 * len(breakdowns) + 2.6, 4.8), layout="constrained")
+    panels = figure.subplots(1, len(breakdowns), squeeze=False)[0]
+    for axes, found in zip(panels, breakdowns, strict=True):
+        bottoms = [0.0, 0.0]
+        rows = {each.name: (each.fp32_ms, each.ms) for each in found.operators()}
+        others = [sum(v[side] for name, v in rows.items() if name not in shown) for side in (0, 1)]
+        for place, name in enumerate([*shown, "others"]):
+            heights = others if name == "others" else rows.get(name, (0.0, 0.0))
+            colour = "lightgrey" if name == "others" else f"C{place}"
+            axes.bar((0, 1), heights, bottom=bottoms, color=colour, width=0.6, label=plain(name))
+            bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+        axes.set_xticks((0, 1), ("FP32", "8 bits"))
+        axes.set_ylabel("ms for a batch")
+        axes.set_title(f"batch {found.batch_size}")
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8)
+    figure.suptitle(plain(title), x=0.01, ha="left")
+    return figure
