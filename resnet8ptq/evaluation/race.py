@@ -58,9 +58,9 @@ class Race:
     def of(cls, timings: Mapping[str, Timings], batch_size: int, threads: int) -> "Race":
         """Return the race of models that were timed in turns."""
         return cls(
-            {name: _blocks(found.single_ms) for name, found in timings.items()},
+            {name: to_blocks(found.single_ms) for name, found in timings.items()},
             {
-                name: _blocks(found.batch_ms)
+                name: to_blocks(found.batch_ms)
                 for name, found in timings.items()
                 if found.batch_ms is not None
             },
@@ -89,7 +89,8 @@ class Race:
         return cls(single, batch, int(kept["batch_size"]), int(kept["threads"]))
 
 
-def _blocks(times: NDArray[np.float64]) -> Blocks:
+def to_blocks(times: NDArray[np.float64]) -> Blocks:
+    """Return the median of each block of turns [repeats], in the same unit."""
     parts = np.array_split(times, min(BLOCKS, len(times)))
     return [float(np.median(part)) for part in parts]
 

@@ -1,0 +1,102 @@
+"""`python -m benchmarks.formats`: QDQ or QOperator, weights per tensor or per channel, on this CPU.
+
+ONNX Runtime's guidance prefers QDQ, and per tensor on CPUs; the flagship is neither. All four are
+made by a sweep on CIFAR-10, loaded again in one process, and timed in turns with FP32: at four
+batch sizes, and while they load. Prints a table in Markdown.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import process
+from benchmarks.setting import REPO
+from benchmarks.tables import table
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config.loading import load_config
+from resnet8ptq.core import cache
+from resnet8ptq.core.machine import VNNI, cpu
+from resnet8ptq.data import locate, registry
+from resnet8ptq.evaluation.latency import time_in_turns
+from resnet8ptq.evaluation.race import Blocks, ratio, to_blocks
+from resnet8ptq.evaluation.trial import as_fp32
+from resnet8ptq.experiment.compatibility import fit
+from resnet8ptq.models import model
+
+SWEEP = (
+    *("-m", "format=qdq,qoperator", "per_channel=false,true", "backend=onnx", "dtype=u8s8"),
+    *("calib=percentile", "calib.percentile=99.99", "float_output=true", "slim=true"),
+    *("latency.enabled=false", "evaluate.choice=none"),
+)
+BATCHES = {1: 1000, 8: 300, 64: 60, 256: 20}  # images at a time, and how often
+LOADS = 40
+
+
+def main() -> int:
+    """Run the sweep, time its files, print the table; return the exit code."""
+    exact = [] if not VNNI.isdisjoint(cpu()[1]) else ["reduce_range=true"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command: list[str | Path] = [sys.executable, REPO / "run.py", *SWEEP, *exact]
+        process.run(command, folder, {**os.environ, "PYTHONPATH": str(REPO)})
+        runs = sorted(folder.glob("runs/sweeps/*/*/*/result.json"))
+        print(table(HEADS, measure([path.parent for path in runs], folder)))
+    return 0
+
+
+HEADS = (
+    *("format", "weights", "correct", "bytes", "load ms"),
+    *(f"speedup at {size} (95%)" for size in BATCHES),
+)
+
+
+def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
+    """Return a row of cells for each run of the sweep."""
+    configs = [load_config(run / "config.yaml") for run in runs]
+    first = configs[0]
+    runtime = cache.runtime(first.cache_dir, 1)
+    data = registry.read(locate.settle(first.data), first.preprocess, runtime.cache_root, None)
+    fp32 = model.load(first.model, data, runtime.cache_root)
+    split = fit(data, fp32).test
+    paths = [*(run / "model.onnx" for run in runs), fp32.onnx_path]
+    loads = [
+        partial(make_quantizer(config, runtime).load, path, 1)
+        for config, path in zip([*configs, as_fp32(first)], paths, strict=True)
+    ]
+    took: list[list[float]] = [[] for _ in loads]
+    for _ in range(LOADS):
+        for times, load in zip(took, loads, strict=True):
+            start = time.perf_counter()
+            load()
+            times.append(1000 * (time.perf_counter() - start))
+    predictors = [load() for load in loads]
+    blocks: dict[int, list[Blocks]] = {
+        size: [to_blocks(times) for times in time_in_turns(predictors, split, size, repeats)]
+        for size, repeats in BATCHES.items()
+    }
+    rows = []
+    for place, (run, config) in enumerate(zip(runs, configs, strict=True)):
+        metrics = json.loads((run / "result.json").read_text())["metrics"]
+        ratios = [ratio(found[place], found[-1]) for found in blocks.values()]
+        rows.append(
+            [
+                *(config.format or "qdq", "per channel" if config.per_channel else "per tensor"),
+                *(f"{metrics['correct']:.0f}", f"{metrics['size_bytes']:,.0f}"),
+                f"{np.median(took[place]):.1f}",
+                *(f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios),
+            ]
+        )
+    size = fp32.onnx_path.stat().st_size
+    fp32_ms = [f"{np.median(found[-1]):.3f} ms" for found in blocks.values()]
+    rows.append(["FP32", "", "", f"{size:,}", f"{np.median(took[-1]):.1f}", *fp32_ms])
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
