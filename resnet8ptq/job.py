@@ -116,7 +116,7 @@ def record(
     earlier: Sequence["Record"] = (),
 ) -> "Record":
     """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record."""
-    from resnet8ptq.experiment.layers.sensitivity import run_analysis
+    from resnet8ptq.experiment.analyses import run_analysis
     from resnet8ptq.experiment.pipeline import run_experiment
     from resnet8ptq.tracking.run import replace_runs, start_run
 

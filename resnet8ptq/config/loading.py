@@ -93,14 +93,17 @@ def _check_together(config: RunConfig) -> None:
     timed = [name for name in config.objectives or [] if name.startswith(("latency", "speedup"))]
     if timed and not config.latency.enabled:
         raise ConfigError(f"latency.enabled: got false, takes true with objectives={timed[0]}")
-    if config.analysis.name == "sensitivity":
-        with_it = f"with analysis={config.analysis.name}"
+    analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
+    if analysis in ("sensitivity", "diagnose"):
         dtypes = " | ".join(name for name in DTYPES if name != "fp32")
         require("dtype.name", "fp32", config.dtype.name != "fp32", f"{dtypes} {with_it}")
+    if analysis == "sensitivity":
         require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
         require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
-    elif config.analysis.name is None and config.analysis != AnalysisConfig():
+    elif config.analysis != AnalysisConfig(analysis):
         raise ConfigError("analysis: its keys have no effect without +analysis=sensitivity")
+    if analysis == "diagnose":
+        require("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
 
 
 def check_objectives(objectives: Sequence[str]) -> None:
