@@ -9,7 +9,8 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import printable
-from resnet8ptq.tasks.contract import Comparison, Metric
+from resnet8ptq.tasks.contract import Comparison, Metric, Task
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 HELPS_DB = 1.0  # of the output's SQNR: less may be luck
 
@@ -87,6 +88,7 @@ class Outcome:
         won: how much better that is than with the settings as they are, see `Metric.drop`.
         sqnr_db: of the output; infinite where it is FP32's.
         won_db: more SQNR than with the settings as they are.
+        p_value: of the task's paired test between the two; None where it has none.
         reason: why it could not be tried; empty where it was.
     """
 
@@ -95,12 +97,14 @@ class Outcome:
     won: float = 0.0
     sqnr_db: float = math.nan
     won_db: float = -math.inf
+    p_value: float | None = None
     reason: str = ""
 
     @property
     def helps(self) -> bool:
-        """Whether it wins back more than luck would."""
-        return self.won_db >= HELPS_DB
+        """Whether it wins back more than luck would, of the SQNR or of the metric."""
+        significant = self.p_value is not None and self.p_value < SIGNIFICANCE
+        return self.won_db >= HELPS_DB or (significant and self.won > 0)
 
     def say(self, before: "Outcome", metric: Metric) -> str:
         """Return what was measured, in words."""
@@ -114,20 +118,26 @@ Compare = Callable[[RunConfig], Comparison]
 
 
 def as_it_is(found: Comparison) -> Outcome:
-    """Return what the settings as they are come to."""
+    """Return what the settings as they are come to, compared with FP32."""
     return Outcome("", found.model.value, 0.0, _sqnr_db(found), 0.0)
 
 
 def attempt(
-    config: RunConfig, changes: Sequence[Change], before: Outcome, metric: Metric, compare: Compare
+    config: RunConfig,
+    changes: Sequence[Change],
+    reference: Comparison,
+    task: Task,
+    compare: Compare,
 ) -> list[Outcome]:
     """Try each change by itself; return what helps most first, what cannot be tried last.
 
+    Ranked by SQNR, in which a difference of a few samples does not count.
+
     Args:
-        before: with the settings as they are.
+        reference: the settings as they are, compared with FP32.
         compare: quantizes as it is told, and compares with FP32 on the held-out samples.
     """
-    outcomes = []
+    before, outcomes = as_it_is(reference), []
     for change in track(changes, "Trying changes", "changes"):
         try:
             found = compare(change.apply(config))
@@ -135,10 +145,11 @@ def attempt(
             outcomes.append(Outcome(change.words, reason=printable(str(error))))
             continue
         value, sqnr_db = found.model.value, _sqnr_db(found)
-        won = metric.drop(before.value - value, before.value)
+        won = task.metric.drop(before.value - value, before.value) + 0.0  # no -0.0
         gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
-        outcomes.append(Outcome(change.words, value, won, sqnr_db, gain))
-    return sorted(outcomes, key=lambda outcome: -outcome.won_db)
+        p_value = task.compare(found.model, reference.model).p_value
+        outcomes.append(Outcome(change.words, value, won, sqnr_db, gain, p_value))
+    return sorted(outcomes, key=lambda outcome: (not outcome.helps, -outcome.won_db))
 
 
 def _sqnr_db(found: Comparison) -> float:

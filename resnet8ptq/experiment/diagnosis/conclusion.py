@@ -10,7 +10,6 @@ from resnet8ptq.experiment.diagnosis.measuring import Measured
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.contract import Metric
 
-
 AS_IT_IS = Outcome("")
 
 

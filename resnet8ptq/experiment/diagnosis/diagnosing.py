@@ -57,7 +57,7 @@ def _diagnose(workshop: "_Workshop") -> DiagnosisResult:
     subject = workshop.subject
     config, task = subject.config, subject.task
     trial, network = workshop.quantize(config)
-    before = changes.as_it_is(workshop.compare(trial))
+    reference = workshop.compare(trial)
     measured = measuring.measure(
         onnx.load(network.onnx_path),
         onnx.load(trial.artifact.path),
@@ -77,8 +77,8 @@ def _diagnose(workshop: "_Workshop") -> DiagnosisResult:
     outcomes = changes.attempt(
         config,
         list(tried.values()),
-        before,
-        task.metric,
+        reference,
+        task,
         lambda variant: workshop.compare(workshop.quantize(variant)[0]),
     )
     return DiagnosisResult(
@@ -86,7 +86,7 @@ def _diagnose(workshop: "_Workshop") -> DiagnosisResult:
         measured=measured,
         findings=tuple(found),
         outcomes=tuple(outcomes),
-        before=before,
+        before=changes.as_it_is(reference),
         metric=task.metric,
         fp32_value=workshop.reference.value,
         images=len(subject.held_out),

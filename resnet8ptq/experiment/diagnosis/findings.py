@@ -84,9 +84,9 @@ def clipped(measured: Measured, config: RunConfig) -> Finding | None:
     return Finding(
         "clipped activation",
         _names(hit),
-        f"{worst.beyond / worst.count:.2%} of its values lie beyond the calibrated range "
-        f"{_range(worst)}, up to {worst.spread.low:.4g} and {worst.spread.high:.4g}: rounding to "
-        f"that range leaves {worst.rounding_db:.1f} dB",
+        f"its values lie within {worst.spread.low:.4g} to {worst.spread.high:.4g}, "
+        f"{worst.beyond / worst.count:.2%} of them beyond the calibrated range {_range(worst)}, "
+        f"which leaves {worst.rounding_db:.1f} dB",
         (more,) if config.calib.name == "minmax" else (calibrate("minmax"),),
     )
 
@@ -160,7 +160,7 @@ def outlier_weight(measured: Measured, config: RunConfig) -> Finding | None:
         tuple(weight.name for weight in hit),
         f"its largest is {worst.spread.peak:.4g}, where 99% lie below {worst.spread.reach:.4g}: "
         f"these keep {worst.spread.bulk_db:.1f} dB",
-        (*more, leave_in_float(config, [worst.node])),
+        (*more, leave_in_float(config, _around(measured, worst.node))),
     )
 
 
@@ -237,6 +237,16 @@ def worst_layer(measured: Measured) -> tuple[str, ...]:
     layers = [found for found in measured.activations if found.tensor.layer]
     worst = min(layers, key=lambda found: found.layer.sqnr_db, default=None)
     return () if worst is None else (worst.tensor.layer,)
+
+
+def _around(measured: Measured, node: str) -> tuple[str, ...]:
+    """Return the nodes that make and take what a layer makes.
+
+    ONNX Runtime quantizes the weights of a convolution between rounded tensors when it loads the
+    file, although they were left in float.
+    """
+    made = (each.tensor.nodes for each in measured.activations if each.tensor.layer == node)
+    return next(made, (node,))
 
 
 def _is_lost(channel: Spread) -> bool:
