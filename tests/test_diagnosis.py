@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from calling import call
 from conftest import make_config
 from onnx import TensorProto, helper, numpy_helper
 
@@ -259,6 +260,19 @@ def test_files_hold_every_tensor(diagnose: Any, tmp_path: Path) -> None:
     assert (tmp_path / "diagnosis.png").stat().st_size > 0
     metrics = result.to_metrics()
     assert metrics["findings"] == 0 and metrics["accuracy"] == 1
+
+
+@pytest.mark.slow
+def test_a_diagnosis_is_logged(tmp_path: Path) -> None:
+    short = ("data=shapes", "calib.samples_per_class=10", "held_out_images=100")
+    done = call(tmp_path, *short, "+analysis=diagnose", "dtype=uint8", "calib=entropy")
+    assert done.code == 0, done.err
+    assert "what is wrong: clipped activation in " in done.out
+    (run,) = done.runs
+    assert {"diagnosis.csv", "diagnosis.md", "diagnosis.png"} <= set(done.artifacts(run))
+    assert run.data.metrics["findings"] >= 1
+    assert run.data.metrics["best_sqnr_db"] > run.data.metrics["sqnr_db"]
+    assert run.data.params["held_out_digest"]
 
 
 @pytest.mark.parametrize("override", ["backend=torch", "backend=tflite", "method=dynamic"])

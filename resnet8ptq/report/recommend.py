@@ -43,7 +43,8 @@ def why_none(family: Family, limits: ReportConfig) -> list[str]:
         tried = any(cell.record.params.get("per_channel") == "true" for cell in measured)
         lines.append(
             f"To lose less: {'' if tried else 'per_channel=true; '}another calibration (calib=); "
-            "nodes_to_exclude=auto, which leaves layers in float; +analysis=sensitivity names them."
+            "nodes_to_exclude=auto, which leaves layers in float; +analysis=sensitivity names "
+            "them, +analysis=diagnose says why."
         )
     return lines
 

@@ -59,8 +59,14 @@ class DiagnosisResult(RunResult):
     @property
     def conclusion(self) -> list[str]:
         """What is wrong and what helps, in lines."""
-        lines = [f"what is wrong: {finding.say()}" for finding in self.reasons]
+        lines = [f"what is wrong: {each.say()}{self._say_answer(each)}" for each in self.reasons]
         return [*(lines or [self._nothing()]), self._help()]
+
+    def _say_answer(self, finding: Finding) -> str:
+        answer = self.answer(finding)
+        if answer is None or not answer.helps:
+            return ""
+        return f"; {answer.words} answers it ({answer.won_db:+.1f} dB)"
 
     def _nothing(self) -> str:
         metric, before = self.metric, self.before
@@ -79,7 +85,10 @@ class DiagnosisResult(RunResult):
 
     def summary(self) -> str:
         """Return the outcome in one line."""
-        return "; ".join(self.conclusion)
+        found = ", ".join(f"{each.name} in {each.tensors[0]}" for each in self.reasons)
+        best = next((each for each in self.outcomes if each.helps), None)
+        helps = "nothing tried helps" if best is None else f"{best.words} helps most"
+        return f"{found or 'nothing found'}; {helps}"
 
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""

@@ -101,7 +101,7 @@ def _findings(result: DiagnosisResult) -> list[list[str]]:
         answer = result.answer(finding)
         won = "" if answer is None else f"{answer.won_db:+.1f} dB"
         if not result.costs(finding):
-            won = f"{won}, no reason".lstrip(", ")
+            won = f"by itself nothing ({won})" if answer else "not tried"
         words = answer.words if answer else ", ".join(each.words for each in finding.changes)
         rows.append([finding.name, finding.tensors[0], words, won])
     return rows
@@ -219,6 +219,8 @@ def draw(result: DiagnosisResult, title: str) -> Figure:
     changes.axvline(0, color="black", linewidth=0.8)
     changes.margins(x=0.3)  # room for the labels
     changes.set_xlabel("SQNR of the output won back (dB)")
+    for axes in (along, weights):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in (along, weights, changes):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(plain(title), x=0.01, ha="left")

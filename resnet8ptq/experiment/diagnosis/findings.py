@@ -137,8 +137,8 @@ def channels_of_one_scale(measured: Measured, config: RunConfig) -> Finding | No
     return Finding(
         "channels of very different scale",
         tuple(weight.name for *_, weight in hit),
-        f"one scale serves channels whose weights differ by about {ratio:.0f} times: {lost} of "
-        f"{len(worst.channels)} channels keep less than {LOW_DB:.0f} dB",
+        f"one scale serves channels whose weights differ by up to about {ratio:.0f} times: {lost} "
+        f"of {len(worst.channels)} channels keep less than {LOW_DB:.0f} dB",
         (PER_CHANNEL,),
     )
 
