@@ -19,7 +19,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.analyses import run_analysis
 from resnet8ptq.experiment.diagnosis import measuring
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
-from resnet8ptq.experiment.diagnosis.findings import wrong_preprocessing
+from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
 from resnet8ptq.experiment.diagnosis.measuring import Measured, Noise, Spread
 
 CLASSES = 3
@@ -221,6 +221,16 @@ def test_wrong_preprocessing_is_named(diagnose: Any) -> None:
     result = diagnose(healthy(), "preprocess=raw")
     assert names(result)[0] == "wrong preprocessing"
     assert "preprocess=unit gets 100.00%" in result.conclusion[0]
+
+
+def test_kernels_of_which_only_the_output_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are other kernels where tensors between them are asked for."""
+    monkeypatch.setattr(machine, "has_vnni", lambda: False)
+    some, config = Spread(), make_config("data=shapes")
+    for noise, found in ((1.0, "the output"), (1e-6, None)):
+        measured = Measured((), (), Noise(100, 1e-7), Noise(100, noise), some, some, 1)
+        finding = saturated_sum(measured, config)
+        assert (finding and finding.tensors[0]) == found
 
 
 def test_calibration_samples_in_another_range_are_named() -> None:

@@ -25,6 +25,7 @@ UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both side
 OUTLIER = 8  # the largest value against the octave below which 99% of the values lie
 JOINED_UNLIKE = 16
 OFF_SHARE = 1e-4  # of the values of a tensor
+KERNEL_DB = 30.0  # of the output: what rounding alone leaves of it is more
 OTHER_RANGE = 4
 
 
@@ -98,7 +99,8 @@ def saturated_sum(measured: Measured, config: RunConfig) -> Finding | None:
     255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
     """
     hit = [found for found in measured.activations if found.off > OFF_SHARE * found.count]
-    whole = measured.kernels.noise > measured.arithmetic.noise
+    ends = measured.kernels
+    whole = ends.noise > measured.arithmetic.noise and ends.sqnr_db < KERNEL_DB
     if not hit and not whole:
         return None
     hit.sort(key=lambda found: -found.off / found.count)
@@ -109,7 +111,7 @@ def saturated_sum(measured: Measured, config: RunConfig) -> Finding | None:
         )
     else:
         meaning = (
-            f"they leave {measured.kernels.sqnr_db:.1f} dB against float arithmetic on the same "
+            f"integer kernels leave {ends.sqnr_db:.1f} dB against float arithmetic on the same "
             "integers, and so add more noise than quantization itself"
         )
     signed = any(weight.dtype == "int8" for weight in measured.weights)
