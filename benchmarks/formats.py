@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +21,12 @@ from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import load_config
-from resnet8ptq.core import cache
-from resnet8ptq.core.machine import VNNI, cpu
-from resnet8ptq.data import locate, registry
+from resnet8ptq.core import cache, machine
+from resnet8ptq.data import locate
 from resnet8ptq.evaluation.latency import time_in_turns
 from resnet8ptq.evaluation.race import Blocks, ratio, to_blocks
 from resnet8ptq.evaluation.trial import as_fp32
-from resnet8ptq.experiment.compatibility import fit
-from resnet8ptq.models import model
+from resnet8ptq.experiment.compatibility import load as load_subject
 
 SWEEP = (
     *("-m", "format=qdq,qoperator", "per_channel=false,true", "backend=onnx", "dtype=u8s8"),
@@ -40,7 +39,7 @@ LOADS = 40
 
 def main() -> int:
     """Run the sweep, time its files, print the table; return the exit code."""
-    exact = [] if not VNNI.isdisjoint(cpu()[1]) else ["reduce_range=true"]
+    exact = [] if machine.has_vnni() else ["reduce_range=true"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command: list[str | Path] = [sys.executable, REPO / "run.py", *SWEEP, *exact]
@@ -61,9 +60,9 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     configs = [load_config(run / "config.yaml") for run in runs]
     first = configs[0]
     runtime = cache.runtime(first.cache_dir, 1)
-    data = registry.read(locate.settle(first.data), first.preprocess, runtime.cache_root, None)
-    fp32 = model.load(first.model, data, runtime.cache_root)
-    split = fit(data, fp32).test
+    settled = replace(first, data=locate.settle(first.data))
+    data, fp32 = load_subject(settled, runtime.cache_root)
+    split = data.test
     paths = [*(run / "model.onnx" for run in runs), fp32.onnx_path]
     loads = [
         partial(make_quantizer(config, runtime).load, path, 1)

@@ -4,7 +4,6 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, cast
 
 from hydra.conf import HydraConf
@@ -18,17 +17,10 @@ from resnet8ptq.core.errors import ConfigError, PtqError
 from resnet8ptq.core.registry import look_up
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
-    from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.tracking.history import Record
     from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
-
-EXPERIMENTS = {  # by `analysis.name`: what a run does, in its folder and recorder
-    None: "resnet8ptq.experiment.pipeline:run_experiment",
-    "sensitivity": "resnet8ptq.experiment.layers.sensitivity:run_analysis",
-    "profile": "resnet8ptq.experiment.profiling.profile:run_analysis",
-}
 
 
 def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Record | None":
@@ -133,6 +125,8 @@ def record(
     earlier: Sequence["Record"] = (),
 ) -> "Record":
     """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record."""
+    from resnet8ptq.experiment.analyses import run_analysis
+    from resnet8ptq.experiment.pipeline import run_experiment
     from resnet8ptq.tracking.run import replace_runs, start_run
 
     parts = (
@@ -146,7 +140,7 @@ def record(
     with start_run(store, name, composed, folder, parent_id, tags) as opened:
         replace_runs(store, earlier, opened)
         config = parse_config(cfg)
-        experiment = resolve_name(EXPERIMENTS[config.analysis.name])
-        result: RunResult = experiment(config, folder, opened)
+        experiment = run_experiment if config.analysis.name is None else run_analysis
+        result = experiment(config, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
     return opened.record

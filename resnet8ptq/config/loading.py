@@ -118,9 +118,8 @@ def _check_together(config: RunConfig) -> None:
     timed = [name for name in config.objectives or [] if name.startswith(("latency", "speedup"))]
     if timed and not config.latency.enabled:
         raise ConfigError(f"latency.enabled: got false, takes true with objectives={timed[0]}")
-    analysis = config.analysis.name
-    if analysis in ("sensitivity", "profile"):
-        with_it = f"with analysis={analysis}"
+    analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
+    if analysis in ("sensitivity", "diagnose", "profile"):
         dtypes = " | ".join(name for name in DTYPES if name != "fp32")
         require("dtype.name", "fp32", config.dtype.name != "fp32", f"{dtypes} {with_it}")
     if analysis == "sensitivity":
@@ -128,10 +127,11 @@ def _check_together(config: RunConfig) -> None:
         require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
     elif config.analysis != AnalysisConfig(analysis):
         raise ConfigError("analysis: its keys have no effect without +analysis=sensitivity")
+    if analysis in ("diagnose", "profile"):
+        require("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
     if analysis == "profile":
         if not config.latency.enabled:
             raise ConfigError(f"latency.enabled: got false, takes true {with_it}")
-        require("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
         require("method", config.method, config.method != "qat", f"static | dynamic {with_it}")
 
 

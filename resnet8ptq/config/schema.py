@@ -297,11 +297,11 @@ class BenchmarkConfig:
 class AnalysisConfig:
     """What is run instead of one quantization.
 
-    `sensitivity` quantizes layer by layer; `profile` times operator by operator; `inspect` says
-    what the network is and takes.
+    `sensitivity` quantizes layer by layer; `diagnose` says why the quantized network is worse than
+    FP32; `profile` times operator by operator; `inspect` says what the network is and takes.
     """
 
-    name: str | None = limited(None, one_of("sensitivity", "profile", "inspect"))
+    name: str | None = limited(None, one_of("sensitivity", "diagnose", "profile", "inspect"))
     mode: str = limited("one_at_a_time", one_of("one_at_a_time", "all_but_one"))
 
 

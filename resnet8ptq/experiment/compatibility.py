@@ -1,11 +1,15 @@
-"""Whether a data set, a network and a task fit each other."""
+"""Data, network and task of a run: read, and checked to fit each other."""
 
-from resnet8ptq.config.schema import TaskConfig
+from pathlib import Path
+
+from resnet8ptq.config.schema import RunConfig, TaskConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
+from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.models import model
 from resnet8ptq.models.contract import find_layout
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks import registry
+from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
 
 
@@ -23,6 +27,17 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
             f"({fp32.conversion.why_fixed})"
         )
     return dataset.arranged(find_layout(dataset.test.input_shape, contract), contract.batch)
+
+
+def load(config: RunConfig, cache_root: Path) -> tuple[Dataset, Fp32Model]:
+    """Read data, whose place is settled, and network; return the data as the network takes them.
+
+    Raises:
+        PtqError: what is missing or does not fit, in one line.
+    """
+    data = registry.read(config.data, config.preprocess, cache_root, config.calib.images)
+    fp32 = model.load(config.model, data, cache_root)
+    return fit(data, fp32), fp32
 
 
 def settle_task(config: TaskConfig, dataset: Dataset, scored: Split, fp32: Fp32Model) -> Task:
@@ -44,6 +59,6 @@ def settle_task(config: TaskConfig, dataset: Dataset, scored: Split, fp32: Fp32M
         dataset.class_ids,
     )
     try:
-        return registry.make(config, setting)
+        return tasks.make(config, setting)
     except ModelError as error:
         raise ModelError(f"{fp32.source}: {error}") from None

@@ -3,21 +3,18 @@
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import load_config
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
-from resnet8ptq.data import locate, registry
-from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data import locate
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.pace import Load
 from resnet8ptq.evaluation.race import Race
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment.compatibility import fit
-from resnet8ptq.models import model
-from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.experiment.compatibility import load
 
 
 def run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
@@ -34,7 +31,8 @@ def run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
     configs |= {folder: load_config(folder / "config.yaml") for folder in baselines.values()}
     first = next(iter(configs.values()))
     runtime = cache.runtime(first.cache_dir, first.threads)
-    data, fp32 = _load(first, runtime.cache_root)
+    settled = replace(first, data=locate.settle(first.data))
+    data, fp32 = load(settled, runtime.cache_root)
     bench = Bench(fp32.sha256, runtime)
     loads: dict[str, Load] = {}
     with ExitStack() as stack:
@@ -49,10 +47,3 @@ def run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
         timed = latency.measure(list(loads.values()), data.test, first.latency)
     settings = first.latency
     return Race.of(dict(zip(loads, timed, strict=True)), settings.batch_size, settings.threads)
-
-
-def _load(config: RunConfig, cache_root: Path) -> tuple[Dataset, Fp32Model]:
-    settled = locate.settle(config.data)
-    data = registry.read(settled, config.preprocess, cache_root, config.calib.images)
-    fp32 = model.load(config.model, data, cache_root)
-    return fit(data, fp32), fp32

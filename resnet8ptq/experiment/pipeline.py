@@ -16,7 +16,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
-from resnet8ptq.data import locate, registry
+from resnet8ptq.data import locate
 from resnet8ptq.data.sampling import choose_scored, draw_calibration, draw_held_out
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
@@ -25,9 +25,8 @@ from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment import choice, mlperf_tiny, outputs, preparation, preprocessing_check
-from resnet8ptq.experiment.compatibility import fit, settle_task
+from resnet8ptq.experiment.compatibility import load, settle_task
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.models import model
 from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -68,11 +67,9 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     memory = PeakMemory()
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = registry.read(config.data, config.preprocess, runtime.cache_root, config.calib.images)
-    fp32 = model.load(config.model, dataset, runtime.cache_root)
+    dataset, fp32 = load(config, runtime.cache_root)
     run.log_params(fp32.describe())
     _warn_of_saturation(resolved, fp32)
-    dataset = fit(dataset, fp32)
     scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
     task = settle_task(config.task, dataset, scored.test, fp32)
     run.log_params(task.describe())

@@ -14,15 +14,19 @@ Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input t
 
 
 def open_session(
-    model: str | bytes, threads: int, traced: Path | None = None
+    model: str | bytes, threads: int, traced: Path | None = None, optimized: bool = True
 ) -> onnxruntime.InferenceSession:
     """Load a model, from a file or from bytes, to run on so many threads; 0: every core.
 
     Args:
         traced: a folder where its nodes are timed: `end_profiling` names the trace there, and
             `optimized.onnx` is the graph that runs.
+        optimized: False: each node by itself, so that QDQ graphs are computed in float.
     """
     options = onnxruntime.SessionOptions()
+    if not optimized:
+        level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.graph_optimization_level = level
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what is wrong comes as an exception

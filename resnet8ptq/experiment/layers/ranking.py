@@ -54,8 +54,6 @@ class SensitivityResult(RunResult):
 
     def summary(self) -> str:
         """Return the outcome in one line."""
-        if not self.layers:
-            return f"{self.status}: {self.reason}"
         first = self.layers[0]
         done = "quantized alone" if self.mode == "one_at_a_time" else "left in float"
         return f"most sensitive: {first.name}, {first.sqnr_db:.1f} dB {done}"

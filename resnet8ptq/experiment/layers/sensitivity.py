@@ -16,69 +16,40 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data import locate, registry
-from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.evaluate import targets_of
-from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
-from resnet8ptq.experiment.compatibility import fit, settle_task
+from resnet8ptq.evaluation.trial import Trial, as_fp32
 from resnet8ptq.experiment.layers import sensitivity_table
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.experiment.subject import open_subject
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.logits import end_at_logits
-from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import LOGITS, Comparison, Scores, Targets, Task
 
 
-def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> SensitivityResult:
-    """Quantize layer by layer, rank the layers, and record; print the table.
-
-    Args:
-        config: what to run; `analysis` says how.
-        folder: the run's own folder, existing; all its files land there.
-        run: the open MLflow run that records it.
-
-    Raises:
-        PtqError: anything that went wrong, in one line.
-    """
+def analyse(config: RunConfig, folder: Path, run: Recorder) -> SensitivityResult:
+    """Quantize layer by layer, rank the layers, and print the table; see `analyses`."""
     runtime = cache.runtime(config.cache_dir, config.threads)
-    try:
-        # What is asked for by name must be one that the framework takes.
-        resolved = make_quantizer(vary(config, "a layer"), runtime).resolve()
-    except UnsupportedError as reason:
-        run.log_config(config)
-        result = SensitivityResult("unsupported", str(reason))
-        run.log_result(result)
-        return result
-
-    config = replace(config, data=locate.settle(config.data))
-    run.log_config(config)
-    dataset = registry.read(config.data, config.preprocess, runtime.cache_root, config.calib.images)
-    fp32 = model.load(config.model, dataset, runtime.cache_root)
-    dataset = fit(dataset, fp32)
-    held_out = draw_held_out(dataset, config.held_out_images)
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
-    digests = {"calibration_digest": calibration.digest, "held_out_digest": held_out.digest}
-    task = settle_task(config.task, dataset, held_out, fp32)
-    run.log_params(task.describe())
+    # What is asked for by name must be one that the framework takes.
+    resolved = make_quantizer(vary(config, "a layer"), runtime).resolve()
+    subject = open_subject(config, run)
+    held_out, task = subject.held_out, subject.task
 
     with tempfile.TemporaryDirectory() as scratch:
-        network, output = cut_softmax(fp32, Path(scratch, "logits.onnx"))
-        bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, output, task.reduction)
+        network, output = cut_softmax(subject.fp32, Path(scratch, "logits.onnx"))
+        bench = subject.bench(output)
 
         def measured(variant: RunConfig) -> Trial:
-            return bench.run(variant, network, calibration.split, held_out, Path(scratch))
+            return bench.run(variant, network, subject.calibration.split, held_out, Path(scratch))
 
         judge = Judge(task, targets_of(held_out), measured(as_fp32(config)))
         result = _analyse(config, judge, network, measured)
-    params = {**resolved.to_params(), "sqnr_of": output, **digests}
+    params = {**resolved.to_params(), "sqnr_of": output, **subject.digests}
     result = replace(result, output=output, resolved=params)
 
-    sensitivity_table.write(folder, config, result)
-    sensitivity_table.print_table(result, sensitivity_table.describe(config))
-    run.log_result(result)
+    sensitivity_table.write(folder, subject.config, result)
+    sensitivity_table.print_table(result, sensitivity_table.describe(subject.config))
     return result
 
 

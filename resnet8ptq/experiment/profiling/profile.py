@@ -12,52 +12,36 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data import locate, registry
+from resnet8ptq.data import locate
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import latency, operators
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment.compatibility import fit
+from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.profiling import profile_table
 from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.models import model
 
 
-def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
-    """Quantize, reload, time whole runs and then every node beside FP32, and record.
+def analyse(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
+    """Quantize, reload, time whole runs and then every node beside FP32.
 
     Args:
         config: what to run; `latency` says how often, and on how many threads.
         folder: the run's own folder, existing; all its files land there.
         run: the open MLflow run that records it.
 
-    Returns:
-        The times; `unsupported` where the framework cannot tell them.
-
     Raises:
+        UnsupportedError: the framework cannot tell the times.
         PtqError: anything that went wrong, in one line.
     """
-    try:
-        return _profile(config, folder, run)
-    except UnsupportedError as reason:
-        result = ProfileResult("unsupported", str(reason))
-        run.log_config(config)
-        run.log_result(result)
-        return result
-
-
-def _profile(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
     runtime = cache.runtime(config.cache_dir, config.threads)
     quantizer, settings = make_quantizer(config, runtime), config.latency
     resolved = quantizer.resolve()
     quantizer.profile(folder, settings.threads)  # unsupported before any work; loads nothing yet
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
-    dataset = registry.read(config.data, config.preprocess, runtime.cache_root, config.calib.images)
-    fp32 = model.load(config.model, dataset, runtime.cache_root)
-    dataset = fit(dataset, fp32)
+    dataset, fp32 = load(config, runtime.cache_root)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [])
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(fp32.sha256, runtime, settings.batch_size, fp32.final)
@@ -85,7 +69,6 @@ def _profile(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
 
     profile_table.write(folder, config, result)
     profile_table.print_tables(result, profile_table.describe(config))
-    run.log_result(result)
     return result
 
 

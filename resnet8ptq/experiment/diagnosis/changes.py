@@ -1,0 +1,157 @@
+"""Changes of one setting that may win back what quantization costs, and what each came to."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from resnet8ptq.config.schema import DTYPES, DtypeConfig, RunConfig
+from resnet8ptq.core import machine
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import PtqError
+from resnet8ptq.core.text import printable
+from resnet8ptq.tasks.contract import Comparison, Metric, Task
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
+
+HELPS_DB = 1.0  # of the output's SQNR: less may be luck
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of one setting.
+
+    Attributes:
+        words: what to type.
+        apply: makes the changed settings.
+    """
+
+    words: str
+    apply: Callable[[RunConfig], RunConfig]
+
+
+PER_CHANNEL = Change("per_channel=true", lambda config: replace(config, per_channel=True))
+REDUCE_RANGE = Change("reduce_range=true", lambda config: replace(config, reduce_range=True))
+UINT8 = Change("dtype=uint8", lambda config: replace(config, dtype=DtypeConfig("uint8")))
+FLOAT_OUTPUT = Change("float_output=true", lambda config: replace(config, float_output=True))
+
+
+def calibrate(method: str) -> Change:
+    """Return another way to choose ranges from the calibration samples."""
+    return Change(
+        f"calib={method}",
+        lambda config: replace(config, calib=replace(config.calib, name=method, table=None)),
+    )
+
+
+def calibrate_with(samples_per_class: int) -> Change:
+    """Return another number of calibration samples."""
+    return Change(
+        f"calib.samples_per_class={samples_per_class}",
+        lambda config: replace(
+            config, calib=replace(config.calib, samples_per_class=samples_per_class, table=None)
+        ),
+    )
+
+
+def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
+    """Return more nodes that stay in float, beside those that do already."""
+    every = list(dict.fromkeys([*config.nodes_to_exclude, *nodes]))
+    return Change(
+        f"nodes_to_exclude=[{','.join(every)}]",
+        lambda config: replace(config, nodes_to_exclude=every),
+    )
+
+
+def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
+    """Return the changes that are worth a trial whatever was found.
+
+    Args:
+        worst: nodes of the layer that loses most by itself; none where no layer is known.
+    """
+    changes = [] if config.per_channel else [PER_CHANNEL]
+    changes += [calibrate(name) for name in ("percentile", "minmax") if name != config.calib.name]
+    if DTYPES[config.dtype.name][1] == "int8":
+        changes.append(UINT8)
+        if not (config.reduce_range or machine.has_vnni()):
+            changes.append(REDUCE_RANGE)
+    if worst:
+        changes.append(leave_in_float(config, worst))
+    return changes if config.float_output else [*changes, FLOAT_OUTPUT]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a variant of the run comes to on the held-out samples.
+
+    Attributes:
+        words: the change; empty for the settings as they are.
+        value: the task's metric.
+        won: how much better that is than with the settings as they are, see `Metric.drop`.
+        sqnr_db: of the output; infinite where it is FP32's.
+        won_db: more SQNR than with the settings as they are.
+        p_value: of the task's paired test between the two; None where it has none.
+        reason: why it could not be tried; empty where it was.
+    """
+
+    words: str
+    value: float = math.nan
+    won: float = 0.0
+    sqnr_db: float = math.nan
+    won_db: float = -math.inf
+    p_value: float | None = None
+    reason: str = ""
+
+    @property
+    def helps(self) -> bool:
+        """Whether it wins back more than luck would, of the SQNR or of the metric."""
+        significant = self.p_value is not None and self.p_value < SIGNIFICANCE
+        return self.won_db >= HELPS_DB or (significant and self.won > 0)
+
+    def say(self, before: "Outcome", metric: Metric) -> str:
+        """Return what was measured, in words."""
+        return (
+            f"{metric.title} {metric.show(before.value)} -> {metric.show(self.value)}, "
+            f"SQNR {before.sqnr_db:.1f} -> {self.sqnr_db:.1f} dB"
+        )
+
+
+Compare = Callable[[RunConfig], Comparison]
+
+
+def as_it_is(found: Comparison) -> Outcome:
+    """Return what the settings as they are come to, compared with FP32."""
+    return Outcome("", found.model.value, 0.0, _sqnr_db(found), 0.0)
+
+
+def attempt(
+    config: RunConfig,
+    changes: Sequence[Change],
+    reference: Comparison,
+    task: Task,
+    compare: Compare,
+) -> list[Outcome]:
+    """Try each change by itself; return what helps most first, what cannot be tried last.
+
+    Ranked by SQNR, in which a difference of a few samples does not count.
+
+    Args:
+        reference: the settings as they are, compared with FP32.
+        compare: quantizes as it is told, and compares with FP32 on the held-out samples.
+    """
+    before, outcomes = as_it_is(reference), []
+    for change in track(changes, "Trying changes", "changes"):
+        try:
+            found = compare(change.apply(config))
+        except PtqError as error:
+            outcomes.append(Outcome(change.words, reason=printable(str(error))))
+            continue
+        value, sqnr_db = found.model.value, _sqnr_db(found)
+        won = task.metric.drop(before.value - value, before.value) + 0.0  # no -0.0
+        gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
+        p_value = task.compare(found.model, reference.model).p_value
+        outcomes.append(Outcome(change.words, value, won, sqnr_db, gain, p_value))
+    return sorted(outcomes, key=lambda outcome: (not outcome.helps, -outcome.won_db))
+
+
+def _sqnr_db(found: Comparison) -> float:
+    sqnr_db = found.sqnr_db  # None: the outputs are equal
+    return math.inf if sqnr_db is None else sqnr_db

@@ -1,0 +1,108 @@
+"""What a diagnosis comes to: which findings cost something, and what helps most."""
+
+import math
+from dataclasses import dataclass
+
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment.diagnosis.changes import Outcome
+from resnet8ptq.experiment.diagnosis.findings import Finding
+from resnet8ptq.experiment.diagnosis.measuring import Measured
+from resnet8ptq.tasks.classification import ACCURACY
+from resnet8ptq.tasks.contract import Metric
+
+AS_IT_IS = Outcome("")
+
+
+@dataclass(frozen=True)
+class DiagnosisResult(RunResult):
+    """Measurements, findings, and the changes that were tried, the best first.
+
+    Attributes:
+        measured: None where nothing was.
+        findings: all of them, also those that cost nothing.
+        before: the run as its settings have it.
+        metric: of which `fp32_value` is FP32's.
+        images: how many held-out samples were scored.
+        notes: on what was diagnosed.
+    """
+
+    measured: Measured | None = None
+    findings: tuple[Finding, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    before: Outcome = AS_IT_IS
+    metric: Metric = ACCURACY
+    fp32_value: float = 0.0
+    images: int = 0
+    notes: tuple[str, ...] = ()
+
+    def answer(self, finding: Finding) -> Outcome | None:
+        """Return the change that helps most against a finding, of those that could be tried."""
+        words = [change.words for change in finding.changes]
+        answers = (each for each in self.outcomes if each.words in words and not each.reason)
+        return next(answers, None)
+
+    def costs(self, finding: Finding) -> bool:
+        """Tell whether a finding is wrong for certain, or its answer wins something back."""
+        answer = self.answer(finding)
+        return finding.certain or (answer is not None and answer.helps)
+
+    @property
+    def reasons(self) -> list[Finding]:
+        """The findings that cost something: first what is certain, then what wins back most."""
+
+        def rank(finding: Finding) -> float:
+            answer = self.answer(finding)
+            return -math.inf if finding.certain or answer is None else -answer.won_db
+
+        return sorted(filter(self.costs, self.findings), key=rank)
+
+    @property
+    def conclusion(self) -> list[str]:
+        """What is wrong and what helps, in lines."""
+        lines = [f"what is wrong: {each.say()}{self._say_answer(each)}" for each in self.reasons]
+        return [*(lines or [self._nothing()]), self._help()]
+
+    def _say_answer(self, finding: Finding) -> str:
+        answer = self.answer(finding)
+        if answer is None or not answer.helps:
+            return ""
+        return f"; {answer.words} answers it ({answer.won_db:+.1f} dB)"
+
+    def _nothing(self) -> str:
+        metric, before = self.metric, self.before
+        return (
+            f"nothing found: no tensor stands out; {metric.title} {metric.show(before.value)}, "
+            f"FP32 {metric.show(self.fp32_value)}, SQNR {before.sqnr_db:.1f} dB"
+        )
+
+    def _help(self) -> str:
+        best = next((each for each in self.outcomes if each.helps), None)
+        where = f"{self.images:,} held-out samples"
+        if best is None:
+            return f"what helps: none of {len(self.outcomes)} changes tried on {where}"
+        told = best.say(self.before, self.metric)
+        return f"what helps: {best.words} (measured: {told}; {where})"
+
+    def summary(self) -> str:
+        """Return the outcome in one line."""
+        found = ", ".join(f"{each.name} in {each.tensors[0]}" for each in self.reasons)
+        best = next((each for each in self.outcomes if each.helps), None)
+        helps = "nothing tried helps" if best is None else f"{best.words} helps most"
+        return f"{found or 'nothing found'}; {helps}"
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every metric under its MLflow name."""
+        if self.measured is None:
+            return {}
+        name, before = self.metric.name, self.before
+        metrics: dict[str, float] = {
+            "images": self.images,
+            "findings": len(self.reasons),
+            name: before.value,
+            f"fp32_{name}": self.fp32_value,
+            "sqnr_db": before.sqnr_db,
+        }
+        for outcome in self.outcomes[:1]:
+            metrics |= {f"best_{name}": outcome.value, "best_sqnr_db": outcome.sqnr_db}
+        # The SQNR of an output that did not change is infinite, which no store can keep.
+        return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}

@@ -1,0 +1,232 @@
+"""What a diagnosis found: its tables, its files and its figure."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import figures, files
+from resnet8ptq.core.text import plain, printable, show
+from resnet8ptq.experiment.diagnosis.changes import Outcome
+from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
+from resnet8ptq.experiment.diagnosis.measuring import Activation, Measured, Weight
+from resnet8ptq.tasks.contract import Metric
+
+SHOWN = 8  # tensors of each kind in the terminal; diagnosis.csv has all of them
+Rows = Sequence[Sequence[str]]
+
+ACTIVATIONS = ("activation", "SQNR dB", "of its layer", "of rounding", "beyond range", "99% within")
+WEIGHTS = ("weight", "SQNR dB", "largest", "99% within")
+
+
+def describe(config: RunConfig) -> str:
+    """Return what was diagnosed, in one line: a title."""
+    return " · ".join([config.data.name, *Combination.of_config(config).cells, "diagnosis"])
+
+
+def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
+    """Write `config.yaml` and `diagnosis.csv`, `.md` and `.png`, each whole or not at all."""
+    assert result.measured is not None  # only measured diagnoses come here
+    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    files.write_text(folder / "diagnosis.csv", to_csv(result.measured))
+    files.write_text(folder / "diagnosis.md", to_markdown(result, describe(config)))
+    figures.save(draw(result, describe(config)), folder / "diagnosis.png")
+
+
+def to_csv(measured: Measured) -> str:
+    """Return one line for each tensor that is rounded, the lowest SQNR first: activations, weights.
+
+    Shares are of the tensor's values.
+    """
+    columns = ["kind", "tensor", "node", "sqnr_db", "layer_sqnr_db", "rounding_sqnr_db"]
+    columns += ["range_low", "range_high", "low", "high", "reach_99", "bulk_sqnr_db"]
+    rows: list[list[object]] = [[*columns, "beyond_range", "kernel_off", "kernel_most_off"]]
+    for found in _worst_activations(measured):
+        tensor, spread = found.tensor, found.spread
+        ratios = [found.network.sqnr_db, found.layer.sqnr_db, found.rounding_db]
+        seen = [tensor.low, tensor.high, spread.low, spread.high, spread.reach, spread.bulk_db]
+        shares = [found.beyond / found.count, found.off / found.count, found.most_off]
+        rows.append(["activation", tensor.name, tensor.layer, *ratios, *seen, *shares])
+    for weight in _worst_weights(measured):
+        spread = weight.spread
+        seen = [spread.low, spread.high, spread.reach, spread.bulk_db]
+        named = ["weight", weight.name, weight.node, weight.sqnr_db, "", weight.sqnr_db]
+        rows.append([*named, "", "", *seen, "", "", ""])
+    return files.to_csv(rows)
+
+
+def to_markdown(result: DiagnosisResult, title: str) -> str:
+    """Return the whole diagnosis as a page: the conclusion first."""
+    assert result.measured is not None
+    parts = [f"# {printable(title)}", *map(_escape, (*result.conclusion, *result.notes))]
+    if result.findings:
+        parts += ["## Findings", _markdown(FINDINGS, _findings(result))]
+    parts += ["## Changes tried", _markdown(_changes_columns(result.metric), _changes(result))]
+    parts += ["## Activations", _markdown(ACTIVATIONS, _activations(result.measured))]
+    parts += ["## Weights", _markdown(WEIGHTS, _weights(result.measured))]
+    return "\n\n".join([*parts, *_notes(result)]) + "\n"
+
+
+def print_tables(result: DiagnosisResult, title: str, console: Console | None = None) -> None:
+    """Print the conclusion, then what it rests on, to stdout."""
+    assert result.measured is not None
+    console = console or Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 130  # a pipe has no width; rich would fold the columns at 80
+    console.print(show(title), style="bold", highlight=False, markup=False)
+    for line in (*result.conclusion, *result.notes):
+        console.print(show(line), highlight=False, markup=False)
+    if result.findings:
+        _print(console, FINDINGS, _findings(result))
+    _print(console, _changes_columns(result.metric), _changes(result))
+    _print(console, ACTIVATIONS, _activations(result.measured)[:SHOWN])
+    _print(console, WEIGHTS, _weights(result.measured)[:SHOWN])
+    for line in _notes(result):
+        console.print(line, highlight=False, markup=False)
+
+
+FINDINGS = ("finding", "in", "answer", "won back")
+
+
+def _findings(result: DiagnosisResult) -> list[list[str]]:
+    rows = []
+    for finding in sorted(result.findings, key=lambda each: not result.costs(each)):
+        answer = result.answer(finding)
+        won = "" if answer is None else f"{answer.won_db:+.1f} dB"
+        if not result.costs(finding):
+            won = f"by itself nothing ({won})" if answer else "not tried"
+        words = answer.words if answer else ", ".join(each.words for each in finding.changes)
+        rows.append([finding.name, finding.tensors[0], words, won])
+    return rows
+
+
+def _changes_columns(metric: Metric) -> tuple[str, ...]:
+    return ("change", metric.title, "won back", "SQNR dB", "won back dB")
+
+
+def _changes(result: DiagnosisResult) -> list[list[str]]:
+    metric, before = result.metric, result.before
+    rows = [["(as it is)", metric.show(before.value), "", f"{before.sqnr_db:.1f}", ""]]
+    for each in result.outcomes:
+        rows.append([each.words, *_change(each, metric)])
+    return rows
+
+
+def _change(outcome: Outcome, metric: Metric) -> list[str]:
+    if outcome.reason:
+        return [f"not tried: {outcome.reason}", "", "", ""]
+    won = metric.show_lost(outcome.won)
+    return [metric.show(outcome.value), won, f"{outcome.sqnr_db:.1f}", f"{outcome.won_db:+.1f}"]
+
+
+def _activations(measured: Measured) -> list[list[str]]:
+    rows = []
+    for found in _worst_activations(measured):
+        ratios = [found.network.sqnr_db, found.layer.sqnr_db, found.rounding_db]
+        beyond, reach = found.beyond / found.count, found.spread.reach
+        ranged = [
+            f"{beyond:.2%}",
+            f"{reach:.3g} of {found.tensor.low:.3g} to {found.tensor.high:.3g}",
+        ]
+        rows.append([found.tensor.name, *(f"{ratio:.1f}" for ratio in ratios), *ranged])
+    return rows
+
+
+def _weights(measured: Measured) -> list[list[str]]:
+    return [
+        [each.name, f"{each.sqnr_db:.1f}", f"{each.spread.peak:.3g}", f"{each.spread.reach:.3g}"]
+        for each in _worst_weights(measured)
+    ]
+
+
+def _worst_activations(measured: Measured) -> list[Activation]:
+    return sorted(measured.activations, key=lambda found: found.network.sqnr_db)
+
+
+def _worst_weights(measured: Measured) -> list[Weight]:
+    return sorted(measured.weights, key=lambda weight: weight.sqnr_db)
+
+
+def _notes(result: DiagnosisResult) -> list[str]:
+    assert result.measured is not None
+    return [
+        f"Activations on {result.measured.samples} held-out training samples, lowest SQNR first: "
+        "in the quantized network, where only the layer that makes them is quantized, and of "
+        "rounding alone. 99% of the values that are not zero lie within what is named, to a power "
+        "of 2.",
+        f"Changes on {result.images:,} held-out training samples, each alone: SQNR of the output "
+        f"against FP32, by which they are ranked; {result.metric.title} "
+        f"{result.metric.show(result.fp32_value)} in FP32. A difference of a few samples is noise.",
+    ]
+
+
+def _print(console: Console, columns: Sequence[str], rows: Rows) -> None:
+    table = Table()
+    for place, column in enumerate(columns):
+        left = place == 0 or columns is FINDINGS
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(show(cell)) for cell in row))
+    console.print(table)
+
+
+def _markdown(columns: Sequence[str], rows: Rows) -> str:
+    lines = [columns, ["---"] * len(columns), *(list(map(_escape, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escape(text: str) -> str:
+    return printable(text).replace("|", r"\|")
+
+
+def draw(result: DiagnosisResult, title: str) -> Figure:
+    """The SQNR along the network, that of the weights, and what each change wins back."""
+    assert result.measured is not None
+    tried = [each for each in result.outcomes if math.isfinite(each.won_db)]
+    figure = Figure(figsize=(13, max(4.5, 1.6 + 0.4 * len(tried))), layout="constrained")
+    along, weights, changes = figure.subplots(1, 3, width_ratios=(2, 1, 1.3))
+    found = result.measured.activations
+    for label, ratios in (
+        ("in the quantized network", [each.network.sqnr_db for each in found]),
+        ("its layer alone", [each.layer.sqnr_db for each in found]),
+    ):
+        along.plot([_finite(ratio) for ratio in ratios], marker="o", markersize=3, label=label)
+    named = {name for finding in result.reasons for name in finding.tensors}
+    marked = [place for place, each in enumerate(found) if each.tensor.name in named]
+    levels = [_finite(found[place].network.sqnr_db) for place in marked]
+    along.plot(marked, levels, "o", color="tab:red", label="found" if marked else None)
+    along.set_xlabel("activations, from input to output")
+    along.set_ylabel("SQNR (dB)")
+    along.legend(frameon=False)
+
+    every = result.measured.weights
+    colours = ["tab:red" if each.name in named else "tab:blue" for each in every]
+    weights.bar(range(len(every)), [_finite(each.sqnr_db) for each in every], color=colours)
+    weights.set_xlabel("weights, from input to output")
+    weights.set_ylabel("SQNR (dB)")
+
+    bars = changes.barh(range(len(tried)), [each.won_db for each in tried], color="tab:green")
+    changes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=9)
+    changes.set_yticks(range(len(tried)), [plain(each.words)[:34] for each in tried])
+    changes.invert_yaxis()
+    changes.axvline(0, color="black", linewidth=0.8)
+    changes.margins(x=0.3)  # room for the labels
+    changes.set_xlabel("SQNR of the output won back (dB)")
+    for axes in (along, weights):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (along, weights, changes):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(plain(title), x=0.01, ha="left")
+    return figure
+
+
+def _finite(ratio: float) -> float:
+    """Return a ratio that can be drawn; an exact tensor leaves a gap."""
+    return ratio if math.isfinite(ratio) else math.nan

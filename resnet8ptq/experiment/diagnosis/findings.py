@@ -1,0 +1,277 @@
+"""What may be wrong with a quantized network: one function for each, which reads measurements.
+
+Each returns a finding in words, with the changes that answer it, or None. Whether a finding costs
+anything is not known before one of these has been tried.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import machine
+from resnet8ptq.experiment.diagnosis.changes import (
+    PER_CHANNEL,
+    REDUCE_RANGE,
+    UINT8,
+    Change,
+    calibrate,
+    calibrate_with,
+    leave_in_float,
+)
+from resnet8ptq.experiment.diagnosis.measuring import Activation, Measured, Spread, to_db
+
+LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
+UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both sides
+OUTLIER = 8  # the largest value against the octave below which 99% of the values lie
+JOINED_UNLIKE = 16
+OFF_SHARE = 1e-4  # of the values of a tensor
+KERNEL_DB = 30.0  # of the output: what rounding alone leaves of it is more
+OTHER_RANGE = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, in words.
+
+    Attributes:
+        name: what it is called.
+        tensors: where, the worst first.
+        meaning: what was measured, and what it means.
+        changes: any of which answers it.
+        certain: it is wrong whatever a change of the quantization wins back.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    meaning: str
+    changes: tuple[Change, ...] = ()
+    certain: bool = False
+
+    def say(self) -> str:
+        """Return the finding in one sentence."""
+        where = self.tensors[0] if self.tensors else "the network"
+        more = f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
+        return f"{self.name} in {where}{more}: {self.meaning}"
+
+
+def wrong_preprocessing(measured: Measured, config: RunConfig) -> Finding | None:
+    """Calibration samples lie in another range than those that are run."""
+    drawn, fed = measured.calibrated, measured.fed
+    ratio = _ratio(drawn, fed)
+    if ratio < OTHER_RANGE:
+        return None
+    return Finding(
+        "wrong preprocessing",
+        ("the calibration samples",),
+        f"their values lie within {drawn.low:.4g} to {drawn.high:.4g}, those of the held-out "
+        f"samples within {fed.low:.4g} to {fed.high:.4g}; take calibration samples (calib.images) "
+        "that are stored as the others are, or the preprocess= that fits both",
+        certain=True,
+    )
+
+
+def clipped(measured: Measured, config: RunConfig) -> Finding | None:
+    """A calibrated range is far narrower than the values seen."""
+    hit = [
+        found
+        for found in measured.activations
+        if found.rounding_db < LOW_DB and found.clipped > found.spread.noise.sum() / 2
+    ]
+    if not hit:
+        return None
+    hit.sort(key=lambda found: found.rounding_db)
+    worst = hit[0]
+    more = calibrate_with(4 * (config.calib.samples_per_class or 100))
+    return Finding(
+        "clipped activation",
+        _names(hit),
+        f"its values lie within {worst.spread.low:.4g} to {worst.spread.high:.4g}, "
+        f"{worst.beyond / worst.count:.2%} of them beyond the calibrated range {_range(worst)}, "
+        f"which leaves {worst.rounding_db:.1f} dB",
+        (more,) if config.calib.name == "minmax" else (calibrate("minmax"),),
+    )
+
+
+def saturated_sum(measured: Measured, config: RunConfig) -> Finding | None:
+    """Integer kernels return other values than float arithmetic on the same levels.
+
+    On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits, where
+    255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
+    """
+    hit = [found for found in measured.activations if found.off > OFF_SHARE * found.count]
+    ends = measured.kernels
+    whole = ends.noise > measured.arithmetic.noise and ends.sqnr_db < KERNEL_DB
+    if not hit and not whole:
+        return None
+    hit.sort(key=lambda found: -found.off / found.count)
+    if hit:
+        meaning = (
+            f"{hit[0].off / hit[0].count:.2%} of its values differ from float arithmetic on the "
+            f"same integers, by up to {hit[0].most_off:.0f} levels, where rounding makes 1"
+        )
+    else:
+        meaning = (
+            f"integer kernels leave {ends.sqnr_db:.1f} dB against float arithmetic on the same "
+            "integers, and so add more noise than quantization itself"
+        )
+    signed = any(weight.dtype == "int8" for weight in measured.weights)
+    if signed and not config.reduce_range and not machine.has_vnni():
+        name = "saturated sum"
+        meaning += "; this CPU lacks VNNI, and adds products of int8 weights in 16 bits"
+    else:
+        name = "inexact kernel"
+    return Finding(name, _names(hit) or ("the output",), meaning, (REDUCE_RANGE, UINT8))
+
+
+def channels_of_one_scale(measured: Measured, config: RunConfig) -> Finding | None:
+    """One scale serves channels of a weight that differ by 100 times."""
+    hit = []
+    for weight in measured.weights:
+        reaches = [channel.reach for channel in weight.channels if channel.reach]
+        lost = sum(map(_is_lost, weight.channels))
+        if weight.scales == 1 and reaches and max(reaches) / min(reaches) >= UNLIKE and lost:
+            hit.append((lost / len(weight.channels), max(reaches) / min(reaches), weight))
+    if not hit:
+        return None
+    hit.sort(key=lambda found: -found[0])
+    _, ratio, worst = hit[0]
+    lost = sum(map(_is_lost, worst.channels))
+    return Finding(
+        "channels of very different scale",
+        tuple(weight.name for *_, weight in hit),
+        f"one scale serves channels whose weights differ by up to about {ratio:.0f} times: {lost} "
+        f"of {len(worst.channels)} channels keep less than {LOW_DB:.0f} dB",
+        (PER_CHANNEL,),
+    )
+
+
+def outlier_weight(measured: Measured, config: RunConfig) -> Finding | None:
+    """A weight is much larger than nearly all others, also of its own channel."""
+    hit = []
+    for weight in measured.weights:
+        largest = max(weight.channels, key=lambda channel: channel.peak)
+        if _is_peaked(weight.spread) and (largest.peaks >= OUTLIER or not largest.reach):
+            hit.append(weight)
+    if not hit:
+        return None
+    hit.sort(key=lambda weight: weight.spread.bulk_db)
+    worst = hit[0]
+    more = () if config.per_channel else (PER_CHANNEL,)
+    return Finding(
+        "outlier weight",
+        tuple(weight.name for weight in hit),
+        f"its largest is {worst.spread.peak:.4g}, where 99% lie below {worst.spread.reach:.4g}: "
+        f"these keep {worst.spread.bulk_db:.1f} dB",
+        (*more, leave_in_float(config, _around(measured, worst.node))),
+    )
+
+
+def outlier_activation(measured: Measured, config: RunConfig) -> Finding | None:
+    """The range of an activation is much larger than where nearly all values lie."""
+    hit = [
+        found
+        for found in measured.activations
+        if _limit(found) >= OUTLIER * found.spread.reach > 0 and found.spread.bulk_db < LOW_DB
+    ]
+    if not hit:
+        return None
+    hit.sort(key=lambda found: found.spread.bulk_db)
+    worst = hit[0]
+    changes = [] if config.calib.name == "percentile" else [calibrate("percentile")]
+    if worst.tensor.nodes:
+        changes.append(leave_in_float(config, worst.tensor.nodes))
+    return Finding(
+        "outlier in an activation",
+        _names(hit),
+        f"its range is {_range(worst)}, where 99% of the values lie within "
+        f"{worst.spread.reach:.4g} of zero: these keep {worst.spread.bulk_db:.1f} dB",
+        tuple(changes),
+    )
+
+
+def unlike_inputs(measured: Measured, config: RunConfig) -> Finding | None:
+    """A concatenation or an addition has one scale for inputs that differ much."""
+    by_name = {found.tensor.name: found for found in measured.activations}
+    hit = []
+    for found in measured.activations:
+        reaches = {name: by_name[name].spread.reach for name in found.parts}
+        for name, noise in found.parts.items():
+            if noise.sqnr_db < LOW_DB and max(reaches.values()) >= JOINED_UNLIKE * reaches[name]:
+                hit.append((noise.sqnr_db, name, max(reaches.values()), reaches[name], found))
+    if not hit:
+        return None
+    hit.sort(key=lambda each: each[0])
+    sqnr_db, name, largest, least, worst = hit[0]
+    return Finding(
+        "joined inputs of very different scale",
+        tuple(dict.fromkeys(found.tensor.name for *_, found in hit)),
+        f"one scale serves {name}, whose values lie within {least:.4g} of zero, and another input "
+        f"that reaches {largest:.4g}: the smaller keeps {sqnr_db:.1f} dB",
+        (leave_in_float(config, worst.tensor.nodes),),
+    )
+
+
+Finder = Callable[[Measured, RunConfig], Finding | None]
+FINDERS: tuple[Finder, ...] = (
+    wrong_preprocessing,
+    saturated_sum,
+    clipped,
+    channels_of_one_scale,
+    outlier_weight,
+    outlier_activation,
+    unlike_inputs,
+)
+
+
+def find(measured: Measured, config: RunConfig) -> list[Finding]:
+    """Return everything that is found, each once."""
+    found = (finder(measured, config) for finder in FINDERS)
+    return [finding for finding in found if finding is not None]
+
+
+def doubtful_fp32(doubt: str) -> Finding:
+    """Return the finding that FP32 itself is bad, as `preprocessing_check` has it."""
+    return Finding("wrong preprocessing", ("FP32",), doubt, certain=True)
+
+
+def worst_layer(measured: Measured) -> tuple[str, ...]:
+    """Return the node of the layer that loses most where it alone is quantized, if there is one."""
+    layers = [found for found in measured.activations if found.tensor.layer]
+    worst = min(layers, key=lambda found: found.layer.sqnr_db, default=None)
+    return () if worst is None else (worst.tensor.layer,)
+
+
+def _around(measured: Measured, node: str) -> tuple[str, ...]:
+    """Return the nodes that make and take what a layer makes.
+
+    ONNX Runtime quantizes the weights of a convolution between rounded tensors when it loads the
+    file, although they were left in float.
+    """
+    made = (each.tensor.nodes for each in measured.activations if each.tensor.layer == node)
+    return next(made, (node,))
+
+
+def _is_lost(channel: Spread) -> bool:
+    noise, signal = float(channel.noise.sum()), float(channel.signal.sum())
+    return signal > 0 and to_db(signal, noise) < LOW_DB
+
+
+def _is_peaked(spread: Spread) -> bool:
+    return spread.peaks >= OUTLIER and spread.bulk_db < LOW_DB
+
+
+def _ratio(first: Spread, second: Spread) -> float:
+    reaches = first.reach, second.reach
+    return max(reaches) / min(reaches) if min(reaches) else 1.0
+
+
+def _limit(found: Activation) -> float:
+    return max(-found.tensor.low, found.tensor.high)
+
+
+def _range(found: Activation) -> str:
+    return f"{found.tensor.low:.4g} to {found.tensor.high:.4g}"
+
+
+def _names(found: Sequence[Activation]) -> tuple[str, ...]:
+    return tuple(each.tensor.name for each in found)

@@ -1,0 +1,328 @@
+"""What quantization does to each tensor: the quantized graph beside the FP32 graph.
+
+Powers are summed batch by batch: no activation is kept.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from resnet8ptq.core.console import track
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph import qdq
+from resnet8ptq.graph.logits import end_at_logits
+from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
+from resnet8ptq.graph.session import expose, open_session
+
+Array = NDArray[np.float32]
+
+SAMPLES = 32
+BUDGET = 2**27  # bytes of activations in FP32 that are looked at at once
+BULK = 0.99  # of the values that are not zero: what is beyond is an outlier, or the tail
+OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float arithmetic
+_OCTAVES = 512  # of float32's magnitudes, with room on both sides
+_MIDDLE = _OCTAVES // 2
+
+
+@dataclass
+class Noise:
+    """Powers of a signal and of what was added to it, summed over values."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+
+    def add(self, wanted: Array, found: Array) -> None:
+        """Add some values, and what became of them."""
+        signal, error = wanted.ravel(), (found - wanted).ravel()
+        self.signal += float(np.dot(signal, signal))
+        self.noise += float(np.dot(error, error))
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal-to-quantization-noise ratio in dB; infinite without noise."""
+        return to_db(self.signal, self.noise)
+
+
+def to_db(signal: float, noise: float) -> float:
+    """Return 10 * log10(signal / noise); infinite without noise, minus infinite without signal."""
+    if noise <= 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+@dataclass
+class Spread:
+    """How values other than zero are spread over magnitudes, an octave [2**(n-1), 2**n) a bin."""
+
+    counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
+    signal: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
+    noise: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
+    low: float = math.inf
+    high: float = -math.inf
+
+    @classmethod
+    def of(cls, values: Array, rounded: Array) -> "Spread":
+        """Return that of some values."""
+        spread = cls()
+        spread.add(values, rounded)
+        return spread
+
+    def add(self, values: Array, rounded: Array) -> None:
+        """Add some values, and what they are rounded to."""
+        values, rounded = values.ravel(), rounded.ravel()
+        self.low = min(self.low, float(values.min(initial=math.inf)))
+        self.high = max(self.high, float(values.max(initial=-math.inf)))
+        kept = values != 0
+        values, errors = values[kept], (rounded - values)[kept]
+        octaves = np.frexp(values)[1] + _MIDDLE
+        for sums, weights in (
+            (self.counts, None),
+            (self.signal, values * values),
+            (self.noise, errors * errors),
+        ):
+            sums += np.bincount(octaves, weights, _OCTAVES)
+
+    @property
+    def peak(self) -> float:
+        """The largest magnitude."""
+        return max(abs(self.low), abs(self.high)) if self.counts.any() else 0.0
+
+    @property
+    def reach(self) -> float:
+        """The magnitude that all but one in a hundred stay below, to an octave; one value at least.
+
+        0 where that leaves none.
+        """
+        octave = self._last
+        return math.ldexp(1.0, octave - _MIDDLE) if octave >= 0 else 0.0
+
+    @property
+    def bulk_db(self) -> float:
+        """SQNR of the values below `reach`."""
+        bulk = slice(self._last + 1)
+        return to_db(float(self.signal[bulk].sum()), float(self.noise[bulk].sum()))
+
+    @property
+    def peaks(self) -> float:
+        """`peak` in units of `reach`; 0 where there is none."""
+        return self.peak / self.reach if self.reach else 0.0
+
+    @property
+    def _last(self) -> int:
+        total = self.counts.sum()
+        least = min(BULK * total, total - 1)  # where there are few, the largest may be the outlier
+        below = np.cumsum(self.counts)
+        return int(np.searchsorted(below, least)) if least > 0 else -1
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What is known of the weights of a quantized layer.
+
+    Attributes:
+        name, node, dtype, scales: see `RoundedWeight`.
+        channels: each output channel by itself.
+    """
+
+    name: str
+    node: str
+    dtype: str
+    scales: int
+    sqnr_db: float
+    spread: Spread
+    channels: tuple[Spread, ...]
+
+    @classmethod
+    def of(cls, weight: RoundedWeight) -> "Weight":
+        """Measure the weights of a layer."""
+        noise = Noise()
+        noise.add(weight.values, weight.rounded)
+        channels = tuple(map(Spread.of, weight.values, weight.rounded))
+        whole = Spread.of(weight.values, weight.rounded)
+        return cls(
+            weight.name, weight.node, weight.dtype, weight.scales, noise.sqnr_db, whole, channels
+        )
+
+
+@dataclass
+class Activation:
+    """What is known of a tensor that is rounded as the network runs.
+
+    Attributes:
+        tensor: its name, its range, and the nodes around it.
+        network: FP32's values, and what they are in the quantized network.
+        layer: the same where only the layer that makes it is quantized: it takes FP32's values.
+        rounding: FP32's values, and the nearest levels.
+        clipped: of these errors, the power of those beyond the range; `beyond` counts such values.
+        kernels: the layer's outputs in float arithmetic, and those of the integer kernels, for the
+            same inputs: QDQ's definition against what runs.
+        off: values of `count` where these differ by more than `OFF_LEVELS` levels.
+        most_off: by how many levels at most.
+        parts: where the tensor joins others (Concat, Add): each of these by its name, and its
+            values in steps of this tensor's levels.
+    """
+
+    tensor: RoundedActivation
+    network: Noise = field(default_factory=Noise)
+    layer: Noise = field(default_factory=Noise)
+    spread: Spread = field(default_factory=Spread)
+    clipped: float = 0.0
+    beyond: int = 0
+    kernels: Noise = field(default_factory=Noise)
+    off: int = 0
+    most_off: float = 0.0
+    count: int = 0
+    parts: dict[str, Noise] = field(default_factory=dict)
+
+    def add(self, fp32: Array, network: Array, layer: Array, kernel: Array) -> None:
+        """Add a batch.
+
+        Args:
+            fp32: FP32's values.
+            network: those of the quantized network.
+            layer: those of the layer alone, given FP32's values.
+            kernel: those of the layer in float arithmetic, given what the quantized network gives.
+        """
+        tensor, rounded = self.tensor, self.tensor.round(fp32)
+        self.network.add(fp32, network)
+        self.layer.add(fp32, layer)
+        self.spread.add(fp32, rounded)
+        half = tensor.scale / 2
+        outside = (fp32 < tensor.low - half) | (fp32 > tensor.high + half)
+        self.beyond += int(np.count_nonzero(outside))
+        self.clipped += float(((rounded - fp32)[outside] ** 2).sum())
+        self.kernels.add(kernel, network)
+        levels = np.abs(network - kernel) / tensor.scale
+        self.off += int(np.count_nonzero(levels > OFF_LEVELS + 0.5))
+        self.most_off = max(self.most_off, float(levels.max(initial=0)))
+        self.count += fp32.size
+
+    def add_part(self, name: str, fp32: Array) -> None:
+        """Add a batch of a tensor that this one joins to others."""
+        scale = self.tensor.scale
+        self.parts.setdefault(name, Noise()).add(fp32, np.rint(fp32 / scale) * scale)
+
+    @property
+    def rounding_db(self) -> float:
+        """SQNR of FP32's values and the nearest levels."""
+        return to_db(float(self.spread.signal.sum()), float(self.spread.noise.sum()))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All tensors of a network, in the order of the graph.
+
+    Attributes:
+        arithmetic: the network's first output, and what QDQ's definition makes it, in float
+            arithmetic; logits where it ends in a softmax.
+        kernels: the latter, and what the kernels make it that run.
+        fed: the magnitudes of the network's input in the held-out samples.
+        calibrated: the same in the calibration samples.
+        samples: how many held-out samples were run.
+    """
+
+    weights: tuple[Weight, ...]
+    activations: tuple[Activation, ...]
+    arithmetic: Noise
+    kernels: Noise
+    fed: Spread
+    calibrated: Spread
+    samples: int
+
+
+def measure(
+    fp32: onnx.ModelProto,
+    quantized: onnx.ModelProto,
+    calibration: Split,
+    held_out: Split,
+    threads: int,
+) -> Measured:
+    """Run both graphs on some of the held-out samples.
+
+    Args:
+        quantized: in QDQ format.
+        calibration: the samples that calibrated; looked at, not run.
+    """
+    weights = qdq.rounded_weights(fp32.graph, quantized.graph)
+    tensors = qdq.rounded_activations(fp32.graph, quantized.graph)
+    found = [Activation(tensor) for tensor in tensors]
+    joined = qdq.joined(fp32.graph, tensors)
+    split, arithmetic, kernels, fed = _some(held_out), Noise(), Noise(), Spread()
+    beside = _Beside(fp32, quantized, tensors, threads)
+    (sample,) = split.take(np.arange(1)).batches(1)
+    at_once = max(1, BUDGET // max(1, sum(each.nbytes for each in beside.fp32(sample))))
+    for batch in track(split.batches(at_once), "Measuring tensors"):
+        wanted, given = beside.fp32(batch), beside.quantized(batch)
+        alone, again = beside.layers(batch, wanted), beside.layers(batch, given)
+        for each, *values in zip(found, wanted, given, alone, again, strict=True):
+            each.add(*values)
+        for place, parts in joined.items():
+            for part in parts:
+                found[place].add_part(tensors[part].name, wanted[part])
+        ends = beside.outputs(batch)
+        arithmetic.add(ends[0], ends[1])
+        kernels.add(ends[1], ends[2])
+        fed.add(batch, batch)
+    calibrated = Spread()
+    for batch in _some(calibration, 8 * SAMPLES).batches(SAMPLES):
+        calibrated.add(batch, batch)
+    measured = tuple(map(Weight.of, weights)), tuple(found)
+    return Measured(*measured, arithmetic, kernels, fed, calibrated, len(split))
+
+
+def _some(split: Split, most: int = SAMPLES) -> Split:
+    """Return some samples of a split, evenly spaced."""
+    return split.take(np.linspace(0, len(split) - 1, min(most, len(split))).astype(np.int64))
+
+
+class _Beside:
+    """The sessions that are run beside each other; each returns the tensors in the same order."""
+
+    def __init__(
+        self,
+        fp32: onnx.ModelProto,
+        quantized: onnx.ModelProto,
+        tensors: Sequence[RoundedActivation],
+        threads: int,
+    ) -> None:
+        self._input = fp32.graph.input[0].name
+        self._names = [tensor.name for tensor in tensors]
+        self._dequantized = [tensor.dequantized for tensor in tensors]
+        made = [name for name in self._names if name != self._input]
+
+        def open_(proto: onnx.ModelProto, optimized: bool = True) -> Any:
+            return open_session(proto.SerializeToString(), threads, optimized=optimized)
+
+        self._fp32 = open_(expose(fp32, made))
+        # What is behind DequantizeLinear may be asked for without undoing integer kernels, but for
+        # some of those with int8 activations: so the outputs are compared by themselves as well.
+        self._quantized = open_(expose(quantized, self._dequantized))
+        self._layers = open_(qdq.cut(quantized, tensors), optimized=False)
+        ends = [copy.deepcopy(proto) for proto in (fp32, quantized)]
+        for proto in ends:
+            end_at_logits(proto)
+        self._ends = [open_(ends[0]), open_(ends[1], optimized=False), open_(ends[1])]
+
+    def fp32(self, batch: Array) -> list[Array]:
+        """Return FP32's values."""
+        made = iter(self._fp32.run(None, {self._input: batch}))
+        return [batch if name == self._input else next(made) for name in self._names]
+
+    def quantized(self, batch: Array) -> list[Array]:
+        """Return those of the quantized network, on integer kernels."""
+        return self._quantized.run(None, {self._input: batch})
+
+    def layers(self, batch: Array, given: Sequence[Array]) -> list[Array]:
+        """Return what each layer by itself makes of given values, in float arithmetic."""
+        feeds = {self._input: batch, **dict(zip(self._dequantized, given, strict=True))}
+        return self._layers.run(None, feeds)
+
+    def outputs(self, batch: Array) -> list[Array]:
+        """Return the first output: of FP32, quantized in float arithmetic, and as it runs."""
+        return [session.run(None, {self._input: batch})[0] for session in self._ends]
