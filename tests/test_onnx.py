@@ -13,6 +13,7 @@ from resnet8ptq.backends.onnx import quantizer as onnx_quantizer
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
 
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
@@ -111,6 +112,20 @@ def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize: Quantiz
     assert qoperator.artifact.size_bytes < qdq.artifact.size_bytes
     same = (qdq.predict().argmax(1) == qoperator.predict().argmax(1)).mean()
     assert same > 0.98
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_a_layer_left_in_float_runs_in_float(
+    quantize: Quantize, shapes_model: Fp32Model, form: str, tmp_path: Path
+) -> None:
+    """ONNX Runtime rounds the weights of one between quantized layers when it loads the file."""
+    nodes = [node.name for node in onnx.load(shapes_model.onnx_path).graph.node]
+    left = next(name for name in nodes if "conv2d_3" in name)
+    cell = quantize("backend=onnx", "dtype=u8s8", f"format={form}", f"nodes_to_exclude=[{left}]")
+    open_session(str(cell.artifact.path), THREADS, tmp_path)
+    loaded = onnx.load(tmp_path / "optimized.onnx").graph.node
+    assert sum(node.op_type == "Conv" for node in loaded) == 1
+    assert sum(node.op_type == "QLinearConv" for node in loaded) == WEIGHT_LAYERS - 2
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])

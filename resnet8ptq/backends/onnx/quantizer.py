@@ -13,7 +13,7 @@ from onnxruntime.quantization import QuantFormat, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
 
 from resnet8ptq.backends.contract import Artifact, Predictor, Profiler, Resolved, refuse_others
-from resnet8ptq.backends.onnx import dynamic, output, predictor, profiler, slim
+from resnet8ptq.backends.onnx import dynamic, float_layers, output, predictor, profiler, slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
@@ -98,7 +98,8 @@ class OnnxQuantizer:
                 raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
             if config.float_output:
                 output.leave_in_float(written)
-                onnx.save(written, temporary)
+            float_layers.keep(written)
+            onnx.save(written, temporary)
             if config.slim:
                 onnx.save(slim.slim(written), temporary)
                 batches = calibration.batches(config.calib.batch_size)

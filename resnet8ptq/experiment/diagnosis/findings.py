@@ -162,7 +162,7 @@ def outlier_weight(measured: Measured, config: RunConfig) -> Finding | None:
         tuple(weight.name for weight in hit),
         f"its largest is {worst.spread.peak:.4g}, where 99% lie below {worst.spread.reach:.4g}: "
         f"these keep {worst.spread.bulk_db:.1f} dB",
-        (*more, leave_in_float(config, _around(measured, worst.node))),
+        (*more, leave_in_float(config, (worst.node,))),
     )
 
 
@@ -239,16 +239,6 @@ def worst_layer(measured: Measured) -> tuple[str, ...]:
     layers = [found for found in measured.activations if found.tensor.layer]
     worst = min(layers, key=lambda found: found.layer.sqnr_db, default=None)
     return () if worst is None else (worst.tensor.layer,)
-
-
-def _around(measured: Measured, node: str) -> tuple[str, ...]:
-    """Return the nodes that make and take what a layer makes.
-
-    ONNX Runtime quantizes the weights of a convolution between rounded tensors when it loads the
-    file, although they were left in float.
-    """
-    made = (each.tensor.nodes for each in measured.activations if each.tensor.layer == node)
-    return next(made, (node,))
 
 
 def _is_lost(channel: Spread) -> bool:
