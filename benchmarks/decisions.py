@@ -54,12 +54,15 @@ class Images:
 
     def scaled(self, loss: float) -> "Images":
         """Return those of models with this expected loss, and as many flips as before or more."""
-        lost, won = float(self.lost.mean()), float(self.won.mean())
-        flips = max(lost + won, loss)
-        return Images(
-            np.minimum(self.lost * (flips + loss) / 2 / lost, 1),
-            np.minimum(self.won * (flips - loss) / 2 / won, 1),
-        )
+        flips = max(float(self.lost.mean() + self.won.mean()), loss)
+        return Images(_scale(self.lost, (flips + loss) / 2), _scale(self.won, (flips - loss) / 2))
+
+
+def _scale(chances: Probabilities, mean: float) -> Probabilities:
+    """Return the chances with another mean; what would be above 1 is shared by the others."""
+    for _ in range(100):
+        chances = np.minimum(chances * mean / chances.mean(), 1)
+    return chances
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def figure(found: Sequence[Wrong]) -> Figure:
         )
         axes.set_ylim(-2, 102 if len(names) > 1 else 12)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="center left" if len(names) > 1 else "upper right")
     return drawn
 
 
