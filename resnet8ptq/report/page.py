@@ -154,6 +154,7 @@ def _render(
         level="###" if prefix else "##",
         summary=summarize(selected, recommendations),
         other_choice=other_choice(selected),
+        passing=bool(selected.passing),
         recommendations=recommendations,
         limits=limits,
         front=pareto.find(found),
