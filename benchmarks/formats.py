@@ -21,10 +21,11 @@ from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import load_config
+from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core import cache, machine
 from resnet8ptq.data import locate
-from resnet8ptq.evaluation.latency import time_in_turns
-from resnet8ptq.evaluation.race import Blocks, ratio, to_blocks
+from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation.race import Blocks, ratio
 from resnet8ptq.evaluation.trial import as_fp32
 from resnet8ptq.experiment.compatibility import load as load_subject
 
@@ -65,20 +66,21 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     split = data.test
     paths = [*(run / "model.onnx" for run in runs), fp32.onnx_path]
     loads = [
-        partial(make_quantizer(config, runtime).load, path, 1)
+        partial(make_quantizer(config, runtime).load, path)
         for config, path in zip([*configs, as_fp32(first)], paths, strict=True)
     ]
     took: list[list[float]] = [[] for _ in loads]
     for _ in range(LOADS):
         for times, load in zip(took, loads, strict=True):
             start = time.perf_counter()
-            load()
+            load(1)
             times.append(1000 * (time.perf_counter() - start))
-    predictors = [load() for load in loads]
-    blocks: dict[int, list[Blocks]] = {
-        size: [to_blocks(times) for times in time_in_turns(predictors, split, size, repeats)]
-        for size, repeats in BATCHES.items()
-    }
+    names = [str(path) for path in paths]
+    blocks: dict[int, list[Blocks]] = {}
+    for size, repeats in BATCHES.items():
+        settings = LatencyConfig(batch_size=size, batch_repeats=repeats, repeats=10)
+        raced = race.run(dict(zip(names, loads, strict=True)), split, settings).batch
+        blocks[size] = [raced[name] for name in names]
     rows = []
     for place, (run, config) in enumerate(zip(runs, configs, strict=True)):
         metrics = json.loads((run / "result.json").read_text())["metrics"]

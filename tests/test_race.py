@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.config.loading import load_config
+from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.latency import Timings
-from resnet8ptq.evaluation.race import BLOCKS, FILE, Race, ratio
+from resnet8ptq.evaluation.race import BLOCKS, FILE, Race, ratio, run
 from resnet8ptq.report import page
 from resnet8ptq.tracking.store import Store
 
@@ -42,13 +44,35 @@ def test_a_ratio_turned_round_is_its_inverse(blocks: list[tuple[float, float]]) 
     assert not (there.faster and back.faster)
 
 
-def test_a_race_has_blocks_of_turns_and_reads_back() -> None:
-    single = np.arange(100.0) + 1
-    timed = {"a": Timings(single, single[:4]), "b": Timings(single, None)}
-    race = Race.of(timed, 64, 1)
-    assert race.single["a"] == [5.5 + 10 * n for n in range(BLOCKS)]  # medians of ten each
-    assert race.batch == {"a": [1, 2, 3, 4]}
+def test_a_race_loads_every_model_again_for_each_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[list[str]] = []
+
+    def measure(loads: list[str], split: object, settings: LatencyConfig) -> list[Timings]:
+        seen.append(list(loads))
+        assert (settings.repeats, settings.batch_repeats) == (20, 1)
+        every = np.arange(3.0) + {"a": 1, "b": 11}[loads[0]] + len(seen)
+        other = every + (10 if loads[0] == "a" else -10)
+        return [
+            Timings(each, each if name == "a" else None)
+            for name, each in zip(loads, (every, other), strict=True)
+        ]
+
+    monkeypatch.setattr(latency, "measure", measure)
+    race = run({"a": "a", "b": "b"}, None, LatencyConfig())  # type: ignore[dict-item, arg-type]
+    assert race.single["a"] == [3 + n for n in range(BLOCKS)]  # medians
+    assert race.batch == {"a": race.single["a"]}
+    assert race.single["b"] == [13 + n for n in range(BLOCKS)]
+    assert {tuple(order) for order in seen} == {("a", "b"), ("b", "a")}
     assert Race.from_json(race.to_json()) == race
+
+
+def test_the_fastest_of_several_has_a_wider_interval() -> None:
+    blocks = [1.0, 1.1, 0.9, 1.05], [2.0, 2.1, 2.2, 1.9]
+    alone, of_eight = ratio(*blocks), ratio(*blocks, of=8)
+    assert alone.value == of_eight.value
+    assert of_eight.low < alone.low < alone.high < of_eight.high
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,23 @@ def test_what_fails_is_not_recommended() -> None:
     assert recommend(select(sweep(("a", predictions(), {})), limits=below)) == []
 
 
+def test_what_is_reported_does_not_choose() -> None:
+    """The best on the samples to choose by is shown with its verdict, though it fails."""
+    family = sweep(
+        ("unlucky", predictions(lost=60), {}),
+        ("other", predictions(), {"calib": "entropy"}),
+        choices=[predictions(won=5), predictions()],
+    )
+    best = recommend(select(family))[0]
+    assert (chosen(best), best.verdict) == ("unlucky", "fail, accuracy < 85.00%")
+
+
+def test_runs_that_have_chosen_by_the_same_samples_are_told() -> None:
+    cells = (("a", predictions(), {}), ("b", predictions(), {"nodes_to_exclude": "auto"}))
+    family = sweep(*cells, choices=[predictions(), predictions()])
+    assert "which favours them" in other_choice(select(family))
+
+
 def race(**times: float) -> Race:
     """Blocks that differ by a hundredth, of models twice as slow with 64 images."""
     blocks = {

@@ -18,7 +18,15 @@ from sklearn.metrics import root_mean_squared_error as sklearn_rmse
 from resnet8ptq.config.schema import BinaryConfig, CustomConfig, DetectionConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
-from resnet8ptq.tasks import binary, classification, custom, distortion, registry, statistics
+from resnet8ptq.tasks import (
+    binary,
+    bootstrap,
+    classification,
+    custom,
+    distortion,
+    registry,
+    statistics,
+)
 from resnet8ptq.tasks.anomaly import Anomaly
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES, Outputs, Setting, Targets, Task
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
@@ -193,14 +201,14 @@ def test_a_model_beside_itself_differs_in_nothing(case):
 def test_a_loss_is_within_a_wide_limit_and_beyond_a_narrow_one(case):
     found = compare(case, 0.5)
     metric, items = case.task.metric, found.model.total
-    loss = metric.cost(found.model.value - found.baseline.value)
-    assert loss > 0
+    drop = case.task.metrics(found)["drop"]
+    assert drop > 0
     margins = [
-        found.paired.margin(metric, limit, items) for limit in (0.01 * loss, loss, 2 * loss + 0.3)
+        found.paired.margin(metric, limit, items) for limit in (0.01 * drop, drop, 2 * drop + 0.3)
     ]
     narrow, same, wide = (margin.p_within for margin in margins)
     assert narrow > 0.5 > wide
-    assert same == pytest.approx(0.5, abs=0.2)
+    assert 0.05 < same < 0.95
     assert margins[0].p_beyond < 0.5 < margins[2].p_beyond
     assert margins[0].items_needed(items, 0.05) < margins[1].items_needed(items, 0.05)
 
@@ -556,8 +564,32 @@ def test_margins_of_means_are_student_s():
     assert margin.p_within == pytest.approx(expected)
     assert margin.p_beyond == pytest.approx(1 - expected)
     nothing = statistics.Margin.student(-0.01, 0.0, 12)  # no spread, so nothing to judge it by
-    assert nothing.p_within == nothing.p_beyond == 0.5
-    assert statistics.Margin.student(-0.01, 0.001, 1).p_within == 0.5
+    assert nothing.p_within == nothing.p_beyond == 1
+    assert math.isnan(nothing.items_needed(12, 0.05))
+    assert statistics.Margin.student(-0.01, 0.001, 1).p_within == 1
+    constant = np.full(1000, 0.03) + 1e-18 * np.arange(1000)
+    assert statistics.bootstrap_margin(constant - 0.01, 50).p_beyond == 1
+
+
+def test_samples_without_a_value_are_left_out_where_they_are_few():
+    """A bootstrap sample of detections may have no object."""
+    losses = np.random.default_rng(0).normal(-0.02, 0.01, 1000)
+    whole = statistics.bootstrap_margin(losses, 100)
+    losses[:5] = np.nan
+    assert statistics.bootstrap_margin(losses, 100).z == pytest.approx(whole.z, abs=0.1)
+    losses[:50] = np.nan
+    assert statistics.bootstrap_margin(losses, 100).p_within == 1
+
+
+def test_a_limit_that_is_a_fraction_is_as_uncertain_as_the_baseline():
+    """With errors of exactly 1.5 times FP32's, a limit of 0.5 is met by none or all replicates."""
+    random = np.random.default_rng(1)
+    base = 1 + 0.1 * random.normal(size=1000)
+    paired = bootstrap.Paired(1.5 * base + 1e-3 * random.normal(size=1000), base)
+    metric = Regression().metric
+    near, beyond = (paired.margin(metric, drop, 200) for drop in (0.5, 0.49))
+    assert abs(near.z) < 0.5
+    assert beyond.z > 5
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -3,7 +3,7 @@
 from cells import predictions, sweep
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import verdicts
+from resnet8ptq.report import table, verdicts
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict
 
 
@@ -50,3 +50,11 @@ def test_the_wanted_accuracy_is_told_beside() -> None:
     found = sweep(("a", predictions(), {}))
     judged = verdicts.in_words([found], ReportConfig(min_accuracy=0.95))
     assert (judged.texts, judged.max_drop) == ({"a": "pass, accuracy < 95.00%"}, 0.01)
+
+
+def test_grouped_samples_decide_nothing() -> None:
+    found = sweep(("a", predictions(), {"grouped": "true"}))
+    (verdict,) = verdicts.judge(found, 0.01).values()
+    assert str(verdict) == "undecided"
+    notes = table.notes(found.records, verdicts.in_words([found], ReportConfig()))
+    assert table.GROUPED_NOTE in notes

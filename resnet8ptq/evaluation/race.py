@@ -6,18 +6,22 @@ models differ. In a race all of them run in turns.
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from resnet8ptq.evaluation.latency import Timings
-from resnet8ptq.tasks.statistics import PART
+from resnet8ptq.config.schema import LatencyConfig
+from resnet8ptq.core.console import track
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.latency import LEAST
+from resnet8ptq.evaluation.pace import Load
+from resnet8ptq.tasks.statistics import PART, RESAMPLING_SEED
 
 FILE = "race.json"
-BLOCKS = 10  # of turns that follow each other, at most; a machine's pauses fall into few of them
+BLOCKS = 10
 
 Blocks = list[float]  # median latency of each block, in milliseconds
 
@@ -54,20 +58,6 @@ class Race:
     batch_size: int
     threads: int
 
-    @classmethod
-    def of(cls, timings: Mapping[str, Timings], batch_size: int, threads: int) -> "Race":
-        """Return the race of models that were timed in turns."""
-        return cls(
-            {name: to_blocks(found.single_ms) for name, found in timings.items()},
-            {
-                name: to_blocks(found.batch_ms)
-                for name, found in timings.items()
-                if found.batch_ms is not None
-            },
-            batch_size,
-            threads,
-        )
-
     def to_json(self) -> str:
         """Return it as a document."""
         return json.dumps(asdict(self), indent=2)
@@ -89,20 +79,47 @@ class Race:
         return cls(single, batch, int(kept["batch_size"]), int(kept["threads"]))
 
 
-def to_blocks(times: NDArray[np.float64]) -> Blocks:
-    """Return the median of each block of turns [repeats], in the same unit."""
-    parts = np.array_split(times, min(BLOCKS, len(times)))
-    return [float(np.median(part)) for part in parts]
+def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Race:
+    """Time models in turns, in blocks for each of which all are loaded again.
+
+    A loaded model has a speed of its own, which differs by some percent from the next time: blocks
+    of one loading would not show that, and call a model faster than its own copy.
+    """
+    random = np.random.default_rng(RESAMPLING_SEED)
+    share = replace(
+        settings,
+        repeats=max(settings.repeats // BLOCKS, LEAST),
+        batch_repeats=max(settings.batch_repeats // BLOCKS, 1),
+        max_seconds=settings.max_seconds / BLOCKS,
+    )
+    race = Race({}, {}, settings.batch_size, settings.threads)
+    for _ in track(range(BLOCKS), "Timing the best", "blocks"):
+        names = random.permutation(list(loads)).tolist()  # the first to be loaded is the slowest
+        timed = latency.measure([loads[name] for name in names], split, share)
+        for name, found in zip(names, timed, strict=True):
+            race.single.setdefault(name, []).append(float(np.median(found.single_ms)))
+            if found.batch_ms is not None:
+                race.batch.setdefault(name, []).append(float(np.median(found.batch_ms)))
+    return race
 
 
-def ratio(model: Blocks, reference: Blocks) -> Ratio:
+def mean_of(times: Mapping[str, Blocks]) -> Callable[[str], float]:
+    """Return what gives the geometric mean of a model's blocks by its name."""
+    return lambda name: float(np.exp(np.log(times[name]).mean()))
+
+
+def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:
     """Return how many times as fast the model is, from blocks that were timed in turns.
 
     The geometric mean of the blocks' ratios, with Student's interval of its logarithm.
+
+    Args:
+        of: models, the fastest of which this one is: the interval is corrected for them
+            (Bonferroni).
     """
     logs = np.log(np.array(reference) / np.array(model))
     mean, count = float(logs.mean()), len(logs)
     if count < 2:
         return Ratio(math.exp(mean), 0.0, math.inf)
-    half = float(stdtrit(count - 1, 1 - PART)) * float(logs.std(ddof=1)) / math.sqrt(count)
+    half = float(stdtrit(count - 1, 1 - PART / of)) * float(logs.std(ddof=1)) / math.sqrt(count)
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))

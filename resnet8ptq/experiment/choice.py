@@ -46,10 +46,10 @@ def part(
                 f"{LEAST_TO_CHOOSE} training samples to spare that task={config.task.name} scores"
             )
     halves = halve(data.test, len(data.class_names))
-    if halves is None:
+    if halves is None or not all(_can_be_scored(config, data, half, fp32) for half in halves):
         log.warning(
-            "%s: too few samples to choose by some and report on others; a recommendation is "
-            "chosen on the %d test samples it is reported on",
+            "%s: too few samples of each kind to choose by some and report on others; a "
+            "recommendation is chosen on the %d test samples it is reported on",
             *(data.name, len(data.test)),
         )
         return data, None

@@ -10,7 +10,7 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import load_config
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
-from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation import race
 from resnet8ptq.evaluation.pace import Load
 from resnet8ptq.evaluation.race import Race
 from resnet8ptq.evaluation.trial import Bench, as_fp32
@@ -44,6 +44,4 @@ def run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
             plain = as_fp32(configs[folder])
             made = make_quantizer(plain, runtime).quantize(fp32, data.test, scratch)
             loads[name] = bench.loader(plain, made.path)
-        timed = latency.measure(list(loads.values()), data.test, first.latency)
-    settings = first.latency
-    return Race.of(dict(zip(loads, timed, strict=True)), settings.batch_size, settings.threads)
+        return race.run(loads, data.test, first.latency)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from resnet8ptq.backends import kernels
@@ -30,6 +31,7 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.tasks.contract import GROUPED
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,9 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, taken)
     scored, chosen_by = choice.part(config, scored, calibration.split, held_out, fp32)
     run.log_datasets(scored, calibration, task.few_names)
+    groups = scored.test.groups
+    if groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups):
+        run.log_params({GROUPED: "true"})
     if chosen_by is not None:
         kind = "half of the test samples" if scored.test is not dataset.test else "training samples"
         run.log_params({"chosen_by": f"{len(chosen_by)} {kind}"})

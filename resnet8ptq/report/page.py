@@ -154,6 +154,7 @@ def _render(
         level="###" if prefix else "##",
         summary=summarize(selected, recommendations),
         other_choice=other_choice(selected),
+        apart=selected.apart,
         passing=bool(selected.passing),
         recommendations=recommendations,
         limits=limits,
@@ -229,7 +230,7 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
             f"Not significantly different from it: {len(best.equals)} more; choose between them by "
             "size and speed."
         )
-    if not selected.passing:
+    if selected.apart and not selected.passing:
         lines.append(
             "No model passes on the samples to choose by"
             + (

@@ -11,12 +11,13 @@ from functools import cached_property
 from itertools import chain
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.evaluation.race import Race, ratio
+from resnet8ptq.evaluation.race import Blocks, Race, mean_of, ratio
 from resnet8ptq.report import table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, indistinguishable
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
 from resnet8ptq.tasks.contract import CHOICE
 
+TUNED = (("nodes_to_exclude", "auto"), ("method", "qat"))  # settings that choose by themselves
 CLOSE = 0.05  # sizes within 5% count as equal
 FINALISTS = 3  # of the fastest models in each use, that are timed against each other
 TO_TRY = (
@@ -57,15 +58,24 @@ class Selection:
 
     @cached_property
     def candidates(self) -> list[Cell]:
-        """What ran on integer kernels, keeps what is asked of it by itself, and did not fail."""
+        """What ran on integer kernels; none where all of it fails.
+
+        Without samples to choose by, only what does not fail and keeps what is asked of it.
+        """
         metric = self.family.task.metric
-        return [
+        ran = [
             cell
             for cell in self.family.measured
             if cell.record.params.get("execution") != "simulated"
-            and reaches_least(metric, cell, self.limits)
+        ]
+        kept = [
+            cell
+            for cell in ran
+            if reaches_least(metric, cell, self.limits)
             and self.judged[cell.record.run_id].outcome != FAIL
         ]
+        apart = all(cell.choice is not None for cell in ran)
+        return ran if kept and apart else kept
 
     @cached_property
     def apart(self) -> bool:
@@ -181,6 +191,13 @@ def other_choice(selected: Selection) -> str:
     theirs = min(selected.candidates, key=selected.cost_as_reported)
     samples = ours.record.params.get("chosen_by", "other samples")
     begin = f"The best were chosen by {samples} that have no part in what is reported."
+    if any(
+        cell.record.params.get(key) == value for cell in selected.candidates for key, value in TUNED
+    ):
+        begin += (
+            " Runs with nodes_to_exclude=auto or method=qat have chosen layers or an epoch by the "
+            "same samples, which favours them."
+        )
     if ours is theirs:
         return f"{begin} Choosing on the reported samples would have said the same."
     value = metric.show(theirs.metric(metric.name))
@@ -218,36 +235,34 @@ def _smallest(selected: Selection) -> Recommendation:
     return _of(selected, "smallest", best, why, close, f"within {CLOSE:.0%}")
 
 
-def _uses(race: Race) -> list[tuple[str, dict[str, list[float]]]]:
+def _uses(race: Race) -> list[tuple[str, dict[str, Blocks]]]:
     uses = [("fastest, one image at a time", race.single)]
     if race.batch:
         uses.append((f"fastest, {race.batch_size} images at a time", race.batch))
     return uses
 
 
-def _fastest(selected: Selection, use: str, times: Mapping[str, list[float]]) -> Recommendation:
+def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
     """Choose by latencies that were measured in turns."""
     cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
-    baselines = [name for name in times if name not in cells and name.endswith(" fp32")]
-    typical = {name: sorted(blocks)[len(blocks) // 2] for name, blocks in times.items()}
-    fp32 = min(baselines, key=lambda name: typical[name])
-    best = min([*cells, fp32], key=lambda name: typical[name])
-    if best == fp32:
-        next_best = min(cells, key=lambda name: typical[name])
+    baselines = [name for name in times if name.endswith(" fp32")]
+    fp32, model = min(baselines, key=mean_of(times)), min(cells, key=mean_of(times))
+    # The fastest of several: each is as wrong as one would be alone.
+    found = ratio(times[model], times[fp32], len(cells))
+    if found.value < 1:
         why = (
-            f"{typical[fp32]:.3f} ms; of the models within the limit the fastest is "
-            f"{cells[next_best].label}, {ratio(times[next_best], times[fp32])}; {TO_TRY}"
+            f"{mean_of(times)(fp32):.3f} ms; of the models within the limit the fastest is "
+            f"{cells[model].label}, {found}; {TO_TRY}"
         )
         return Recommendation(use, fp32, why)
-    found = ratio(times[best], times[fp32])
     told = "" if found.faster else ": not faster, as far as can be told"
-    why = f"{typical[best]:.3f} ms, {found} as {fp32}, the fastest FP32{told}"
+    why = f"{mean_of(times)(model):.3f} ms, {found} as {fp32}, the fastest FP32{told}"
     equals = [
         cell
         for name, cell in cells.items()
-        if name != best and not ratio(times[best], times[name]).faster
+        if name != model and not ratio(times[model], times[name], len(cells)).faster
     ]
-    return _of(selected, use, cells[best], why, equals, "no slower, as far as can be told")
+    return _of(selected, use, cells[model], why, equals, "no slower, as far as can be told")
 
 
 def _fastest_of_runs(selected: Selection) -> Recommendation:
@@ -273,7 +288,9 @@ def _of(
     equals: Sequence[Cell],
     equals_mean: str,
 ) -> Recommendation:
-    verdict = str(selected.judged[cell.record.run_id])
+    verdict = verdicts.say(
+        selected.family.task.metric, cell, selected.judged[cell.record.run_id], selected.limits
+    )
     return Recommendation(use, cell.label, why, cell, verdict, tuple(equals), equals_mean)
 
 

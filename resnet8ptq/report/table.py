@@ -16,7 +16,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import show
 from resnet8ptq.report.families import digest, group
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.contract import Metric, Task
+from resnet8ptq.tasks.contract import GROUPED, Metric, Task
 from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
@@ -34,6 +34,10 @@ LIMIT_NOTE = (
     "limit: at most {drop} worse than FP32 (report.max_drop). pass or fail: the one-sided 95% "
     "bound of the loss{several} lies within or beyond. undecided: these samples cannot tell; in "
     "brackets how many would, 4 times in 5, should the loss be the one measured."
+)
+GROUPED_NOTE = (
+    "groups: samples of one group are alike, and the tests take each for one by itself: intervals "
+    "are too narrow, p is too small, and no limit is decided."
 )
 DYNAMIC_NOTE = (
     "{label}: ranges are taken from each batch, so that {title} depends on evaluate.batch_size; "
@@ -217,6 +221,8 @@ def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[st
         several = f", corrected for {together} models (Holm)," if together > 1 else ""
         drop = task.metric.show_drop(judged.max_drop)
         lines.append(LIMIT_NOTE.format(drop=drop, several=several))
+        if any(record.params.get(GROUPED) for record in records):
+            lines.append(GROUPED_NOTE)
     if task.note and any(task.metric.name in record.metrics for record in records):
         lines.append(task.note)
     for record, label in zip(records, labels(records), strict=True):

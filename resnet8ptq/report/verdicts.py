@@ -5,14 +5,15 @@ where the bound from the other side lies beyond; both for all models of a family
 1979). Not being significantly worse than FP32 is no proof of being as good: then it is undecided.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.table import Judged
-from resnet8ptq.tasks.contract import CHOICE, Metric, Paired
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm
+from resnet8ptq.tasks.contract import CHOICE, GROUPED, Metric
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin, holm
 
 OUTCOMES = PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 MOST_NEEDED = 1_000_000  # samples; nobody has more
@@ -24,7 +25,8 @@ class Verdict:
 
     Attributes:
         outcome: `PASS`, `FAIL` or `UNDECIDED`.
-        needed: about how many samples would tell, where it is undecided.
+        needed: about how many samples would tell, where it is undecided; NaN where these have no
+            spread to judge by.
     """
 
     outcome: str
@@ -33,6 +35,8 @@ class Verdict:
     def __str__(self) -> str:
         if self.outcome != UNDECIDED:
             return self.outcome
+        if math.isnan(self.needed):
+            return self.outcome  # there is no spread to judge by
         if self.needed > MOST_NEEDED:
             return f"undecided (more than {MOST_NEEDED:,})"
         return f"undecided (about {_round(self.needed):,})"
@@ -45,11 +49,15 @@ def in_words(families: Sequence[Family], limits: ReportConfig) -> Judged:
         metric, judged = family.task.metric, judge(family, limits.max_drop)
         for cell in family.measured:
             run_id = cell.record.run_id
-            texts[run_id] = str(judged[run_id])
-            if not reaches_least(metric, cell, limits):
-                least = least_of(metric, limits)
-                texts[run_id] += f", {metric.title} < {metric.show(least or 0)}"
+            texts[run_id] = say(metric, cell, judged[run_id], limits)
     return Judged(texts, limits.max_drop)
+
+
+def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
+    """Return the verdict, and what else is asked of the model and not reached."""
+    if reaches_least(metric, cell, limits):
+        return str(verdict)
+    return f"{verdict}, {metric.title} < {metric.show(least_of(metric, limits) or 0)}"
 
 
 def least_of(metric: Metric, limits: ReportConfig) -> float | None:
@@ -71,8 +79,12 @@ def judge(family: Family, max_drop: float) -> dict[str, Verdict]:
     """
     metric = family.task.metric
     cells = [(cell, cell.paired) for cell in family.measured if cell.paired is not None]
-    margins = [margin_of(metric, cell, paired, max_drop) for cell, paired in cells]
-    found = decide(margins, [int(cell.metric("total")) for cell, _ in cells])
+    totals = [int(cell.metric("total")) for cell, _ in cells]
+    margins = [
+        UNKNOWN if cell.record.params.get(GROUPED) else paired.margin(metric, max_drop, total)
+        for (cell, paired), total in zip(cells, totals, strict=True)
+    ]
+    found = decide(margins, totals)
     return {cell.record.run_id: verdict for (cell, _), verdict in zip(cells, found, strict=True)}
 
 
@@ -88,23 +100,12 @@ def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
     return [_decide(*each, level) for each in zip(margins, within, beyond, totals, strict=True)]
 
 
-def margin_of(
-    metric: Metric, cell: Cell, paired: Paired, max_drop: float, prefix: str = ""
-) -> Margin:
-    """Return how far a model's loss lies above the limit.
-
-    Args:
-        prefix: of the metrics of the samples that `paired` has: `CHOICE`, or none.
-    """
-    allowed = metric.allowed(max_drop, cell.metric(f"{prefix}baseline_{metric.name}"))
-    return paired.margin(metric, allowed, int(cell.metric(f"{prefix}total")))
-
-
 def passes_to_choose(metric: Metric, cell: Cell, max_drop: float) -> bool:
     """Tell whether a model passes on the samples that the sweep chooses by, taken by itself."""
     if cell.choice is None:
         return False
-    return margin_of(metric, cell, cell.choice, max_drop, CHOICE).p_within <= SIGNIFICANCE
+    total = int(cell.metric(f"{CHOICE}total"))
+    return cell.choice.margin(metric, max_drop, total).p_within <= SIGNIFICANCE
 
 
 def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level: float) -> Verdict:
@@ -112,8 +113,8 @@ def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level:
         return Verdict(PASS)
     if p_beyond <= SIGNIFICANCE:
         return Verdict(FAIL)
-    # What a loss at the verge needs is not less than there are.
-    return Verdict(UNDECIDED, max(margin.items_needed(total, level), total + 1))
+    needed = margin.items_needed(total, level)
+    return Verdict(UNDECIDED, total + 1 if needed <= total else needed)  # of a loss at the verge
 
 
 def _round(count: float) -> int:

@@ -55,9 +55,9 @@ class AgreementPaired(contract.Paired):
         """Return the p-value of the exact McNemar test of the samples that agree."""
         return mcnemar(self.model == self.baseline, other.model == other.baseline)
 
-    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return Tango's margin of the samples that do not agree."""
-        return tango(int((self.model != self.baseline).sum()), 0, len(self.model), limit)
+        return tango(int((self.model != self.baseline).sum()), 0, len(self.model), drop)
 
 
 class AgreementScores(classification.Scores):

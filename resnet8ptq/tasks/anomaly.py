@@ -84,6 +84,7 @@ class Anomaly(contract.Task):
     name = "anomaly"
     test = roc.DELONG
     intervals = roc.INTERVALS
+    joins_groups = True
     paired: ClassVar[type[contract.Paired]] = roc.Paired
     schema = AnomalyConfig
     figure_files: ClassVar[dict[str, str]] = {roc.FIGURE: "ROC curve, beside FP32's"}

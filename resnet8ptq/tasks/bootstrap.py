@@ -106,10 +106,12 @@ class Paired(contract.Paired):
         contract.check_columns([self.replicates, other.replicates], "f")
         return bootstrap_p(self.replicates - other.replicates)
 
-    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin by the spread of the replicates."""
-        sign = metric.cost(1.0)
-        return bootstrap_margin(sign * (self.replicates - self.baseline_replicates), limit, items)
+        before = self.baseline_replicates
+        # A fraction of the baseline's value is as uncertain as that.
+        limits = drop if metric.bounded else drop * np.abs(before)
+        return bootstrap_margin(metric.cost(1.0) * (self.replicates - before) - limits, items)
 
 
 @dataclass(frozen=True)

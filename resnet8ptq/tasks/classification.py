@@ -100,10 +100,10 @@ class Paired(contract.Paired):
         """Return the p-value of the exact McNemar test."""
         return mcnemar(self.hits, other.hits)
 
-    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return Tango's margin of the accuracy."""
         won, lost = flips(self.hits, self.baseline_hits)
-        return tango(lost, won, len(self.labels), limit)
+        return tango(lost, won, len(self.labels), drop)
 
     def by_class(self, classes: int) -> list[float]:
         """Return the p-value of the exact McNemar test against the baseline on each class."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # figures are drawn in the end
 
 MANY_CLASSES = 50  # above, what is known of each class goes into files alone
 CHOICE = "choice_"  # before the names of metrics on the samples that a sweep chooses by
+GROUPED = "grouped"  # param of runs that scored samples of one group as if each stood by itself
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # what a network returns
 
 Array = NDArray[Any]
@@ -238,12 +239,11 @@ class Paired(ABC):
         """Return the p-value of the difference from another run on the same items."""
 
     @abstractmethod
-    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return how far the loss against the baseline lies above `limit`.
+    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return how far the loss against the baseline lies above a drop, see `Metric.drop`.
 
         Args:
             metric: the task's own.
-            limit: in the metric's units, see `Metric.allowed`.
             items: how many were scored.
         """
 
@@ -307,6 +307,7 @@ class Task(ABC):
     test: ClassVar[str]  # the paired test, in words
     intervals: ClassVar[str]  # how they are made, in words
     note: ClassVar[str] = ""  # on what was measured, below every table
+    joins_groups: ClassVar[bool] = False  # scores the samples of a group as one
     paired: ClassVar[type[Paired]]
     schema: ClassVar[type[TaskConfig]] = TaskConfig
     figure_files: ClassVar[Mapping[str, str]] = {}  # that a run draws: file name -> caption

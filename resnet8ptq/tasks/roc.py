@@ -118,9 +118,9 @@ class Paired(contract.Paired):
         """Return the p-value of DeLong's test."""
         return delong(self.ranking.model, other.ranking.model)[1]
 
-    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin of the AUC."""
-        return self.ranking.margin(limit)
+        return self.ranking.margin(drop)
 
 
 def vars_of(ranking: Ranking) -> Arrays:

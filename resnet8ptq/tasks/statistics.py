@@ -13,6 +13,8 @@ from scipy.special import betainc, ndtr, ndtri, stdtr  # scipy.stats takes a sec
 Z95 = float(ndtri(0.975))
 SIGNIFICANCE = 0.05  # of p-values that are corrected together
 POWER = 0.8  # of the samples that a report asks for
+ROUNDING = 1e-9  # a spread that is smaller beside the value is that of float64
+KNOWN = 0.99  # of the replicates, at least
 PART = SIGNIFICANCE / 2  # on either side of a 95% interval
 RESAMPLING_SEED = 0  # no setting: replicates of two runs are paired by it
 
@@ -60,7 +62,8 @@ class Margin:
 
     Attributes:
         z: in standard errors, as they are where the loss is the limit; negative below it.
-        correction: half a step of a loss that is a count, in standard errors.
+        correction: half a step of a loss that is a count, in standard errors; infinite where there
+            is no spread to judge by.
     """
 
     z: float
@@ -79,10 +82,14 @@ class Margin:
     def items_needed(self, items: int, level: float) -> float:
         """Return how many items would tell, with `POWER`, on which side a loss like this one is.
 
+        NaN where there is no spread to judge by.
+
         Args:
             items: how many there were.
             level: of the one-sided test.
         """
+        if math.isinf(self.correction):
+            return math.nan
         wanted = float(ndtri(1 - level) + ndtri(POWER))
         return items * (wanted / self.z) ** 2 if self.z else math.inf
 
@@ -93,10 +100,13 @@ class Margin:
         As the z of the same probability as by Student's distribution, items - 1 degrees of freedom.
         Where the items show no spread, they say nothing about others.
         """
-        if error == 0 or items < 2:
-            return cls(0.0)
+        if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
+            return cls(0.0, math.inf)
         tail = float(stdtr(items - 1, -abs(excess) / error))
         return cls(math.copysign(float(-ndtri(max(tail, sys.float_info.min))), excess))
+
+
+UNKNOWN = Margin(0.0, math.inf)
 
 
 def tango(lost: int, won: int, total: int, limit: float) -> Margin:
@@ -116,7 +126,7 @@ def tango(lost: int, won: int, total: int, limit: float) -> Margin:
     most_likely = (math.sqrt(max(linear**2 - 8 * total * product, 0.0)) - linear) / (4 * total)
     error = math.sqrt(max(total * (2 * most_likely + limit * (1 - limit)), 0.0))
     if error == 0:
-        return Margin(0.0)
+        return UNKNOWN
     return Margin((lost - won - total * limit) / error, 0.5 / error)
 
 
@@ -228,14 +238,18 @@ def bootstrap_interval(replicates: Values) -> Interval:
     return float(low), float(high)
 
 
-def bootstrap_margin(losses: Values, limit: float, items: int) -> Margin:
+def bootstrap_margin(excess: Values, items: int) -> Margin:
     """Return the margin of a loss whose standard error is that of its replicates (Efron, 1979).
 
     Args:
-        losses: the loss on each bootstrap sample [times] of `items`.
+        excess: how far the loss is above the limit on each bootstrap sample [times] of `items`;
+            NaN where a sample has no value, which few may be.
     """
-    error = float(losses.std(ddof=1)) * math.sqrt(items / max(items - 1, 1))
-    return Margin.student(float(losses.mean()) - limit, error, items)
+    known = excess[np.isfinite(excess)]
+    if len(known) < KNOWN * len(excess):
+        return UNKNOWN
+    error = float(known.std(ddof=1)) * math.sqrt(items / max(items - 1, 1))
+    return Margin.student(float(known.mean()), error, items)
 
 
 def bootstrap_p(differences: Values) -> float:
