@@ -239,7 +239,7 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
                 if selected.within
                 else ", so that none is chosen for its size or speed"
             )
-            + ". More of them (held_out_images=) may change that."
+            + ". More of these samples may change that."
         )
     lines += [f"{r.use.capitalize()}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines
