@@ -156,6 +156,8 @@ def test_without_a_race_the_runs_own_latencies_are_told_as_that() -> None:
     assert found.why == (
         "0.100 ms, 3.00 times as fast as onnx fp32 (measured in different runs, minutes apart)"
     )
+    others = by_use(*cells, race=race(gone=0.01, onnx_fp32=0.15))[SINGLE]  # of another limit
+    assert others.why == found.why
     slow = {**TIMED, "latency_p50_ms": 0.4}
     assert by_use(("a", predictions(), slow))[SINGLE].label == "onnx fp32"
     assert not any(use.startswith("fastest") for use in by_use(("a", predictions(), {})))

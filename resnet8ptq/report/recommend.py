@@ -165,7 +165,8 @@ def recommend(selected: Selection) -> list[Recommendation]:
     recommendations = [_best(selected, f"best {title}", candidates)]
     if selected.within:
         recommendations.append(_smallest(selected))
-        if selected.race is not None:
+        ids = {cell.record.run_id for cell in selected.within}
+        if selected.race is not None and not ids.isdisjoint(selected.race.single):
             for use, times in _uses(selected.race):
                 recommendations.append(_fastest(selected, use, times))
         elif any("latency_p50_ms" in cell.record.metrics for cell in selected.within):

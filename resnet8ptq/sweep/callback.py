@@ -66,7 +66,7 @@ class RunningSweep:
         failure = None
         try:
             records += self._collect()
-            self._report(records)
+            self._report(records, timed=status != "killed")
         except Exception as error:  # whatever it is, the sweep has ended
             failure = error
         # A search continues after a failure, and its sweeper reports none.
@@ -104,8 +104,12 @@ class RunningSweep:
             log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
         return history.load_compared(store, parent_id)
 
-    def _report(self, records: "list[Record]") -> None:
-        """Print the comparison; write it to the folder and the parent run."""
+    def _report(self, records: "list[Record]", timed: bool) -> None:
+        """Print the comparison; write it to the folder and the parent run.
+
+        Args:
+            timed: the best models are timed against each other; whoever interrupts does not wait.
+        """
         from resnet8ptq.evaluation import race
         from resnet8ptq.report import comparison, mlperf_tiny, page, table, verdicts
         from resnet8ptq.sweep import finals
@@ -121,7 +125,8 @@ class RunningSweep:
             table.print_table(records, judged=verdicts.in_words(families, self.limits))
             if mlperf_tiny.is_suite(records):
                 mlperf_tiny.print_table(records)
-            races = finals.race(page.select(families, self.limits), folder)
+            chosen = page.select(families, self.limits)
+            races = finals.race(chosen, folder) if timed else [None] * len(families)
             page.write(store, parent_id, families, folder, self.limits, races)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.tags["folder"]).parents for r in records)
