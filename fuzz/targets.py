@@ -142,7 +142,13 @@ def sweep() -> Target:
 
     store = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
     worker = {"at_once": 2, "threads": 1, "folder": "x", "variables": {}}
-    record = {"store": store, "parent_id": "0" * 32, "resume": False, "worker": worker}
+    record = {
+        "store": store,
+        "parent_id": "0" * 32,
+        "resume": False,
+        "several": True,
+        "worker": worker,
+    }
     return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), SWEEP_FILE)
 
 
