@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
@@ -521,6 +521,8 @@ def test_tango_takes_the_likeliest_probabilities_under_the_limit(cells, limit):
 
 
 @given(st.tuples(*[st.integers(0, 60)] * 4))
+@example((0, 0, 1, 0))
+@example((0, 1, 0, 0))
 @settings(max_examples=60)
 def test_tango_s_interval_is_what_its_test_does_not_reject(cells):
     assume(sum(cells))

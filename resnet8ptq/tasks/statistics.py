@@ -138,7 +138,8 @@ def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> In
     ours, theirs = flips(hits, other_hits)
     low = _bisect(lambda limit: tango(ours, theirs, len(hits), limit).p_beyond > PART)
     high = _bisect(lambda limit: tango(ours, theirs, len(hits), limit).p_within <= PART)
-    return low, high
+    delta = (ours - theirs) / len(hits)  # which rounding would leave out at -1 and 1
+    return min(low, delta), max(high, delta)
 
 
 def _bisect(above: Callable[[float], bool]) -> float:
