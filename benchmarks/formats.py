@@ -20,7 +20,7 @@ from benchmarks import process
 from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.config.loading import load_config
+from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core import cache, machine
 from resnet8ptq.data import locate
@@ -58,7 +58,7 @@ HEADS = (
 
 def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     """Return a row of cells for each run of the sweep."""
-    configs = [load_config(run / "config.yaml") for run in runs]
+    configs = [load_config(run / CONFIG_FILE) for run in runs]
     first = configs[0]
     runtime = cache.runtime(first.cache_dir, 1)
     settled = replace(first, data=locate.settle(first.data))

@@ -28,6 +28,7 @@ from resnet8ptq.config.schema import (
     TfliteConfig,
     TorchConfig,
 )
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
@@ -35,6 +36,8 @@ _WITH_OPTIONS = (
     *(TorchConfig, TfliteConfig, ArraysConfig, FolderConfig, TableConfig, CocoConfig),
     *(BinaryConfig, AnomalyConfig, RegressionConfig, DetectionConfig, CustomConfig),
 )
+
+CONFIG_FILE = "config.yaml"  # in a run's folder
 
 # In `conf/config.yaml`: folders are made before the config is checked, also in another process.
 OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
@@ -80,8 +83,13 @@ def parse_config(cfg: DictConfig) -> RunConfig:
     return config
 
 
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write a run's config, as `load_config` reads it."""
+    files.write_text(path, OmegaConf.to_yaml(OmegaConf.structured(config)))
+
+
 def load_config(path: Path) -> RunConfig:
-    """Read the `config.yaml` that a run has written.
+    """Read what `save_config` has written.
 
     Raises:
         ConfigError: it is gone, or not that.

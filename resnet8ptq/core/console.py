@@ -26,6 +26,18 @@ def stderr() -> Console:
     return console
 
 
+def stdout(console: Console | None, width: int) -> Console:
+    """Return the console of results: the one given, else stdout.
+
+    Args:
+        width: where there is no terminal. A pipe has none, and rich would fold columns at 80.
+    """
+    console = console or Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = width
+    return console
+
+
 class LogHandler(RichHandler):
     """The log on that console; `conf/hydra/job_logging` names it."""
 

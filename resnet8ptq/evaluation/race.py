@@ -6,7 +6,7 @@ models differ. In a race all of them run in turns.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -103,9 +103,9 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Rac
     return race
 
 
-def mean_of(times: Mapping[str, Blocks]) -> Callable[[str], float]:
-    """Return what gives the geometric mean of a model's blocks by its name."""
-    return lambda name: float(np.exp(np.log(times[name]).mean()))
+def typical(blocks: Blocks) -> float:
+    """Return the geometric mean, in milliseconds: the ratio of two is that of `ratio`."""
+    return float(np.exp(np.log(blocks).mean()))
 
 
 def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:

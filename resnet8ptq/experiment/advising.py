@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from resnet8ptq.config import limits
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, command, machine
+from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import show
 from resnet8ptq.experiment import advice
 from resnet8ptq.models.inspection import Inspection, inspect
@@ -52,13 +53,10 @@ def main(words: list[str]) -> None:
 
 def print_advice(cpu: str, flags: tuple[str, ...], network: Inspection | None) -> None:
     """Print the findings as a table on stdout, and the commands."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = 130  # a pipe has no width; rich would fold the columns at 80
+    console = stdout(None, 130)
     console.print(Text(show(advice.describe_cpu(cpu, flags))), soft_wrap=True)
     if network is not None:
         layers = f"{network.layers} layers with weights, {network.depthwise} of them depthwise"

@@ -37,7 +37,9 @@ def part(
     if how == "none":
         return data, None
     if how != "half":
-        found = held_out or draw_choice(data, config.held_out_images, calibration)
+        found = held_out
+        if found is None:
+            found = draw_choice(data, config.held_out_images, calibration)
         if found is not None and _can_be_scored(config, data, found, fp32):
             return data, found
         if how == "held_out":

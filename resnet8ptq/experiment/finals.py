@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.config.loading import load_config
+from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.core import cache
 from resnet8ptq.data import locate
 from resnet8ptq.evaluation import race
@@ -27,9 +27,9 @@ def run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
     Raises:
         PtqError: a file of a run is gone or damaged.
     """
-    configs = {folder: load_config(folder / "config.yaml") for folder in models.values()}
-    configs |= {folder: load_config(folder / "config.yaml") for folder in baselines.values()}
-    first = next(iter(configs.values()))
+    folders = {*models.values(), *baselines.values()}
+    configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}
+    first = configs[next(iter(models.values()))]
     runtime = cache.runtime(first.cache_dir, first.threads)
     settled = replace(first, data=locate.settle(first.data))
     data, fp32 = load(settled, runtime.cache_root)

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from omegaconf import OmegaConf
 
 from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
@@ -45,7 +45,7 @@ def write(
     measured = result.measurement
     assert measured is not None  # only measured runs come here
     task, comparison = measured.task, measured.comparison
-    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    save_config(config, folder / CONFIG_FILE)
     for name, rows in task.tables(comparison).items():
         _write_csv(folder / name, rows)
     for name, text in task.documents(comparison).items():

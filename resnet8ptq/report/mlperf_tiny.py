@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import show
-from resnet8ptq.report.table import combination, task_of
+from resnet8ptq.report.table import PIPE_WIDTH, combination, task_of
 from resnet8ptq.tracking.history import Record
 
 COLUMNS = (
@@ -51,9 +51,7 @@ def _row(record: Record) -> list[str]:
 
 def print_table(records: Sequence[Record]) -> None:
     """Print the table to stdout."""
-    console = Console(soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 240  # as table.print_table has it
+    console = stdout(None, PIPE_WIDTH)
     table = Table(title="The suite", title_justify="left", box=box.HEAVY_HEAD)
     for column in COLUMNS:
         table.add_column(column)

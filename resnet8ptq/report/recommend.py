@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import chain
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.evaluation.race import Blocks, Race, mean_of, ratio
+from resnet8ptq.evaluation.race import Blocks, Race, ratio, typical
 from resnet8ptq.report import table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, indistinguishable
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
@@ -62,25 +62,23 @@ class Selection:
 
         Without samples to choose by, only what does not fail and keeps what is asked of it.
         """
-        metric = self.family.task.metric
-        ran = [
-            cell
-            for cell in self.family.measured
-            if cell.record.params.get("execution") != "simulated"
-        ]
         kept = [
             cell
-            for cell in ran
-            if reaches_least(metric, cell, self.limits)
+            for cell in self._ran
+            if reaches_least(self.family.task.metric, cell, self.limits)
             and self.judged[cell.record.run_id].outcome != FAIL
         ]
-        apart = all(cell.choice is not None for cell in ran)
-        return ran if kept and apart else kept
+        return self._ran if kept and self.apart else kept
 
     @cached_property
     def apart(self) -> bool:
         """Whether there are samples to choose by that are not reported on."""
-        return bool(self.candidates) and all(cell.choice is not None for cell in self.candidates)
+        return all(cell.choice is not None for cell in self._ran)
+
+    @cached_property
+    def _ran(self) -> list[Cell]:
+        cells = self.family.measured
+        return [each for each in cells if each.record.params.get("execution") != "simulated"]
 
     @cached_property
     def passing(self) -> list[Cell]:
@@ -247,17 +245,18 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
     """Choose by latencies that were measured in turns."""
     cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
     baselines = [name for name in times if name.endswith(" fp32")]
-    fp32, model = min(baselines, key=mean_of(times)), min(cells, key=mean_of(times))
+    ms = {name: typical(blocks) for name, blocks in times.items()}
+    fp32, model = (min(names, key=ms.__getitem__) for names in (baselines, cells))
     # The fastest of several: each is as wrong as one would be alone.
     found = ratio(times[model], times[fp32], len(cells))
     if found.value < 1:
         why = (
-            f"{mean_of(times)(fp32):.3f} ms; of the models within the limit the fastest is "
+            f"{ms[fp32]:.3f} ms; of the models within the limit the fastest is "
             f"{cells[model].label}, {found}; {TO_TRY}"
         )
         return Recommendation(use, fp32, why)
     told = "" if found.faster else ": not faster, as far as can be told"
-    why = f"{mean_of(times)(model):.3f} ms, {found} as {fp32}, the fastest FP32{told}"
+    why = f"{ms[model]:.3f} ms, {found} as {fp32}, the fastest FP32{told}"
     equals = [
         cell
         for name, cell in cells.items()

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.core import files
+from resnet8ptq.core.console import stdout
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import show
 from resnet8ptq.report.families import digest, group
@@ -22,6 +23,7 @@ from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
 
 PAIRED = ("delta", "interval", "p")  # against FP32
+PIPE_WIDTH = 240  # of the widest table
 WIDE = ("interval", "ms")  # left out where there is little room
 CHOICES = ("framework", "dtype", "calibration", "weights")
 COSTS = ("size kB", "reduction", "ms", "speedup")
@@ -241,9 +243,7 @@ def print_table(
     records: Sequence[Record], console: Console | None = None, judged: Judged = NOTHING_JUDGED
 ) -> None:
     """Print the table and its notes to stdout: one for each family of runs."""
-    console = console or Console(soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 240  # a pipe has no width; rich would fold the columns at 80
+    console = stdout(console, PIPE_WIDTH)
     families = group(records)
     if len(families) > 1:
         console.print(FAMILIES_NOTE.format(count=len(families)), highlight=False)

@@ -255,12 +255,12 @@ class Comparison(contract.Comparison):
     @property
     def right_to_wrong(self) -> int:
         """Images that only the baseline gets right."""
-        return int((self.baseline.hits & ~self.model.hits).sum())
+        return flips(self.baseline.hits, self.model.hits)[0]
 
     @property
     def wrong_to_right(self) -> int:
         """Images that only the model gets right."""
-        return int((self.model.hits & ~self.baseline.hits).sum())
+        return flips(self.model.hits, self.baseline.hits)[0]
 
     @property
     def p_value(self) -> float:

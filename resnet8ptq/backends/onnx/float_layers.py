@@ -14,8 +14,12 @@ from resnet8ptq.graph.layers import consumers
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm")
 
 
-def keep(proto: onnx.ModelProto) -> None:
-    """Put a Sum of one input, which no optimizer removes, before each such layer, in place."""
+def keep(proto: onnx.ModelProto) -> bool:
+    """Put a Sum of one input, which no optimizer removes, before each such layer, in place.
+
+    Returns:
+        Whether there are any.
+    """
     graph = proto.graph
     constants = {tensor.name for tensor in graph.initializer}
     dequantized = {n.output[0] for n in graph.node if n.op_type == "DequantizeLinear"}
@@ -31,8 +35,11 @@ def keep(proto: onnx.ModelProto) -> None:
             nodes.append(helper.make_node("Sum", [node.input[0]], [name], name))
             node.input[0] = name
         nodes.append(node)
+    if len(nodes) == len(graph.node):
+        return False
     del graph.node[:]
     graph.node.extend(nodes)
+    return True
 
 
 def _is_quantized(graph: onnx.GraphProto, name: str) -> bool:

@@ -98,8 +98,8 @@ class OnnxQuantizer:
                 raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
             if config.float_output:
                 output.leave_in_float(written)
-            float_layers.keep(written)
-            onnx.save(written, temporary)
+            if float_layers.keep(written) or config.float_output:
+                onnx.save(written, temporary)
             if config.slim:
                 onnx.save(slim.slim(written), temporary)
                 batches = calibration.batches(config.calib.batch_size)

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
+from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.experiment.diagnosis.changes import Outcome
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
@@ -34,7 +35,7 @@ def describe(config: RunConfig) -> str:
 def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
     """Write `config.yaml` and `diagnosis.csv`, `.md` and `.png`, each whole or not at all."""
     assert result.measured is not None  # only measured diagnoses come here
-    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "diagnosis.csv", to_csv(result.measured))
     files.write_text(folder / "diagnosis.md", to_markdown(result, describe(config)))
     figures.save(draw(result, describe(config)), folder / "diagnosis.png")
@@ -77,9 +78,7 @@ def to_markdown(result: DiagnosisResult, title: str) -> str:
 def print_tables(result: DiagnosisResult, title: str, console: Console | None = None) -> None:
     """Print the conclusion, then what it rests on, to stdout."""
     assert result.measured is not None
-    console = console or Console(soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 130  # a pipe has no width; rich would fold the columns at 80
+    console = stdout(console, 130)
     console.print(show(title), style="bold", highlight=False, markup=False)
     for line in (*result.conclusion, *result.notes):
         console.print(show(line), highlight=False, markup=False)

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
+from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import plain, show
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.tasks.contract import Metric
@@ -20,7 +21,7 @@ from resnet8ptq.tasks.contract import Metric
 
 def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     """Write `config.yaml`, `sensitivity.csv` and `sensitivity.png`, each whole or not at all."""
-    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "sensitivity.csv", to_csv(result))
     assert result.whole is not None  # only measured analyses come here
     figure = draw(
@@ -50,9 +51,7 @@ def to_csv(result: SensitivityResult) -> str:
 
 def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
     """Print the ranking and notes on it to stdout."""
-    console = console or Console(soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 130  # a pipe has no width; rich would fold the columns at 80
+    console = stdout(console, 130)
     table = Table(title=Text(show(title)), title_justify="left")
     name = result.metric.title
     for column in ("rank", "layer", "SQNR dB", f"{name} lost", name, "saved kB"):

@@ -1,13 +1,12 @@
 """`+analysis=profile`: what each operator takes, FP32 beside 8 bits."""
 
 import tempfile
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from resnet8ptq.backends.contract import Predictor, Profiler, Quantizer
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
@@ -47,15 +46,17 @@ def analyse(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
         bench = Bench(fp32.sha256, runtime, settings.batch_size, fp32.final)
         timed = dataset.test.take(np.arange(min(settings.batch_size, len(dataset.test))))
 
-        def make(variant: RunConfig, place: Path) -> _Made:
-            trial = bench.run(variant, fp32, calibration.split, timed, place)
-            return _Made(make_quantizer(variant, runtime), trial.artifact.path)
-
-        models = [make(config, folder), make(as_fp32(config), Path(scratch))]
-        times = latency.measure([each.load for each in models], timed, settings)
+        loads, profiles = [], []
+        for variant, place in ((config, folder), (as_fp32(config), Path(scratch))):
+            path = bench.run(variant, fp32, calibration.split, timed, place).artifact.path
+            loads.append(bench.loader(variant, path))
+            profiles.append(partial(make_quantizer(variant, runtime).profile, path))
+        times = latency.measure(loads, timed, settings)
         sizes = [1] if timed.at_once is not None else [1, settings.batch_size]
         nodes = [
-            operators.measure([m.profile(settings.threads) for m in models], timed, size, settings)
+            operators.measure(
+                [profile(settings.threads) for profile in profiles], timed, size, settings
+            )
             for size in track(sizes, "Profiling", "batch sizes")
         ]
     breakdowns = tuple(
@@ -70,17 +71,3 @@ def analyse(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
     profile_table.write(folder, config, result)
     profile_table.print_tables(result, profile_table.describe(config))
     return result
-
-
-@dataclass(frozen=True)
-class _Made:
-    """An artifact on disk, and the framework that it is of."""
-
-    quantizer: Quantizer
-    path: Path
-
-    def load(self, threads: int) -> Predictor:
-        return self.quantizer.load(self.path, threads)
-
-    def profile(self, threads: int) -> AbstractContextManager[Profiler]:
-        return self.quantizer.profile(self.path, threads)

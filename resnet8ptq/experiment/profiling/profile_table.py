@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from resnet8ptq.backends.contract import Node
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
+from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import plain, show
 from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
 
@@ -22,7 +23,7 @@ _COLOURED = 9  # operators with a colour of their own
 
 def write(folder: Path, config: RunConfig, result: ProfileResult) -> None:
     """Write `config.yaml`, `profile.csv` and `profile.png`, each whole or not at all."""
-    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "profile.csv", to_csv(result.breakdowns))
     figures.save(draw(result.breakdowns, describe(config)), folder / "profile.png")
 
@@ -45,9 +46,7 @@ def to_csv(breakdowns: Sequence[Breakdown]) -> str:
 
 def print_tables(result: ProfileResult, title: str, console: Console | None = None) -> None:
     """Print the conclusions, then a table for each batch size, to stdout."""
-    console = console or Console(soft_wrap=False)
-    if not console.is_terminal:
-        console.width = 130  # a pipe has no width; rich would fold the columns at 80
+    console = stdout(console, 130)
 
     def say(text: str) -> None:
         console.print(Text(show(text)))
