@@ -33,6 +33,7 @@ from resnet8ptq.graph.weights import read, read_bias, read_weights
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection
 
 SCHEMES = [("int8", "false"), ("int8", "true"), ("uint8", "false"), ("uint8", "true")]
@@ -63,7 +64,7 @@ def configure(*overrides: str) -> RunConfig:
 def setting_of(config: RunConfig, images: Split) -> Setting:
     weights = WeightScheme.of(config, quantizer_of(config).resolve().weight_bits == 7)
     selection = Selection.of(config)
-    return Setting(weights, selection, images, config.calib.batch_size, THREADS)
+    return Setting(Plan(weights), selection, images, config.calib.batch_size, THREADS)
 
 
 def correct(config: RunConfig, fp32: Fp32Model, images: Split, folder: Path) -> Fp32Model:
@@ -257,8 +258,8 @@ def test_bias_correction_removes_the_mean_error(proto: onnx.ModelProto, images: 
     corrected = bias_correction.correct_biases(proto, proto, setting)
     simulated = copy.deepcopy(corrected)
     nodes = layers.find(simulated.graph, setting.selection)
-    for node in nodes.values():
-        layers.round_weights(simulated.graph, node, setting.weights)
+    for name, node in nodes.items():
+        layers.round_weights(simulated.graph, node, setting.weights.scheme(name))
     names = [node.output[0] for node in nodes.values()]
     (batch,) = layers.run([proto, simulated], names, setting, "")
     for target, output in zip(*batch, strict=True):

@@ -72,6 +72,13 @@ def _are_anchors(got: Any) -> bool:
     )
 
 
+def _is_plan(got: Any) -> bool:
+    return got == "auto" or (
+        isinstance(got, dict) and len(got) > 0 and all(bits in BITS for bits in got.values())
+    )
+
+
+BITS = (2, 3, 4, 8)  # of weights
 COUNT = (at_least(1), at_most(2**31 - 1))
 SEED = Limit("0 <= seed < 2**32", lambda got: 0 <= got < 2**32)
 FRACTION = Limit("a fraction, 0 to 1", lambda got: 0 <= got <= 1)
@@ -92,6 +99,7 @@ ANCHORS = Limit(
     "null, or [[width, height, ...], ...] in pixels, a list for each stride", _are_anchors
 )
 COLUMNS = Limit("null, a column or a list of columns", _is_columns)
+PLAN = Limit(f"null | auto | bits by layer, such as {{conv2d: 4}}, of {BITS}", _is_plan)
 CLASSES = Limit("null or two or more different names", lambda got: len(set(got)) == len(got) >= 2)
 
 

@@ -17,6 +17,7 @@ DTYPES = {
     "int8": ("int8", "int8"),
     "uint8": ("uint8", "uint8"),
     "u8s8": ("uint8", "int8"),
+    "w4a8": ("uint8", "int4"),
 }
 # What a search can optimize, by the metric's name, and in which direction.
 OBJECTIVES = {
@@ -59,7 +60,7 @@ class TfliteConfig(BackendConfig):
 
 @dataclass
 class DtypeConfig:
-    """8-bit format; what it means in each framework stands in the backend's module."""
+    """Integer types; what they mean in each framework stands in the backend's module."""
 
     name: str = limited(MISSING, one_of(*DTYPES))
 
@@ -314,6 +315,15 @@ class SymmetricConfig:
 
 
 @dataclass
+class PrecisionConfig:
+    """How many bits the weights of each layer get; see `precision.plan`."""
+
+    plan: Any = limited(None, limits.PLAN)  # bits by layer, or "auto"
+    max_bytes: int | None = limited(None, *limits.COUNT)
+    max_drop: float | None = limited(None, limits.FRACTION)
+
+
+@dataclass
 class CorrectionsConfig:
     """What is done to the FP32 network so that quantization costs it less; see `corrections`."""
 
@@ -351,6 +361,7 @@ class QuantizationConfig:
     nodes_to_quantize: list[str] | None = limited(None, limits.NAMES)
     nodes_to_exclude: Any = field(default_factory=list)  # list of names, or "auto"
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     slim: bool = False
 
 

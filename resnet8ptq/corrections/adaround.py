@@ -25,6 +25,7 @@ LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
 BETA = (20.0, 2.0)  # of the regularizer, equation 24; annealed from the one to the other
 WARM_UP = 0.2  # share of the iterations without regularizer
+_TOLERANCE = 1e-3  # levels
 REGULARIZER = 10.0  # its weight, beside an error of 1 for nearest rounding
 
 
@@ -57,10 +58,10 @@ def round_weights(
     """
     torch.set_num_threads(setting.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
-    scheme, twins = setting.weights, layers.find(simulated.graph, setting.selection)
+    twins = layers.find(simulated.graph, setting.selection)
     for index, (name, node) in enumerate(layers.find(result.graph, setting.selection).items()):
         random = np.random.default_rng([seed, index])
-        weights = read_weights(proto.graph, node)
+        scheme, weights = setting.weights.scheme(name), read_weights(proto.graph, node)
         problem = _pose(proto, simulated, node, setting, random, name)
         levels = learn_levels(problem, weights, scheme, iterations, random, f"AdaRound: {name}")
         placed = place(weights, levels, scheme)
@@ -136,7 +137,8 @@ def learn_levels(
     grid, kept = scheme.grid(weights, 0), find_kept(weights, scheme)
     nearest = grid.quantize(weights)
     floor = np.floor(weights / grid.scale)
-    inner = grid.lowest + 1 - grid.zero_point, grid.highest - 1 - grid.zero_point
+    edge = 0 if scheme.clips else 1  # see `find_kept`
+    inner = grid.lowest + edge - grid.zero_point, grid.highest - edge - grid.zero_point
     low = np.where(kept, nearest - grid.zero_point, np.clip(floor, *inner))
     high = np.where(kept, low, np.clip(floor + 1, *inner))
     arrays = (grid.scale, low, high - low, weights / grid.scale - floor)
@@ -180,9 +182,12 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
 
     Those at the ends of the range, which the grid is made from, and those whose nearest level is
     an outermost one: no level lies beyond it, and in some schemes (uint8, symmetric) its value lies
-    outside the range, so that a weight moved there would make another grid.
+    outside the range, so that a weight moved there would make another grid. Where a scheme clips,
+    those beyond the range, one of which at least gives the grid its outermost level.
     """
     grid = scheme.grid(weights, 0)
+    if scheme.clips:
+        return np.abs(weights / grid.scale) > grid.highest - _TOLERANCE
     axes = tuple(range(1, weights.ndim)) if scheme.per_channel else None
     size = np.abs(weights)
     if scheme.symmetric:
@@ -196,6 +201,8 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
 def place(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
     """Return weights on the grid, from which every backend finds the same grid and `levels` again.
 
-    Weights that keep their level (`find_kept`) keep their value too, and with it the range.
+    Weights that keep their level (`find_kept`) keep their value too, and with it the range; but
+    where a scheme clips they get their level's, and with it the share that is clipped.
     """
-    return np.where(find_kept(weights, scheme), weights, scheme.grid(weights, 0).dequantize(levels))
+    kept = find_kept(weights, scheme) & (not scheme.clips)
+    return np.where(kept, weights, scheme.grid(weights, 0).dequantize(levels))

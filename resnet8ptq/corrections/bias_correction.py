@@ -34,7 +34,7 @@ def correct_biases(
     targets = _means(fp32, list(nodes.values()), setting, "Bias correction: FP32")
     for name, node in nodes.items():
         twin = simulated[name]
-        layers.round_weights(rounded.graph, twin, setting.weights)
+        layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))
         if node.op_type == "MatMul":
             log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
             continue

@@ -14,6 +14,7 @@ from resnet8ptq.graph.layers import attribute, weight_layers
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.weights import Array, read, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 
@@ -22,12 +23,12 @@ class Setting:
     """What every correction of a run works with.
 
     Attributes:
-        weights: the grid that the run's backend will round them to.
+        weights: the grids that the run's backend will round them to.
         selection: what will be quantized.
         images: for calibration; they are run `batch_size` at once, on `threads`.
     """
 
-    weights: WeightScheme
+    weights: Plan
     selection: Selection
     images: Split
     batch_size: int
@@ -84,8 +85,8 @@ def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) 
     """
     rounded = copy.deepcopy(corrected)
     nodes = find(rounded.graph, setting.selection)
-    for node in nodes.values():
-        round_weights(rounded.graph, node, setting.weights)
+    for name, node in nodes.items():
+        round_weights(rounded.graph, node, setting.weights.scheme(name))
     names = [node.output[0] for node in nodes.values()]
     error, power = np.zeros(len(names)), np.zeros(len(names))
     batches = run([fp32, rounded], names, setting, "Measuring the layers' error")

@@ -22,6 +22,7 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection
 
 
@@ -101,7 +102,11 @@ def prepare(
     def correct(settled: RunConfig) -> tuple[Fp32Model, table.Provenance]:
         selection = Selection.of(settled)
         setting = Setting(
-            weights, selection, calibration.split, config.calib.batch_size, bench.runtime.threads
+            Plan.of(settled.precision, weights),
+            selection,
+            calibration.split,
+            config.calib.batch_size,
+            bench.runtime.threads,
         )
         corrected = sequence.correct(trained, config.corrections, setting, config.seed, scratch)
         return corrected, table.provenance(config.calib, corrected.onnx_path, calibration.split)

@@ -18,12 +18,20 @@ _LEVELS = {
     ("int8", True): (-64, 64),
     ("uint8", False): (0, 255),
     ("uint8", True): (0, 127),
+    ("int4", False): (-8, 7),
+    ("int3", False): (-4, 3),
+    ("int2", False): (-2, 1),
 }
+_SHARES = np.linspace(1, 0.3, 71)  # of the largest weight, where few levels begin and end
 
 
 @dataclass(frozen=True)
 class WeightScheme:
-    """How weights are quantized: `dtype` is int8 or uint8."""
+    """How weights are quantized: `dtype` is int8 or uint8, or int4, int3 or int2.
+
+    The fewer levels there are, the more they gain by leaving the largest weights out of the range:
+    below 8 bits the range is the share of the largest weight with the least squared error.
+    """
 
     dtype: str
     per_channel: bool = False
@@ -46,8 +54,18 @@ class WeightScheme:
             )
         dtype = DTYPES[config.dtype.name][1]
         chosen = config.symmetric.weights
-        symmetric = dtype == "int8" if chosen is None else chosen
+        symmetric = dtype != "uint8" if chosen is None else chosen
         return cls(dtype, config.per_channel, symmetric or config.per_channel, reduce_range)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        return int(self.dtype.lstrip("uint"))
+
+    @property
+    def clips(self) -> bool:
+        """Whether the largest weights are left out of the range."""
+        return self.bits < 8
 
     @property
     def levels(self) -> tuple[int, int]:
@@ -68,11 +86,34 @@ class WeightScheme:
         scale = (high - low) / (highest - lowest)
         empty = scale < np.finfo(np.float32).tiny  # a channel of zeros
         scale = np.where(empty, 1.0, scale)
+        if self.clips:
+            scale = _least_error(weights, scale, reduced, highest)
         middle = np.round((lowest + highest) / 2)
         zero_point = (
             np.full_like(scale, middle) if self.symmetric else np.round(lowest - low / scale)
         )
         return Grid(scale.astype(np.float32), zero_point.astype(np.int64), lowest, highest)
+
+
+def _least_error(
+    weights: NDArray[np.float32],
+    scale: NDArray[np.float64],
+    reduced: tuple[int, ...] | None,
+    highest: int,
+) -> NDArray[np.float64]:
+    """Return the share of `scale` that rounds `weights` with the least squared error.
+
+    Weights that lie on such a grid already, with one at its end, get the same grid again.
+    """
+    errors, shares = [], []
+    for share in _SHARES:
+        tried = (scale * share).astype(np.float32).astype(np.float64)
+        levels = np.clip(np.round(weights / tried), -highest, highest)
+        error = np.square(levels * tried - weights, dtype=np.float64)
+        errors.append(error.sum(axis=reduced, keepdims=True))
+        shares.append(tried)
+    best = np.argmin(errors, axis=0)[None]
+    return np.take_along_axis(np.array(shares), best, axis=0)[0]
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,15 @@ def _rectify(x: keras.KerasTensor) -> keras.KerasTensor:
     return layers.Activation("relu")(x)
 
 
-def build() -> keras.Model:
-    """MLPerf Tiny's ResNet8: float32 [N,32,32,3] pixels 0..255 to softmax [N,10]."""
+def build(width: int = 16) -> keras.Model:
+    """MLPerf Tiny's ResNet8: float32 [N,32,32,3] pixels 0..255 to softmax [N,10].
+
+    Args:
+        width: channels of the first layers; 16 in MLPerf Tiny.
+    """
     pixels = keras.Input((SIDE, SIDE, 3))
-    x = _rectify(_normalised(pixels, 16))
-    for filters, strides in ((16, 1), (32, 2), (64, 2)):
+    x = _rectify(_normalised(pixels, width))
+    for filters, strides in ((width, 1), (2 * width, 2), (4 * width, 2)):
         y = _normalised(_rectify(_normalised(x, filters, strides)), filters)
         if strides > 1:  # the shortcut has to shrink along; it has no batch normalization
             x = _Convolution(filters, 1, strides=strides)(x)

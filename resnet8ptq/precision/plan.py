@@ -1,0 +1,50 @@
+"""How many bits the weights of each layer get."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from resnet8ptq.config.schema import PrecisionConfig
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.precision.grid import WeightScheme
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The scheme of each layer's weights.
+
+    Attributes:
+        default: of a layer that `bits` does not name.
+        bits: by a layer's short name, see `graph.layers.weight_layers`; of `limits.BITS`.
+    """
+
+    default: WeightScheme
+    bits: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: PrecisionConfig, default: WeightScheme) -> "Plan":
+        """Return what the settings say; `plan: auto` names none, it is chosen by quantizing."""
+        return cls(default, config.plan if isinstance(config.plan, dict) else {})
+
+    def scheme(self, layer: str) -> WeightScheme:
+        """Return how the weights of a layer are quantized."""
+        bits = self.bits.get(layer, self.default.bits)
+        if bits == self.default.bits:
+            return self.default
+        symmetric = bits < 8 or self.default.symmetric
+        return replace(self.default, dtype=f"int{bits}", symmetric=symmetric)
+
+    def narrow(self, layers: Collection[str]) -> dict[str, WeightScheme]:
+        """Return the schemes of the `layers` with fewer than 8 bits.
+
+        Raises:
+            ConfigError: the plan names another layer; lists the nearest.
+        """
+        for name in self.bits:
+            if name not in layers:
+                nearest = difflib.get_close_matches(name, layers, n=3, cutoff=0.2) or [*layers][:3]
+                raise ConfigError(
+                    f"precision.plan: got {name!r}, takes layers; nearest: {', '.join(nearest)}"
+                )
+        schemes = {name: self.scheme(name) for name in layers}
+        return {name: scheme for name, scheme in schemes.items() if scheme.bits < 8}
