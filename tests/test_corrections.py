@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import (
     adaround,
     bias_correction,
@@ -32,7 +33,7 @@ from resnet8ptq.graph.layers import channel_axis
 from resnet8ptq.graph.weights import read, read_bias, read_weights
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection
 
@@ -64,12 +65,15 @@ def configure(*overrides: str) -> RunConfig:
 def setting_of(config: RunConfig, images: Split) -> Setting:
     weights = WeightScheme.of(config, quantizer_of(config).resolve().weight_bits == 7)
     selection = Selection.of(config)
-    return Setting(Plan(weights), selection, images, config.calib.batch_size, THREADS)
+    runtime = Runtime(Path(), THREADS)
+    return Setting(
+        Plan(weights), selection, images, config.calib, runtime, ActivationScheme(), False
+    )
 
 
 def correct(config: RunConfig, fp32: Fp32Model, images: Split, folder: Path) -> Fp32Model:
     setting = setting_of(config, images)
-    return sequence.correct(fp32, config.corrections, setting, config.seed, folder)
+    return sequence.correct(fp32, config.corrections, setting, config.seed, folder)[0]
 
 
 def switch_on(*names: str) -> list[str]:

@@ -18,11 +18,12 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.experiment import plots
-from resnet8ptq.finetuning import network, qat, training
-from resnet8ptq.finetuning.fake_quantization import FakeQuantize, Round
+from resnet8ptq.finetuning import qat, training
 from resnet8ptq.models import model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.simulation import network
+from resnet8ptq.simulation.fake_quantization import FakeQuantize, Round
 
 SMALL = ("data=shapes", "held_out_images=50", "calib.samples_per_class=5", "threads=1")
 QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-4")

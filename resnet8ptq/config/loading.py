@@ -120,6 +120,15 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(f"calib.table: has no effect with method={config.method}")
     if config.method == "qat" and config.corrections.equalization:
         raise ConfigError("corrections.equalization: changes ranges that method=qat has learned")
+    if config.corrections.reconstruction:
+        taken: dict[str, tuple[object, object]] = {
+            "method": (config.method, "static"),  # others find or learn their own ranges
+            "corrections.adaround": (config.corrections.adaround, False),
+            "calib.table": (config.calib.table, None),
+        }
+        for name, (got, wanted) in taken.items():
+            word = "null" if wanted is None else str(wanted).lower()
+            require(name, got, got == wanted, f"{word} with corrections.reconstruction=true")
     chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
     named = isinstance(excluded, list) and all(isinstance(name, str) for name in excluded)
     require("nodes_to_exclude", excluded, named or excluded == "auto", "a list of names | auto")

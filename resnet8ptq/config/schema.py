@@ -331,6 +331,8 @@ class CorrectionsConfig:
     bias_correction: bool = False
     adaround: bool = False
     adaround_iterations: int = limited(1000, *limits.COUNT)
+    reconstruction: bool = False
+    reconstruction_iterations: int = limited(1000, *limits.COUNT)
 
 
 @dataclass

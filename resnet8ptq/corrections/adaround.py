@@ -4,6 +4,7 @@ Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", IC
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +57,7 @@ def round_weights(
     its target from the FP32 network (equation 25). Grouped convolutions are rounded like others.
     Reproducible by `seed`, on the same number of threads.
     """
-    torch.set_num_threads(setting.threads)
+    torch.set_num_threads(setting.runtime.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
     twins = layers.find(simulated.graph, setting.selection)
     for index, (name, node) in enumerate(layers.find(result.graph, setting.selection).items()):
@@ -121,6 +122,45 @@ class Choices:
         """Return the weights; `up` is 0 for the lower level, 1 for the upper."""
         return self.scale * (self.floor + self.step * up)
 
+    def levels(self, up: torch.Tensor) -> NDArray[np.int64]:
+        """Return the levels, counted from the zero_point."""
+        return (self.floor + self.step * up).numpy().astype(np.int64)
+
+    def start(self) -> torch.Tensor:
+        """Return values that `rectify` takes to the fractions."""
+        gamma, zeta = STRETCH
+        return ((self.fraction - gamma) / (zeta - gamma)).logit()
+
+
+def find_choices(weights: Array, scheme: WeightScheme) -> Choices:
+    """Return the two levels around each weight [output channels, ...] on its scheme's grid."""
+    grid, kept = scheme.grid(weights, 0), find_kept(weights, scheme)
+    nearest = grid.quantize(weights)
+    floor = np.floor(weights / grid.scale)
+    edge = 0 if scheme.clips else 1  # see `find_kept`
+    inner = grid.lowest + edge - grid.zero_point, grid.highest - edge - grid.zero_point
+    low = np.where(kept, nearest - grid.zero_point, np.clip(floor, *inner))
+    high = np.where(kept, low, np.clip(floor + 1, *inner))
+    fraction = np.clip(weights / grid.scale - floor, 0, 1)
+    arrays = (grid.scale, low, high - low, fraction)
+    return Choices(*(torch.from_numpy(array.astype(np.float32)) for array in arrays))
+
+
+def rectify(value: torch.Tensor) -> torch.Tensor:
+    """Return the stretched sigmoid, cut to 0 to 1: equation 23."""
+    gamma, zeta = STRETCH
+    return (value.sigmoid() * (zeta - gamma) + gamma).clamp(0, 1)
+
+
+def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
+    """Return what drives each share to 0 or 1, equation 24; `done` of the iterations, 0 to 1."""
+    progress = (done - WARM_UP) / (1 - WARM_UP)
+    if progress < 0:
+        return torch.zeros(())
+    beta = BETA[1] + (BETA[0] - BETA[1]) * (1 + np.cos(np.pi * progress)) / 2
+    means = [(1 - (2 * share - 1).abs().pow(beta)).mean() for share in shares]
+    return REGULARIZER * torch.stack(means).sum()
+
 
 def learn_levels(
     problem: Problem,
@@ -134,17 +174,10 @@ def learn_levels(
 
     The nearest levels where nothing better is found.
     """
-    grid, kept = scheme.grid(weights, 0), find_kept(weights, scheme)
+    grid, choices = scheme.grid(weights, 0), find_choices(weights, scheme)
     nearest = grid.quantize(weights)
-    floor = np.floor(weights / grid.scale)
-    edge = 0 if scheme.clips else 1  # see `find_kept`
-    inner = grid.lowest + edge - grid.zero_point, grid.highest - edge - grid.zero_point
-    low = np.where(kept, nearest - grid.zero_point, np.clip(floor, *inner))
-    high = np.where(kept, low, np.clip(floor + 1, *inner))
-    arrays = (grid.scale, low, high - low, weights / grid.scale - floor)
-    choices = Choices(*(torch.from_numpy(array.astype(np.float32)) for array in arrays))
     up = _learn(problem, choices, iterations, random, label)
-    levels = (choices.floor + choices.step * up).numpy().astype(np.int64) + grid.zero_point
+    levels = choices.levels(up) + grid.zero_point
     learned, rounded = (
         problem.error(torch.from_numpy(grid.dequantize(each))) for each in (levels, nearest)
     )
@@ -155,9 +188,7 @@ def _learn(
     problem: Problem, choices: Choices, iterations: int, random: np.random.Generator, label: str
 ) -> torch.Tensor:
     """Return 1 for each weight to round up, 0 for the others."""
-    gamma, zeta = STRETCH
-    start = ((choices.fraction - gamma) / (zeta - gamma)).logit()  # h(V) is the fraction at first
-    value = start.requires_grad_()
+    value = choices.start().requires_grad_()
     optimizer = torch.optim.Adam([value], lr=LEARNING_RATE)
     # Relative to nearest rounding, one weight of the regularizer serves layers of any scale.
     nearest = problem.error(choices.weights((choices.fraction >= 0.5).float()))
@@ -165,12 +196,9 @@ def _learn(
     rows = problem.inputs.shape[1]
     for i in track(range(iterations), label, "iterations"):
         batch = torch.from_numpy(random.integers(rows, size=min(BATCH, rows)))
-        h = (value.sigmoid() * (zeta - gamma) + gamma).clamp(0, 1)
-        loss = problem.error(choices.weights(h), batch) / unit
-        progress = (i / iterations - WARM_UP) / (1 - WARM_UP)
-        if progress >= 0:
-            beta = BETA[1] + (BETA[0] - BETA[1]) * (1 + np.cos(np.pi * progress)) / 2
-            loss = loss + REGULARIZER * (1 - (2 * h - 1).abs().pow(beta)).mean()
+        share = rectify(value)
+        loss = problem.error(choices.weights(share), batch) / unit
+        loss = loss + regularize([share], i / iterations)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import attribute, weight_layers
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.weights import Array, read, read_weights, write_weights
-from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
@@ -25,14 +27,20 @@ class Setting:
     Attributes:
         weights: the grids that the run's backend will round them to.
         selection: what will be quantized.
-        images: for calibration; they are run `batch_size` at once, on `threads`.
+        images: for calibration.
+        calib: how ranges are found; `batch_size` images are run at once.
+        runtime: threads; ranges are kept in its cache.
+        activations: what the run's backend will round them to.
+        float_output: the last layer's output stays in float.
     """
 
     weights: Plan
     selection: Selection
     images: Split
-    batch_size: int
-    threads: int
+    calib: CalibConfig
+    runtime: Runtime
+    activations: ActivationScheme
+    float_output: bool
 
 
 def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
@@ -72,8 +80,8 @@ def run(
     networks: Sequence[onnx.ModelProto], names: list[str], setting: Setting, label: str
 ) -> Iterator[list[list[Array]]]:
     """Yield batch by batch, for each of the networks, its tensors `names`."""
-    runners = [open_runner(expose(network, names), setting.threads) for network in networks]
-    for batch in track(setting.images.batches(setting.batch_size), label):
+    runners = [open_runner(expose(network, names), setting.runtime.threads) for network in networks]
+    for batch in track(setting.images.batches(setting.calib.batch_size), label):
         yield [run_one(batch) for run_one in runners]
 
 

@@ -3,8 +3,9 @@
 Each takes an ONNX graph and returns another one, which is then quantized like any other.
 
 Order: equalization first, since it keeps the function and moves the weights, and with them the grid
-that they are rounded to. Then AdaRound, which settles the levels. Bias correction last: it takes
-away the mean of whatever error the rounding has left, so the rounding has to be known.
+that they are rounded to. Then AdaRound or block-wise reconstruction, which settle the levels. Bias
+correction last: it takes away the mean of whatever error the rounding has left, so the rounding has
+to be known.
 """
 
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import onnx
 
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CorrectionsConfig
 from resnet8ptq.core import files
 from resnet8ptq.corrections import bias_correction, equalization, layers
@@ -22,26 +24,29 @@ from resnet8ptq.models.model import Fp32Model
 log = logging.getLogger(__name__)
 
 FILE = "corrected.onnx"
+SWITCHES = ("equalization", "adaround", "reconstruction", "bias_correction")
 
 
 def correct(
     model: Fp32Model, chosen: CorrectionsConfig, setting: Setting, seed: int, folder: Path
-) -> Fp32Model:
+) -> tuple[Fp32Model, dict[str, Range] | None]:
     """Apply the corrections that are switched on; the model itself where none is.
+
+    Reconstruction learns activation ranges, too: they are returned, by ONNX tensor name.
 
     The log says for each what it does to the layers' relative squared error (`layers.errors`) with
     rounded weights and float activations on the calibration images.
 
     Args:
-        seed: of AdaRound.
+        seed: of what is learned.
         folder: existing; `corrected.onnx` is written there; the model's own file is only read.
 
     Raises:
         ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names no node.
         QuantizationError: no layer with weights is left to quantize.
     """
-    if not (chosen.equalization or chosen.adaround or chosen.bias_correction):
-        return model
+    if not any(vars(chosen)[name] for name in SWITCHES):
+        return model, None
     fp32 = corrected = onnx.load(model.onnx_path)
     before = layers.errors(fp32, corrected, setting)
     if chosen.equalization:
@@ -52,13 +57,22 @@ def correct(
 
         corrected = adaround.round_weights(corrected, setting, chosen.adaround_iterations, seed)
         before = _log("adaround", before, layers.errors(fp32, corrected, setting))
+    ranges = None
+    path = folder / FILE
+    if chosen.reconstruction:
+        from resnet8ptq.corrections import reconstruction  # imports torch
+
+        onnx.save(corrected, path)
+        corrected, ranges = reconstruction.reconstruct(
+            path, setting, chosen.reconstruction_iterations, seed
+        )
+        before = _log("reconstruction", before, layers.errors(fp32, corrected, setting))
     if chosen.bias_correction:
         corrected = bias_correction.correct_biases(fp32, corrected, setting)
         _log("bias_correction", before, layers.errors(fp32, corrected, setting))
-    path = folder / FILE
     with files.atomic(path) as temporary:
         onnx.save(corrected, temporary)
-    return replace(model, onnx_path=path)
+    return replace(model, onnx_path=path), ranges
 
 
 def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

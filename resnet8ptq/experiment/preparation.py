@@ -7,7 +7,7 @@ from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
-from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures
 from resnet8ptq.core.machine import Runtime
@@ -42,7 +42,7 @@ class Preparation:
     config: RunConfig
     network: Fp32Model
     provenance: table.Provenance
-    ranges: Mapping[str, Range] | None = None
+    ranges: Ranges | None = None
     seconds: float | None = None
     params: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -75,21 +75,24 @@ def prepare(
     Raises:
         PtqError: as each of the steps has it.
     """
-    network, ranges = fp32, None
+    network = fp32
+    ranges: Ranges | None = None
     start = time.perf_counter()
     if config.dtype.name == "fp32":
         provenance = table.provenance(config.calib, network.onnx_path, calibration.split)
         return Preparation(config, network, provenance)
     resolved = make_quantizer(config, bench.runtime).resolve()
-    weights = WeightScheme.of(config, resolved.weight_bits == 7)
+    weights = Plan.of(config.precision, WeightScheme.of(config, resolved.weight_bits == 7))
+    activations = ActivationScheme(
+        resolved.activation_bits or 8, bool(config.symmetric.activations)
+    )
     if config.method == "qat":
         assert held_out is not None  # see `chooses`
-        bits, symmetric = resolved.activation_bits or 8, bool(config.symmetric.activations)
         settings = qat.Settings(
             config.qat,
             config.calib,
             weights,
-            ActivationScheme(bits, symmetric),
+            activations,
             Selection.of(config),
             config.float_output,
             config.seed,
@@ -99,19 +102,24 @@ def prepare(
         )
     trained = network
 
-    def correct(settled: RunConfig) -> tuple[Fp32Model, table.Provenance]:
+    def correct(settled: RunConfig) -> tuple[Fp32Model, table.Provenance, Ranges | None]:
         selection = Selection.of(settled)
         setting = Setting(
-            Plan.of(settled.precision, weights),
+            weights,
             selection,
             calibration.split,
-            config.calib.batch_size,
-            bench.runtime.threads,
+            config.calib,
+            bench.runtime,
+            activations,
+            config.float_output,
         )
-        corrected = sequence.correct(trained, config.corrections, setting, config.seed, scratch)
-        return corrected, table.provenance(config.calib, corrected.onnx_path, calibration.split)
+        corrected, learned = sequence.correct(
+            trained, config.corrections, setting, config.seed, scratch
+        )
+        made_from = table.provenance(config.calib, corrected.onnx_path, calibration.split)
+        return corrected, made_from, ranges if learned is None else learned
 
-    network, provenance = correct(config)
+    network, provenance, ranges = correct(config)
     if config.calib.table is not None:
         ranges = table.load(config.calib.table, provenance)
     params: dict[str, str] = {}
@@ -125,7 +133,7 @@ def prepare(
         config = replace(config, nodes_to_exclude=chosen.nodes)
         params, metrics = chosen.to_params(), chosen.to_metrics()
         if chosen.nodes:  # whose weights are not to be rounded after all
-            network, provenance = correct(config)
+            network, provenance, ranges = correct(config)
     idle = network is fp32 and not params
     seconds = None if idle else time.perf_counter() - start
     return Preparation(config, network, provenance, ranges, seconds, params, metrics)

@@ -21,7 +21,8 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import leave_out
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme
+from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat needs
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat n
 
 NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
 # Whose code makes the network.
-_TRAINERS = ("finetuning", "calibration", "data", "graph", "precision")
+_TRAINERS = ("finetuning", "simulation", "calibration", "data", "graph", "precision")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Settings:
 
     training: QatConfig
     calib: CalibConfig
-    weights: WeightScheme
+    weights: Plan
     activations: ActivationScheme
     selection: Selection
     float_output: bool
@@ -99,7 +100,8 @@ def fine_tune(
     points: list[Point] = []
 
     def make(entry: Path) -> None:
-        from resnet8ptq.finetuning import network, training
+        from resnet8ptq.finetuning import training
+        from resnet8ptq.simulation import network
 
         activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
         student = network.prepare(

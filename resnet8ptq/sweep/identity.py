@@ -15,7 +15,7 @@ from resnet8ptq.tasks import registry as tasks
 
 CODE = (  # of this package, on which what a run finds depends
     *("core", "config", "tasks", "data", "graph", "precision", "models", "calibration"),
-    *("backends", "corrections", "finetuning", "evaluation", "experiment"),
+    *("backends", "corrections", "finetuning", "simulation", "evaluation", "experiment"),
 )
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
 # neither, since their contents are hashed.

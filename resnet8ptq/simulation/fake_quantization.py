@@ -20,7 +20,12 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
     Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural Networks", MLSys
     2020: one learning rate then fits ranges of any size, and no end crosses zero, which stays one
     of the levels.
+
+    Attributes:
+        drop: probability that a value stays as it is, see `corrections.reconstruction`.
     """
+
+    drop = 0.0
 
     def __init__(self, given: Range, scheme: ActivationScheme) -> None:
         super().__init__()
@@ -46,7 +51,10 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the nearest level of each value."""
-        return Round.apply(values, *self.ends(), self.scheme.steps)
+        rounded = Round.apply(values, *self.ends(), self.scheme.steps)
+        if not self.drop:
+            return rounded
+        return torch.where(torch.rand_like(values) < self.drop, values, rounded)
 
 
 class Round(torch.autograd.Function):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The network that `method=qat` trains: fake quantization wherever the backends quantize."""
+"""Fake quantization in a network, wherever the backends quantize."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ from torch.nn.utils import parametrize
 
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.finetuning.fake_quantization import FakeQuantize, FakeQuantizeWeight
 from resnet8ptq.graph.layers import channel_axis, consumers, weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
-from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme
+from resnet8ptq.precision.plan import Plan
+from resnet8ptq.simulation.fake_quantization import FakeQuantize, FakeQuantizeWeight
 
 # The frameworks give the output of these the scale and zero_point of their input.
 _SHARING = {
@@ -73,7 +74,7 @@ def prepare(
     onnx_path: Path,
     skipped: list[str],
     ranges: Mapping[str, Range],
-    weights: WeightScheme,
+    weights: Plan,
     activations: ActivationScheme,
     float_output: bool,
 ) -> Student:
@@ -89,37 +90,54 @@ def prepare(
     """
     graph = onnx.load(onnx_path).graph
     body = load_logits(onnx_path)
-    for node in _layers(graph):
-        layer = _find_layer(body, node)
+    for name, node in _layers(graph).items():
+        layer = find_layer(body, node)
         if node.name not in skipped:
-            parametrize.register_parametrization(layer, "weight", FakeQuantizeWeight(weights))
+            scheme = FakeQuantizeWeight(weights.scheme(name))
+            parametrize.register_parametrization(layer, "weight", scheme)
+    quantizers = quantize_activations(body, graph, skipped, ranges, activations, float_output)
+    entrance = quantizers.get(graph.input[0].name, nn.Identity())
+    return Student(nn.Sequential(entrance, body).eval(), quantizers)
 
+
+def quantize_activations(
+    body: Any,
+    graph: onnx.GraphProto,
+    skipped: list[str],
+    ranges: Mapping[str, Range],
+    scheme: ActivationScheme,
+    float_output: bool,
+) -> dict[str, FakeQuantize]:
+    """Put fake quantization of activations into `body`; return it by ONNX tensor name.
+
+    That of the network's input is only returned. A final softmax, and what it returns, are left.
+    """
     source = graph.input[0].name
-    quantizers = {source: FakeQuantize(ranges[source], activations)} if source in ranges else {}
-    entrance = quantizers.get(source, nn.Identity())
+    quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
     fused = _find_fused(graph, skipped)
-    nodes = list(graph.node)[:-1]  # before the softmax; or before what the last layer returns
-    if float_output:
-        nodes = nodes[: max(nodes.index(layer) for layer in _layers(graph))]
+    nodes = list(graph.node)
+    if nodes[-1].op_type == "Softmax":
+        nodes.pop()
+    if float_output:  # before what the last layer returns
+        nodes = nodes[: max(nodes.index(layer) for layer in weight_layers(graph).values())]
     for node in nodes:
         given, made = node.input[0], node.output[0]
         if node.op_type in _SHARING and given in quantizers and node.name not in skipped:
             quantizers[made] = quantizers[given]
         elif made in ranges and made not in fused:
-            quantizers[made] = FakeQuantize(ranges[made], activations)
+            quantizers[made] = FakeQuantize(ranges[made], scheme)
         else:
             continue
         setattr(body, node.name, _Quantized(getattr(body, node.name), quantizers[made]))
-    quantizers |= {made: quantizers[to] for made, to in fused.items() if to in quantizers}
-    return Student(nn.Sequential(entrance, body).eval(), quantizers)
+    return quantizers | {made: quantizers[to] for made, to in fused.items() if to in quantizers}
 
 
 def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
     """Return the network with the student's weights and biases, unrounded; all names stay."""
     proto = onnx.load(onnx_path)
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in _layers(proto.graph):
-        layer = _find_layer(student.module[1], node)
+    for node in _layers(proto.graph).values():
+        layer = find_layer(student.module[1], node)
         trained = parametrize.is_parametrized(layer)
         weights = layer.parametrizations.weight.original if trained else layer.weight
         weights = weights.movedim(0, channel_axis(node))
@@ -129,21 +147,25 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
     return proto
 
 
-def _layers(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Return the layers with weights; raise `UnsupportedError` where two share theirs."""
-    layers = list(weight_layers(graph).values())
-    if len({node.input[1] for node in layers}) < len(layers):
+    layers = weight_layers(graph)
+    if len({node.input[1] for node in layers.values()}) < len(layers):
         raise UnsupportedError("method=qat: takes a network whose layers share no weights")
     return layers
 
 
-def _find_layer(body: Any, node: onnx.NodeProto) -> Any:
-    """Return the torch module with the weights: onnx2torch wraps some, to pad before them."""
+def find_layer(body: Any, node: onnx.NodeProto) -> Any:
+    """Return the torch module with the weights: onnx2torch wraps some, to pad before them.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
     for module in getattr(body, node.name).modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             return module
     hint = "; takes model.fold=true" if node.op_type == "MatMul" else ""
-    raise UnsupportedError(f"method=qat: onnx2torch gives {node.name} no weights to train{hint}")
+    raise UnsupportedError(f"onnx2torch gives {node.name} no weights to train{hint}")
 
 
 def _find_fused(graph: onnx.GraphProto, skipped: list[str]) -> dict[str, str]:
