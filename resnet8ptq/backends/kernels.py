@@ -37,7 +37,11 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
         operators: of the FP32 network, as ONNX calls them.
         flags: of the CPU, see `machine.cpu`.
     """
-    if not is_x86(flags) or not VNNI.isdisjoint(flags) or resolved.weight_dtype != "int8":
+    if (
+        not is_x86(flags)
+        or not VNNI.isdisjoint(flags)
+        or "int8" not in resolved.weight_dtype.split(", ")
+    ):
         return False
     if resolved.engine is not None:  # torch
         return resolved.engine != "qnnpack" and resolved.activation_bits == 8

@@ -70,7 +70,7 @@ class WeightScheme:
     @property
     def levels(self) -> tuple[int, int]:
         """Lowest and highest level."""
-        lowest, highest = _LEVELS[self.dtype, self.reduce_range]
+        lowest, highest = _LEVELS[self.dtype, self.reduce_range and not self.clips]
         return (-highest, highest) if lowest and self.symmetric else (lowest, highest)
 
     def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":

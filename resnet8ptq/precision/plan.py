@@ -26,6 +26,22 @@ class Plan:
         """Return what the settings say; `plan: auto` names none, it is chosen by quantizing."""
         return cls(default, config.plan if isinstance(config.plan, dict) else {})
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a layer may have fewer than 8 bits."""
+        return min(self.default.bits, *self.bits.values(), 8) < 8
+
+    @property
+    def most_bits(self) -> int:
+        """The most that a layer's weights may have; 7 with a reduced range."""
+        bits = max(self.default.bits, *self.bits.values(), 0)
+        return 7 if bits == 8 and self.default.reduce_range else bits
+
+    def describe(self) -> str:
+        """Return the types of the weights, such as `int4, int8`."""
+        types = {self.default.dtype, *(self.scheme(name).dtype for name in self.bits)}
+        return ", ".join(sorted(types))
+
     def scheme(self, layer: str) -> WeightScheme:
         """Return how the weights of a layer are quantized."""
         bits = self.bits.get(layer, self.default.bits)

@@ -9,11 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from onnxruntime.quantization import QuantFormat, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
 
-from resnet8ptq.backends.contract import Artifact, Predictor, Profiler, Resolved, refuse_others
-from resnet8ptq.backends.onnx import dynamic, float_layers, output, predictor, profiler, slim
+from resnet8ptq.backends.contract import (
+    Artifact,
+    Predictor,
+    Profiler,
+    Resolved,
+    Takes,
+    refuse_others,
+)
+from resnet8ptq.backends.onnx import (
+    dynamic,
+    float_layers,
+    narrow,
+    output,
+    predictor,
+    profiler,
+    slim,
+)
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
@@ -23,9 +38,10 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import LAYERS
+from resnet8ptq.graph.layers import LAYERS, weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 log = logging.getLogger(__name__)
@@ -33,6 +49,11 @@ log = logging.getLogger(__name__)
 MODEL_FILE = "model.onnx"
 
 FORMATS = {"qdq": QuantFormat.QDQ, "qoperator": QuantFormat.QOperator}
+_NARROW_TAKES: Takes = {
+    "method": (["static", "qat"], "weights below 8 bits are quantized statically"),
+    "format": ([None, "qdq"], "weights below 8 bits take format=qdq"),
+    "symmetric.weights": ([None, True], "weights below 8 bits are symmetric"),
+}
 _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
 
 
@@ -51,6 +72,9 @@ class OnnxQuantizer:
         weights = WeightScheme.of(config, bool(config.reduce_range))
         dtype, symmetric = DTYPES[config.dtype.name][0], config.symmetric.activations
         file_format = {"qdq": "QDQ", "qoperator": "QOperator"}[config.format or "qdq"]
+        plan = Plan.of(config.precision, weights)
+        if plan.is_narrow:
+            refuse_others(config, _NARROW_TAKES)
         if config.method == "dynamic":
             dynamic.check(config, weights)
             dtype, file_format = "uint8 (dynamic)", "IntegerOps"
@@ -58,12 +82,12 @@ class OnnxQuantizer:
             own = f"torch's own observer; onnx takes {' | '.join(SHARED)}"
             refuse_others(config, {"calib.name": (SHARED, own)})
         return Resolved(
-            weight_dtype=weights.dtype,
+            weight_dtype=plan.describe(),
             weight_scheme="symmetric" if weights.symmetric else "affine",
-            weight_bits=7 if weights.reduce_range else 8,
+            weight_bits=plan.most_bits,
             activation_dtype=dtype,
             activation_scheme="symmetric" if symmetric else "affine",
-            execution="integer",
+            execution="simulated" if plan.is_narrow else "integer",
             file_format=file_format,
         )
 
@@ -81,7 +105,9 @@ class OnnxQuantizer:
             skipped = find_float_nodes(proto.graph, Selection.of(config))
             # ONNX Runtime writes beside what it reads: in the cache's entry other processes would
             # take that for damage.
-            source = Path(shutil.copyfile(model.onnx_path, Path(scratch, model.onnx_path.name)))
+            source = Path(scratch, model.onnx_path.name)
+            narrow_layers = self._narrow(proto, skipped)
+            onnx.save(narrow.raise_opset(proto, narrow_layers) if narrow_layers else proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, temporary, skipped, config)
             else:
@@ -93,12 +119,14 @@ class OnnxQuantizer:
                 calibrated = activations.find_around(skipped)
                 self._quantize_static(source, temporary, skipped, calibrated)
             written = onnx.load(temporary)
+            if narrow_layers:
+                narrow.write_levels(written, proto.graph, narrow_layers)
             layers = count_quantized_layers(written)
             if layers == 0:
                 raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
             if config.float_output:
                 output.leave_in_float(written)
-            if float_layers.keep(written) or config.float_output:
+            if float_layers.keep(written) or config.float_output or narrow_layers:
                 onnx.save(written, temporary)
             if config.slim:
                 onnx.save(slim.slim(written), temporary)
@@ -111,7 +139,9 @@ class OnnxQuantizer:
     ) -> None:
         """Quantize `source`, which lies in a folder where files may be written, into `path`."""
         config = self.config
-        activations, weights = (dynamic.INTEGERS[name] for name in DTYPES[config.dtype.name])
+        activations = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
+        # Those below 8 bits are written afterwards.
+        weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
         # ONNX Runtime takes ranges made elsewhere through its calibration cache.
         cache = source.with_name("ranges.json")
         save_tensors_data(table.as_tensors_data(ranges), cache)
@@ -132,6 +162,16 @@ class OnnxQuantizer:
                     "WeightSymmetric": config.symmetric.weights,
                 },
             )
+
+    def _narrow(self, proto: onnx.ModelProto, skipped: list[str]) -> dict[str, WeightScheme]:
+        """Return the schemes of layers below 8 bits, by short name."""
+        config, layers = self.config, weight_layers(proto.graph)
+        plan = Plan.of(config.precision, WeightScheme.of(config, bool(config.reduce_range)))
+        return {
+            name: scheme
+            for name, scheme in plan.narrow(layers).items()
+            if layers[name].name not in skipped
+        }
 
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an ONNX file."""

@@ -33,6 +33,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # as torch chose it, before any run did
@@ -61,6 +62,8 @@ class TorchQuantizer:
         refuse_others(config, _OURS if fx_flow else {**_OURS, **_FX_ALONE})
         if config.dtype.name == "fp32":
             return Resolved()
+        if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:
+            raise UnsupportedError("weights below 8 bits: torch's quantized kernels take 8")
         method, file = self._flow
         if fx_flow:
             engines = torch.backends.quantized.supported_engines

@@ -1,0 +1,78 @@
+"""Weights below 8 bits in a QDQ graph: ONNX has int4 from opset 21 on, and int2 from 25."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper, version_converter
+
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.text import one_line
+from resnet8ptq.graph.layers import channel_axis, weight_layers
+from resnet8ptq.graph.weights import read_bias, read_weights
+from resnet8ptq.precision.grid import WeightScheme
+
+# Bits that a level takes in the file -> type, and the opset and IR version that have it.
+_TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
+
+
+def raise_opset(proto: onnx.ModelProto, schemes: Mapping[str, WeightScheme]) -> onnx.ModelProto:
+    """Return the network in an opset that has the types of the schemes.
+
+    Raises:
+        UnsupportedError: an operator cannot be converted.
+    """
+    _, opset, ir_version = _TYPES[min(_stored_bits(scheme) for scheme in schemes.values())]
+    (version,) = [entry.version for entry in proto.opset_import if not entry.domain]
+    raised = proto
+    if version < opset:
+        try:
+            raised = version_converter.convert_version(proto, opset)
+        except Exception as error:  # RuntimeError, its own
+            reason = f"its operators do not convert to opset {opset} ({one_line(error)})"
+            raise UnsupportedError(f"weights below 8 bits: {reason}") from None
+    raised.ir_version = max(raised.ir_version, ir_version)
+    return raised
+
+
+def write_levels(
+    written: onnx.ModelProto, network: onnx.GraphProto, schemes: Mapping[str, WeightScheme]
+) -> None:
+    """Replace the weights of layers in a QDQ graph, in place.
+
+    Args:
+        written: what ONNX Runtime made of the network in 8 bits.
+        network: has the weights.
+        schemes: by the layers' short names.
+    """
+    graph = written.graph
+    nodes = {node.name: node for node in graph.node}
+    producers = {node.output[0]: node for node in graph.node}
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    layers = weight_layers(network)
+    for name, scheme in schemes.items():
+        layer = layers[name]
+        weights = read_weights(network, layer)
+        grid = scheme.grid(weights, 0)
+        levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
+        dequantize = producers[nodes[layer.name].input[1]]
+        stored, scale = dequantize.input[:2]
+        kind = _TYPES[_stored_bits(scheme)][0]
+        tensors[stored].CopyFrom(helper.make_tensor(stored, kind, levels.shape, levels.ravel()))
+        scales = grid.scale.reshape(-1) if scheme.per_channel else grid.scale.reshape(())
+        tensors[scale].CopyFrom(numpy_helper.from_array(scales, scale))
+        del dequantize.input[2:]  # symmetric: no zero_point
+        bias = producers.get(nodes[layer.name].input[2]) if len(layer.input) > 2 else None
+        if bias is not None:  # these layers compute in float: without its scales it is smaller
+            exact = numpy_helper.from_array(read_bias(network, layer), f"{bias.output[0]}_float")
+            graph.initializer.append(exact)
+            nodes[layer.name].input[2] = exact.name
+            graph.node.remove(bias)
+    used = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _stored_bits(scheme: WeightScheme) -> int:
+    return 2 if scheme.bits == 2 else 4
