@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +139,13 @@ def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[Node]:
 
 
 class Quantizer(Protocol):
-    """One framework, set up for one run."""
+    """One framework, set up for one run.
+
+    Attributes:
+        widths: bits that a layer's weights may take in its files.
+    """
+
+    widths: ClassVar[tuple[int, ...]]
 
     def resolve(self) -> Resolved:
         """Return what the settings come to in this framework, before any work.

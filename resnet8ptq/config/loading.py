@@ -120,6 +120,7 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(f"calib.table: has no effect with method={config.method}")
     if config.method == "qat" and config.corrections.equalization:
         raise ConfigError("corrections.equalization: changes ranges that method=qat has learned")
+    _check_plan(config)
     if config.corrections.reconstruction:
         taken: dict[str, tuple[object, object]] = {
             "method": (config.method, "static"),  # others find or learn their own ranges
@@ -150,6 +151,24 @@ def _check_together(config: RunConfig) -> None:
         if not config.latency.enabled:
             raise ConfigError(f"latency.enabled: got false, takes true {with_it}")
         require("method", config.method, config.method != "qat", f"static | dynamic {with_it}")
+
+
+def _check_plan(config: RunConfig) -> None:
+    """Check the keys of `precision` together."""
+    precision, auto = config.precision, config.precision.plan == "auto"
+    limits_given = [precision.max_bytes, precision.max_drop].count(None)
+    if auto:
+        takes = "precision.max_bytes or precision.max_drop, one of them"
+        require("precision.plan", "auto", limits_given == 1, takes)
+        excluded = config.nodes_to_exclude
+        require("nodes_to_exclude", excluded, excluded != "auto", "names with precision.plan=auto")
+        if precision.max_drop is not None:
+            method = config.method
+            require("method", method, method == "static", "static with precision.max_drop")
+    elif limits_given < 2:
+        raise ConfigError("precision.max_bytes, max_drop: have no effect without plan=auto")
+    if precision.plan is not None:
+        require("dtype.name", "fp32", config.dtype.name != "fp32", "others with precision.plan")
 
 
 def check_objectives(objectives: Sequence[str]) -> None:

@@ -95,6 +95,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         prepared = preparation.prepare(
             config, bench, fp32, scored, calibration, held_out, folder, Path(scratch), run
         )
+        resolved = make_quantizer(prepared.config, runtime).resolve()  # its choices are made
         # What is measured is what lies on the disk.
         trial = bench.run(
             prepared.config,

@@ -1,7 +1,9 @@
 """What is done to the network before a backend quantizes it."""
 
+import logging
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,21 +11,26 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import figures
+from resnet8ptq.core import figures, files
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import sequence
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.evaluation.baseline import load_baseline
+from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.experiment import plots
 from resnet8ptq.experiment.compatibility import settle_task
-from resnet8ptq.experiment.layers import exclusion
+from resnet8ptq.experiment.layers import exclusion, planning
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection
+from resnet8ptq.tasks.contract import Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,8 @@ class Preparation:
     """The network to quantize, and what is already decided about how.
 
     Attributes:
-        config: the run's, with `nodes_to_exclude=auto` replaced by the nodes chosen.
+        config: the run's, with `nodes_to_exclude=auto` replaced by the nodes chosen, and
+            `precision.plan=auto` by the plan.
         network: fine-tuned or corrected; else the FP32 network itself.
         ranges: activation ranges made elsewhere, by ONNX tensor name.
         provenance: what ranges found by calibration would be made from.
@@ -49,8 +57,8 @@ class Preparation:
 
 
 def chooses(config: RunConfig) -> bool:
-    """Tell whether the run makes a choice on held-out images: of layers, or of an epoch."""
-    choice = config.method == "qat" or config.nodes_to_exclude == "auto"
+    """Tell whether the run makes a choice on held-out images: of layers, bits, or an epoch."""
+    choice = config.method == "qat" or "auto" in (config.nodes_to_exclude, config.precision.plan)
     return choice and config.dtype.name != "fp32"
 
 
@@ -65,7 +73,7 @@ def prepare(
     scratch: Path,
     run: Recorder,
 ) -> Preparation:
-    """Fine-tune, correct, read a calibration table, choose layers: what is switched on.
+    """Plan bits, fine-tune, correct, read a calibration table, choose layers: what is switched on.
 
     Args:
         held_out: training images to choose by; None where nothing is chosen, see `chooses`.
@@ -75,55 +83,65 @@ def prepare(
     Raises:
         PtqError: as each of the steps has it.
     """
-    network = fp32
-    ranges: Ranges | None = None
     start = time.perf_counter()
     if config.dtype.name == "fp32":
-        provenance = table.provenance(config.calib, network.onnx_path, calibration.split)
-        return Preparation(config, network, provenance)
+        provenance = table.provenance(config.calib, fp32.onnx_path, calibration.split)
+        return Preparation(config, fp32, provenance)
     resolved = make_quantizer(config, bench.runtime).resolve()
-    weights = Plan.of(config.precision, WeightScheme.of(config, resolved.weight_bits == 7))
     activations = ActivationScheme(
         resolved.activation_bits or 8, bool(config.symmetric.activations)
     )
+    params: dict[str, str] = {}
+    metrics: dict[str, float] = {}
+    trained, tuned = fp32, None
+
+    def plan_of(settled: RunConfig) -> Plan:
+        return Plan.of(settled.precision, WeightScheme.of(settled, resolved.weight_bits == 7))
+
+    def setting_of(settled: RunConfig, images: Split) -> Setting:
+        return Setting(
+            plan_of(settled),
+            Selection.of(settled),
+            images,
+            settled.calib,
+            bench.runtime,
+            activations,
+            settled.float_output,
+        )
+
+    def correct(settled: RunConfig) -> tuple[Fp32Model, table.Provenance, Ranges | None]:
+        setting = setting_of(settled, calibration.split)
+        corrected, learned = sequence.correct(
+            trained, settled.corrections, setting, settled.seed, scratch
+        )
+        made_from = table.provenance(settled.calib, corrected.onnx_path, calibration.split)
+        return corrected, made_from, tuned if learned is None else learned
+
+    if config.precision.plan == "auto":
+        assert held_out is not None  # see `chooses`
+        task = settle_task(config.task, dataset, held_out, fp32)
+        setting = setting_of(config, held_out)
+        bits, tried = _plan(config, bench, fp32, task, setting, calibration.split, correct, folder)
+        config = replace(config, precision=replace(config.precision, plan=dict(bits)))
+        params["planned_bits"] = ", ".join(f"{name} {n}" for name, n in bits.items())
+        metrics["planned_bytes"] = tried.size_bytes
     if config.method == "qat":
         assert held_out is not None  # see `chooses`
         settings = qat.Settings(
             config.qat,
             config.calib,
-            weights,
+            plan_of(config),
             activations,
             Selection.of(config),
             config.float_output,
             config.seed,
         )
-        network, ranges = _fine_tune(
+        trained, tuned = _fine_tune(
             settings, fp32, dataset, calibration, held_out, bench.runtime, folder, run
         )
-    trained = network
-
-    def correct(settled: RunConfig) -> tuple[Fp32Model, table.Provenance, Ranges | None]:
-        selection = Selection.of(settled)
-        setting = Setting(
-            weights,
-            selection,
-            calibration.split,
-            config.calib,
-            bench.runtime,
-            activations,
-            config.float_output,
-        )
-        corrected, learned = sequence.correct(
-            trained, config.corrections, setting, config.seed, scratch
-        )
-        made_from = table.provenance(config.calib, corrected.onnx_path, calibration.split)
-        return corrected, made_from, ranges if learned is None else learned
-
     network, provenance, ranges = correct(config)
     if config.calib.table is not None:
         ranges = table.load(config.calib.table, provenance)
-    params: dict[str, str] = {}
-    metrics: dict[str, float] = {}
     if config.nodes_to_exclude == "auto":
         assert held_out is not None  # see `chooses`
         task = settle_task(config.task, dataset, held_out, fp32)
@@ -131,12 +149,68 @@ def prepare(
             config, bench, task, fp32, network, calibration.split, held_out, folder, ranges
         )
         config = replace(config, nodes_to_exclude=chosen.nodes)
-        params, metrics = chosen.to_params(), chosen.to_metrics()
+        params, metrics = params | chosen.to_params(), metrics | chosen.to_metrics()
         if chosen.nodes:  # whose weights are not to be rounded after all
             network, provenance, ranges = correct(config)
     idle = network is fp32 and not params
     seconds = None if idle else time.perf_counter() - start
     return Preparation(config, network, provenance, ranges, seconds, params, metrics)
+
+
+def _plan(
+    config: RunConfig,
+    bench: Bench,
+    fp32: Fp32Model,
+    task: Task,
+    setting: Setting,
+    calibration: Split,
+    correct: Callable[[RunConfig], tuple[Fp32Model, table.Provenance, Ranges | None]],
+    folder: Path,
+) -> tuple[planning.Bits, planning.Tried]:
+    """Choose the bits of each layer; write `plan.csv` into `folder`, also where none is found.
+
+    Args:
+        setting: with the images to choose by.
+        calibration: images to calibrate with.
+        correct: corrects the network for a plan, which only a drop depends on.
+
+    Raises:
+        QuantizationError: no plan is within `precision.max_bytes` or `precision.max_drop`.
+    """
+    targets = targets_of(setting.images)
+    reference = task.score(load_baseline(bench, config, fp32, setting.images).outputs, targets)
+    tried: list[planning.Tried] = []
+
+    def attempt(bits: planning.Bits) -> planning.Tried:
+        settled = replace(config, precision=replace(config.precision, plan=dict(bits)))
+        with tempfile.TemporaryDirectory() as scratch:
+            if config.precision.max_bytes is not None:
+                quantizer = make_quantizer(settled, bench.runtime)
+                size = quantizer.quantize(fp32, calibration, Path(scratch)).size_bytes
+                tried.append(planning.Tried(bits, size))
+            else:
+                network, _, ranges = correct(settled)
+                trial = bench.run(
+                    settled, network, calibration, setting.images, Path(scratch), ranges
+                )
+                found = task.compare(task.score(trial.evaluation.outputs, targets), reference)
+                drop = task.metric.drop(found.fair_delta, found.baseline.fair)
+                tried.append(planning.Tried(bits, trial.size_bytes, drop))
+        return tried[-1]
+
+    widths = make_quantizer(config, bench.runtime).widths
+    plans = planning.lead_down(planning.measure_options(fp32.onnx_path, setting, widths))
+    limits = config.precision.max_bytes, config.precision.max_drop
+    try:
+        chosen = planning.choose(plans, attempt, *limits)
+    finally:
+        files.write_text(folder / planning.FILE, planning.to_csv(tried))
+    log.info(
+        "precision.plan=auto: %d bytes: {%s}",
+        chosen.size_bytes,
+        ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits < 8),
+    )
+    return chosen.bits, chosen
 
 
 def _fine_tune(

@@ -16,20 +16,23 @@ class Plan:
     Attributes:
         default: of a layer that `bits` does not name.
         bits: by a layer's short name, see `graph.layers.weight_layers`; of `limits.BITS`.
+        undecided: they are still to be chosen.
     """
 
     default: WeightScheme
     bits: Mapping[str, int] = field(default_factory=dict)
+    undecided: bool = False
 
     @classmethod
     def of(cls, config: PrecisionConfig, default: WeightScheme) -> "Plan":
-        """Return what the settings say; `plan: auto` names none, it is chosen by quantizing."""
-        return cls(default, config.plan if isinstance(config.plan, dict) else {})
+        """Return what the settings say; with `plan: auto` it is undecided."""
+        bits = config.plan if isinstance(config.plan, dict) else {}
+        return cls(default, bits, config.plan == "auto")
 
     @property
     def is_narrow(self) -> bool:
         """Whether a layer may have fewer than 8 bits."""
-        return min(self.default.bits, *self.bits.values(), 8) < 8
+        return self.undecided or min(self.default.bits, *self.bits.values(), 8) < 8
 
     @property
     def most_bits(self) -> int:

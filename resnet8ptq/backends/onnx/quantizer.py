@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import onnx
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
@@ -63,6 +64,7 @@ class OnnxQuantizer:
 
     config: QuantizationConfig
     runtime: Runtime
+    widths: ClassVar[tuple[int, ...]] = (2, 4, 8)
 
     def resolve(self) -> Resolved:
         """Return dtypes, schemes and the format; ask for kernels where they may be missing."""

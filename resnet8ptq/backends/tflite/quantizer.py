@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
@@ -73,6 +73,7 @@ class TfliteQuantizer:
 
     config: QuantizationConfig
     runtime: Runtime
+    widths: ClassVar[tuple[int, ...]] = (4, 8)
 
     def resolve(self) -> Resolved:
         """Return weight and activation dtype and the format."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 import torch
@@ -55,6 +55,7 @@ class TorchQuantizer:
 
     config: QuantizationConfig
     runtime: Runtime
+    widths: ClassVar[tuple[int, ...]] = (8,)
 
     def resolve(self) -> Resolved:
         """Return weight and activation dtype, engine and whether activations take 7 bits."""

@@ -1,0 +1,179 @@
+"""The choice of bits for each layer's weights: `precision.plan=auto`.
+
+As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: what
+each layer's rounding alone does to the output is measured, and taken to add up. From 8 bits
+everywhere the plans lead down, each time by the step that costs least for the bytes it saves. Of
+these plans the largest within `max_bytes` is taken, or the smallest within `max_drop`; both are
+found by quantizing. Everything is measured on training images that did not calibrate.
+"""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from resnet8ptq.core import files
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.corrections import layers
+from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.graph.logits import end_at_logits
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.weights import read_weights, write_weights
+from resnet8ptq.precision.plan import Plan
+
+log = logging.getLogger(__name__)
+
+FILE = "plan.csv"
+
+Bits = Mapping[str, int]  # by layer, its short name
+
+
+@dataclass(frozen=True)
+class Option:
+    """One layer's weights in fewer bits.
+
+    Attributes:
+        error: squared error of the outputs with this layer alone rounded, relative to their power.
+        saved_bytes: beside 8 bits, by the weights alone.
+    """
+
+    layer: str
+    bits: int
+    error: float
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A plan that was quantized; the drop on held-out images where that was asked for."""
+
+    bits: Bits
+    size_bytes: int
+    drop: float | None = None
+
+
+Try = Callable[[Bits], Tried]
+
+
+def measure_options(path: Path, setting: Setting, widths: Sequence[int]) -> list[Option]:
+    """Return what each layer costs and saves in each of the `widths` below 8, and in 8.
+
+    Args:
+        path: of the FP32 network.
+        setting: its images are those to measure on.
+        widths: bits that the backend's files hold.
+    """
+    proto = onnx.load(path)
+    end_at_logits(proto)
+    chosen = layers.find(proto.graph, setting.selection)
+    batches = list(setting.images.batches(setting.calib.batch_size))
+    run = open_runner(proto, setting.runtime.threads)
+    exact = [run(batch) for batch in batches]
+    power = sum(_square(values) for outputs in exact for values in outputs)
+    options = []
+    for name in track(list(chosen), "Sensitivity of layers", "layers"):
+        for bits in widths:
+            scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
+            rounded = copy.deepcopy(proto)
+            node = layers.find(rounded.graph, setting.selection)[name]
+            weights = read_weights(rounded.graph, node)
+            write_weights(rounded.graph, node, scheme.grid(weights, 0).round(weights))
+            run = open_runner(rounded, setting.runtime.threads)
+            error = sum(
+                _square(found - wanted)
+                for batch, outputs in zip(batches, exact, strict=True)
+                for found, wanted in zip(run(batch), outputs, strict=True)
+            )
+            saved = weights.size * (8 - bits) // 8
+            options.append(Option(name, bits, float(error / max(power, 1e-30)), saved))
+    return options
+
+
+def lead_down(options: Sequence[Option]) -> list[Bits]:
+    """Return plans from 8 bits everywhere to the fewest: each one step of one layer below the last.
+
+    The step is the one whose error rises least for a byte.
+    """
+    by_layer: dict[str, dict[int, Option]] = {}
+    for option in options:
+        by_layer.setdefault(option.layer, {})[option.bits] = option
+    current = {name: found[8] for name, found in by_layer.items()}
+    plans: list[Bits] = [{name: option.bits for name, option in current.items()}]
+    while True:
+        steps = [
+            (max(other.error - now.error, 0) / (other.saved_bytes - now.saved_bytes), i, other)
+            for i, (name, now) in enumerate(current.items())
+            for other in by_layer[name].values()
+            if other.saved_bytes > now.saved_bytes
+        ]
+        if not steps:
+            return plans
+        _, _, best = min(steps, key=lambda step: step[:2])
+        current[best.layer] = best
+        plans.append({name: option.bits for name, option in current.items()})
+
+
+def choose(
+    plans: Sequence[Bits], attempt: Try, max_bytes: int | None, max_drop: float | None
+) -> Tried:
+    """Return the first plan within `max_bytes`, or the last within `max_drop`, as it was tried.
+
+    Plans are taken to shrink, and their drops to grow, in their order.
+
+    Args:
+        plans: see `lead_down`.
+        attempt: quantizes by a plan, and measures it.
+
+    Raises:
+        QuantizationError: none is; names the least that was found.
+    """
+    tried: dict[int, Tried] = {}
+
+    def fits(place: int) -> bool:
+        found = tried[place] = attempt(plans[place])
+        if max_bytes is not None:
+            return found.size_bytes <= max_bytes
+        return (math.inf if found.drop is None else found.drop) <= (max_drop or 0)
+
+    low, high = 0, len(plans) - 1
+    first_wanted = max_bytes is not None
+    if not fits(high if first_wanted else low):
+        found = tried[high if first_wanted else low]
+        if first_wanted:
+            raise QuantizationError(
+                f"precision.max_bytes: got {max_bytes}, takes at least {found.size_bytes} here: "
+                "every layer has the fewest bits that this backend's files hold"
+            )
+        raise QuantizationError(
+            f"precision.max_drop: got {max_drop}, takes at least {found.drop:.5f} here: the drop "
+            "on held-out images with every layer in 8 bits"
+        )
+    if first_wanted:
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    else:
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return tried[low]
+
+
+def to_csv(tried: Sequence[Tried]) -> str:
+    """Return one line for each plan that was quantized, in order; the drop on held-out images."""
+    names = [*tried[0].bits] if tried else []
+    rows: list[list[object]] = [["size_bytes", "drop", *names]]
+    for found in tried:
+        drop = "" if found.drop is None else found.drop
+        rows.append([found.size_bytes, drop, *found.bits.values()])
+    return files.to_csv(rows)
+
+
+def _square(values: object) -> float:
+    return float(np.square(np.asarray(values), dtype=np.float64).sum())
