@@ -1,0 +1,280 @@
+"""Recipes judged on several networks: `python -m benchmarks.recipes [key=value ...]`.
+
+    python -m benchmarks.recipes                                  all networks, draws and recipes
+    python -m benchmarks.recipes networks=shapes,mnist seeds=1,2  some of them
+    python -m benchmarks.recipes report=true                      only the tables
+
+A recommendation is worth what it does on networks that it was not chosen on. Each network is
+quantized by each recipe with each calibration draw, and scored on held-out samples, to choose by,
+and on test samples, to report. What was measured is kept in recipes.csv and not measured again.
+SHARED names the folder of networks and data (`resnet8`, `ic02`, `kws`, ...), RETRAINED one with
+files of `benchmarks.train_cifar10`; a network whose files are not there is left out.
+"""
+
+import csv
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from benchmarks.setting import REPO, Record
+from benchmarks.tables import table
+from resnet8ptq.config import loading
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import cache, command, files
+from resnet8ptq.core.errors import PtqError
+from resnet8ptq.data import locate
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out
+from resnet8ptq.evaluation.baseline import load_baseline
+from resnet8ptq.evaluation.evaluate import targets_of, with_logits
+from resnet8ptq.evaluation.trial import Bench
+from resnet8ptq.experiment import mlperf_tiny, preparation
+from resnet8ptq.experiment.compatibility import load, settle_task
+
+RECORD = REPO / "benchmarks" / "recipes.csv"
+SHARED = os.environ.get("SHARED", "")
+_COCO = ("data=folder", f"data.root={SHARED}/coco/images", "data.labels=none")
+_OTHERS = f"model.path={SHARED}/networks"
+NETWORKS: dict[str, tuple[str, ...]] = {
+    "resnet8": ("data=cifar10",),
+    "shapes": ("data=shapes",),
+    "ic02": ("benchmark=ic02", f"benchmark.folder={SHARED}"),
+    "kws": ("benchmark=kws", f"benchmark.folder={SHARED}"),
+    "vww": ("benchmark=vww", f"benchmark.folder={SHARED}"),
+    "mnist": (
+        *("data=arrays", f"data.root={SHARED}/mnist"),
+        *(f"model.path={SHARED}/mnist/mnist.onnx", "preprocess=raw"),
+    ),
+    "mobilenet_v1": (
+        *_COCO,
+        *("preprocess=keras_mobilenet", "preprocess.size=224"),
+        f"{_OTHERS}/mobilenet_v1_0.25_224.h5",
+    ),
+    "mobilenet_v2": (
+        *_COCO,
+        *("preprocess=symmetric", "preprocess.size=128"),
+        f"{_OTHERS}/mobilenet_v2_128_0.5.onnx",
+    ),
+}
+for _file in sorted(Path(os.environ.get("RETRAINED") or "/nonexistent").glob("*.h5")):
+    NETWORKS[_file.stem] = ("data=cifar10", f"model.path={_file}")
+
+_ONNX = (
+    *("backend=onnx", "dtype=u8s8", "reduce_range=true", "per_channel=true", "float_output=true"),
+    *("format=qoperator", "slim=true", "calib=percentile"),
+)
+_TORCH = (
+    "backend=torch",
+    "dtype=int8",
+    "per_channel=true",
+    "float_output=true",
+    "calib=percentile",
+)
+_TFLITE = ("backend=tflite", "dtype=int8", "per_channel=true")
+_BIAS = "corrections.bias_correction=true"
+_ADAROUND = ("corrections.adaround=true", _BIAS)
+_BLOCKS = ("corrections.reconstruction=true", _BIAS)
+RECIPES: dict[str, tuple[str, ...]] = {
+    "onnx": _ONNX,
+    "onnx mse": (*_ONNX, "calib=mse"),
+    "onnx bias": (*_ONNX, _BIAS),
+    "onnx adaround": (*_ONNX, *_ADAROUND),
+    "onnx blocks": (*_ONNX, *_BLOCKS),
+    "torch": _TORCH,
+    "torch bias": (*_TORCH, _BIAS),
+    "torch adaround": (*_TORCH, *_ADAROUND),
+    "torch blocks": (*_TORCH, *_BLOCKS),
+    "tflite": _TFLITE,
+    "tflite bias": (*_TFLITE, _BIAS),
+    "tflite adaround": (*_TFLITE, *_ADAROUND),
+    "tflite blocks": (*_TFLITE, *_BLOCKS),
+}
+SIDES = ("held_out", "test")
+
+
+@dataclass
+class Arguments:
+    """What `python -m benchmarks.recipes` takes, as key=value; lists with commas."""
+
+    networks: str = ""
+    recipes: str = ""
+    seeds: str = "1,2,3,4,5"
+    threads: int = 2
+    report: bool = False
+
+
+class _Nowhere:
+    """In place of an MLflow run: nothing is kept."""
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Keep nothing."""
+
+    log_params = log_datasets = log_config = log_step
+
+
+def main() -> int:
+    """Measure what is not yet measured, then print the tables."""
+    given = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
+    loading.register_schemas()
+    networks = given.networks.split(",") if given.networks else list(NETWORKS)
+    recipes = given.recipes.split(",") if given.recipes else list(RECIPES)
+    rows = read()
+    known = {(row["network"], row["recipe"], row["seed"]) for row in rows}
+    with initialize_config_dir(str(REPO / "conf"), version_base=None):
+        for seed in [] if given.report else given.seeds.split(","):
+            for network in networks:
+                for recipe in recipes:
+                    if (network, recipe, seed) in known:
+                        continue
+                    rows += list(measure(network, recipe, seed, given.threads))
+                    write(rows)
+    print(render(rows))
+    return 0
+
+
+def measure(network: str, recipe: str, seed: str, threads: int) -> Iterator[Record]:
+    """Quantize and score; yield nothing where the backend has no such combination."""
+    settings = (*NETWORKS[network], *RECIPES[recipe], f"seed={seed}", f"threads={threads}")
+    last = {setting.partition("=")[0]: setting for setting in settings}  # the last one counts
+    config = loading.parse_config(compose("config", overrides=list(last.values())))
+    start = time.perf_counter()
+    try:
+        found = score(mlperf_tiny.settle(config))
+    except PtqError as error:
+        print(f"{network}, {recipe}, seed {seed}: {error}", file=sys.stderr, flush=True)
+        return
+    row = {"network": network, "recipe": recipe, "seed": seed, **found}
+    print(row, f"{time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    yield row
+
+
+def score(config: RunConfig) -> Record:
+    """Return losses on both sides, bytes, and seconds of the preparation."""
+    runtime = cache.runtime(config.cache_dir, config.threads)
+    config = replace(config, data=locate.settle(config.data))
+    data, fp32 = load(config, runtime.cache_root)
+    held_out = draw_held_out(data, min(5000, len(data.train) // 2))
+    calibration = draw_calibration(data, None, config.seed, [held_out])
+    task = settle_task(config.task, data, data.test, fp32)
+    bench = Bench(fp32.sha256, runtime, None, fp32.final, task.reduction)
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as folder:
+        prepared = preparation.prepare(
+            config,
+            bench,
+            fp32,
+            data,
+            calibration,
+            None,
+            Path(folder),
+            Path(scratch),
+            _Nowhere(),  # type: ignore[arg-type]
+        )
+        trial = bench.run(
+            prepared.config,
+            prepared.network,
+            calibration.split,
+            data.test,
+            Path(folder),
+            prepared.ranges,
+        )
+        seconds = (prepared.seconds or 0) + trial.quantize_s
+        chosen = bench.evaluate(prepared.config, trial.artifact.path, held_out)
+        found: Record = {"bytes": trial.size_bytes, "seconds": round(seconds, 1)}
+        splits: dict[str, tuple[Split, object]] = {
+            "held_out": (held_out, chosen),
+            "test": (data.test, trial.evaluation),
+        }
+        for side, (split, evaluation) in splits.items():
+            targets = targets_of(split)
+            baseline = load_baseline(bench, config, fp32, split)
+            outputs = with_logits(evaluation, split)  # type: ignore[arg-type]
+            compared = task.compare(
+                task.score(outputs, targets), task.score(baseline.outputs, targets)
+            )
+            drop = task.metric.drop(compared.fair_delta, compared.baseline.fair)
+            found[f"{side}_samples"] = len(split)
+            found[f"{side}_fp32"] = round(float(compared.baseline.fair), 6)
+            found[f"{side}_drop"] = round(float(drop), 6)
+            p_value = compared.p_value
+            found[f"{side}_p"] = "" if p_value is None else round(float(p_value), 5)
+            db = compared.sqnr_db
+            found[f"{side}_sqnr_db"] = "" if db is None else round(float(db), 2)
+    return found
+
+
+def read() -> list[Record]:
+    """Return what was measured before."""
+    if not RECORD.exists():
+        return []
+    with RECORD.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(rows: list[Record]) -> None:
+    """Keep what was measured."""
+    names = list(rows[0])
+    files.write_text(
+        RECORD, files.to_csv([names, *([row[name] for name in names] for row in rows)])
+    )
+
+
+def render(rows: list[Record]) -> str:
+    """Return the losses of each recipe on each network, and the recipes' worst cases."""
+    drops: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    worse: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        for side in SIDES:
+            drops[row["recipe"], row["network"], side].append(100 * float(row[f"{side}_drop"]))
+        significant = row["test_p"] != "" and float(row["test_p"]) < 0.05
+        worse[row["recipe"], row["network"]] += significant and float(row["test_drop"]) > 0
+    recipes = list(dict.fromkeys(row["recipe"] for row in rows))
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    parts = []
+    for side in SIDES:
+        lines = []
+        for recipe in recipes:
+            means = {n: np.mean(found) for n in networks if (found := drops[recipe, n, side])}
+            cells = [f"{means[n]:+.2f}" if n in means else "" for n in networks]
+            worst = max(means, key=lambda n: means[n])
+            draws = str(sum(worse[recipe, n] for n in networks)) if side == "test" else ""
+            lines.append([recipe, *cells, f"{means[worst]:+.2f} ({worst})", draws])
+        heads = ["recipe", *networks, "worst mean", "draws with p < 0.05" * (side == "test")]
+        parts.append(f"{side}: mean drop in points\n\n{table(heads, lines)}")
+    parts.append(f"leaving one network out\n\n{leave_one_out(drops, recipes, networks)}")
+    return "\n\n".join(parts)
+
+
+def leave_one_out(
+    drops: dict[tuple[str, str, str], list[float]], recipes: list[str], networks: list[str]
+) -> str:
+    """Return for each network the recipe that is best on the others, and its drop on this one.
+
+    The best has the least worst mean drop on held-out samples, in each framework.
+    """
+    lines = []
+    for backend in dict.fromkeys(recipe.split()[0] for recipe in recipes):
+        for out in networks:
+            worst = {
+                recipe: max(np.mean(drops[recipe, n, "held_out"]) for n in networks if n != out)
+                for recipe in recipes
+                if recipe.split()[0] == backend
+                and all(drops[recipe, n, "held_out"] for n in networks)
+            }
+            if worst:
+                best = min(worst, key=lambda recipe: worst[recipe])
+                found = np.mean(drops[best, out, "test"])
+                lines.append([backend, out, best, f"{worst[best]:+.2f}", f"{found:+.2f}"])
+    heads = ["framework", "left out", "best on the others", "worst there", "test drop here"]
+    return table(heads, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Bits for each layer: the plans by themselves, then in files of ONNX Runtime."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from calling import call
+from conftest import make_config, quantizer_of
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.experiment.layers.planning import Option, Tried, choose, lead_down
+from resnet8ptq.graph.layers import channel_axis, weight_layers
+from resnet8ptq.graph.weights import read_weights
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan
+
+WIDTHS = (2, 4, 8)
+# Of each layer: its weights, and what its error in 4 bits and in 2 is more than in 8.
+networks = st.lists(
+    st.tuples(st.integers(8, 999), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6
+)
+
+
+def options_of(network: list[tuple[int, float, float]]) -> list[Option]:
+    return [
+        Option(f"layer_{i}", bits, error, weights * (8 - bits) // 8)
+        for i, (weights, four, two) in enumerate(network)
+        for bits, error in ((8, 0.0), (4, four), (2, four + two))
+    ]
+
+
+def size_of(plan, network) -> int:
+    return 100 + sum(weights * plan[f"layer_{i}"] // 8 for i, (weights, *_) in enumerate(network))
+
+
+@given(networks)
+def test_each_plan_is_one_step_below_the_last(network) -> None:
+    plans = lead_down(options_of(network))
+    assert set(plans[0].values()) == {8}
+    assert set(plans[-1].values()) == {2}
+    for before, after in itertools.pairwise(plans):
+        [changed] = [name for name in before if before[name] != after[name]]
+        assert after[changed] < before[changed]
+
+
+def test_the_cheapest_step_comes_first() -> None:
+    network = [(800, 0.1, 0.1), (800, 0.3, 0.9)]
+    order = [tuple(plan.values()) for plan in lead_down(options_of(network))]
+    assert order == [(8, 8), (4, 8), (2, 8), (2, 4), (2, 2)]
+
+
+@given(networks, st.integers(100, 9000))
+def test_the_largest_plan_within_the_bytes_is_chosen(network, max_bytes: int) -> None:
+    plans = lead_down(options_of(network))
+    sizes = [size_of(plan, network) for plan in plans]
+
+    def attempt(bits) -> Tried:
+        return Tried(bits, size_of(bits, network))
+
+    within = [plan for plan, size in zip(plans, sizes, strict=True) if size <= max_bytes]
+    if not within:
+        with pytest.raises(QuantizationError, match=f"takes at least {sizes[-1]} here"):
+            choose(plans, attempt, max_bytes, None)
+    else:
+        assert choose(plans, attempt, max_bytes, None).bits == within[0]
+
+
+@given(networks, st.floats(0, 3))
+def test_the_smallest_plan_within_the_drop_is_chosen(network, max_drop: float) -> None:
+    options = {(option.layer, option.bits): option.error for option in options_of(network)}
+    plans = lead_down(options_of(network))
+
+    def attempt(bits) -> Tried:
+        return Tried(bits, size_of(bits, network), sum(options[item] for item in bits.items()))
+
+    chosen = choose(plans, attempt, None, max_drop)
+    within = [plan for plan in plans if attempt(plan).drop <= max_drop]
+    assert chosen.bits == within[-1]
+    with pytest.raises(QuantizationError, match=r"max_drop: got -1, takes at least 0\.00000"):
+        choose(plans, attempt, None, -1)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_a_file_holds_the_levels_of_its_plan(
+    bits: int, shapes_model: Fp32Model, shapes: Dataset, tmp_path: Path
+) -> None:
+    graph = onnx.load(shapes_model.onnx_path).graph
+    name, layer = list(weight_layers(graph).items())[3]
+    config = make_config("data=shapes", "per_channel=true", f"precision.plan={{{name}: {bits}}}")
+    images = draw_calibration(shapes, 2, 42).split
+    artifact = quantizer_of(config).quantize(shapes_model, images, tmp_path)
+    written = onnx.load(artifact.path).graph
+    tensors = {tensor.name: tensor for tensor in written.initializer}
+    stored = tensors[f"{layer.input[1]}_quantized"]
+    assert onnx.TensorProto.DataType.Name(stored.data_type) == f"INT{2 if bits == 2 else 4}"
+    grid = WeightScheme(f"int{bits}", True).grid(read_weights(graph, layer), 0)
+    expected = grid.quantize(read_weights(graph, layer))
+    found = np.moveaxis(numpy_helper.to_array(stored).astype(int), channel_axis(layer), 0)
+    np.testing.assert_array_equal(found, expected)
+    assert np.abs(expected).max() == 2 ** (bits - 1) - 1
+    scale = numpy_helper.to_array(tensors[f"{layer.input[1]}_scale"])
+    np.testing.assert_array_equal(scale, grid.scale.ravel())
+    predictor = quantizer_of(config).load(artifact.path, 1)
+    assert np.isfinite(predictor.predict(next(iter(images.batches(4))))[0]).all()
+    assert artifact.quantized_layers == len(weight_layers(graph))
+
+
+def test_resolved_is_simulated_and_says_all_types() -> None:
+    resolved = quantizer_of(make_config("dtype=w4a8", "precision.plan={conv2d_1: 8}")).resolve()
+    assert (resolved.weight_dtype, resolved.execution) == ("int4, int8", "simulated")
+    with pytest.raises(UnsupportedError, match="weights below 8 bits"):
+        quantizer_of(make_config("backend=torch", "dtype=w4a8")).resolve()
+    with pytest.raises(UnsupportedError, match="take format=qdq"):
+        quantizer_of(make_config("dtype=w4a8", "format=qoperator")).resolve()
+
+
+def test_a_layer_that_is_not_there_is_named() -> None:
+    plan = Plan(WeightScheme("int8"), {"conv9": 4})
+    with pytest.raises(ConfigError, match=r"precision\.plan: got 'conv9', .* nearest: conv1"):
+        plan.narrow(["conv1", "dense"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("precision.plan=auto", "precision.plan: got 'auto', takes precision.max_bytes or"),
+        ("precision.max_bytes=9", "have no effect without plan=auto"),
+        ("precision.plan={a: 5}", r"precision.plan: got \{'a': 5\}, takes null \| auto \| bits"),
+        ("precision.plan=some", r"precision.plan: got 'some', takes null \| auto"),
+    ],
+)
+def test_what_does_not_fit_together_is_told(given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(given)
+
+
+def test_a_run_within_a_budget(tmp_path: Path) -> None:
+    settings = ("data=shapes", "calib.samples_per_class=2", "held_out_images=50", "slim=true")
+    plan = ("dtype=w4a8", "per_channel=true", "precision.plan=auto", "precision.max_bytes=50000")
+    found = call(tmp_path, *settings, *plan, "latency.enabled=false")
+    assert found.code == 0, found.err
+    [table] = tmp_path.glob("runs/**/plan.csv")
+    [file] = tmp_path.glob("runs/**/model.onnx")
+    assert 26_000 < file.stat().st_size <= 50_000
+    sizes = [int(line.split(",")[0]) for line in table.read_text().splitlines()[1:]]
+    assert file.stat().st_size in sizes
