@@ -6,7 +6,7 @@ speed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -30,6 +30,8 @@ class Recommendation:
     """The choice for one use, and those that are as good as far as can be told.
 
     Attributes:
+        key: the use as it is typed: `best`, `smallest`, `fastest`, `fastest_batch`, and
+            `best_NAME` for a backend.
         choice: None for FP32 itself.
         verdict: on the samples that are reported, see `verdicts`; empty for FP32.
     """
@@ -41,6 +43,14 @@ class Recommendation:
     verdict: str = ""
     equals: tuple[Cell, ...] = ()
     equals_mean: str = ""
+    key: str = ""
+
+    @property
+    def command(self) -> str:
+        """What deploys it; empty for FP32."""
+        if self.choice is None:
+            return ""
+        return f"python -m resnet8ptq deploy run_id={self.choice.record.run_id}"
 
 
 @dataclass(frozen=True)
@@ -160,20 +170,20 @@ def recommend(selected: Selection) -> list[Recommendation]:
     if not candidates:
         return []
     title = selected.family.task.metric.title
-    recommendations = [_best(selected, f"best {title}", candidates)]
+    found = {"best": _best(selected, f"best {title}", candidates)}
     if selected.within:
-        recommendations.append(_smallest(selected))
+        found["smallest"] = _smallest(selected)
         ids = {cell.record.run_id for cell in selected.within}
         if selected.race is not None and not ids.isdisjoint(selected.race.single):
-            for use, times in _uses(selected.race):
-                recommendations.append(_fastest(selected, use, times))
+            for key, use, times in _uses(selected.race):
+                found[key] = _fastest(selected, use, times)
         elif any("latency_p50_ms" in cell.record.metrics for cell in selected.within):
-            recommendations.append(_fastest_of_runs(selected))
+            found["fastest"] = _fastest_of_runs(selected)
     backends = sorted({cell.backend for cell in candidates})
     for backend in backends if len(backends) > 1 else []:
         members = [cell for cell in candidates if cell.backend == backend]
-        recommendations.append(_best(selected, f"best {title} in {backend}", members))
-    return recommendations
+        found[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
+    return [replace(each, key=key) for key, each in found.items()]
 
 
 def other_choice(selected: Selection) -> str:
@@ -234,10 +244,11 @@ def _smallest(selected: Selection) -> Recommendation:
     return _of(selected, "smallest", best, why, close, f"within {CLOSE:.0%}")
 
 
-def _uses(race: Race) -> list[tuple[str, dict[str, Blocks]]]:
-    uses = [("fastest, one image at a time", race.single)]
+def _uses(race: Race) -> list[tuple[str, str, dict[str, Blocks]]]:
+    uses = [("fastest", "fastest, one image at a time", race.single)]
     if race.batch:
-        uses.append((f"fastest, {race.batch_size} images at a time", race.batch))
+        batch = f"fastest, {race.batch_size} images at a time"
+        uses.append(("fastest_batch", batch, race.batch))
     return uses
 
 
