@@ -26,8 +26,10 @@ class TfliteModel(mlflow.pyfunc.PythonModel):
         params: Any = None,  # type: ignore[type-arg]
     ) -> dict[str, Any]:
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
+        given: Any = model_input  # by the name that the signature has, where that names it
+        values = next(iter(given.values())) if isinstance(given, dict) else given
         with self.lock:
-            found = [self._run(sample) for sample in np.asarray(model_input, np.float32)]
+            found = [self._run(sample) for sample in np.asarray(values, np.float32)]
         return {name: np.stack(values) for name, *values in zip(self.names, *found, strict=True)}
 
     def _run(self, sample: NDArray[np.float32]) -> list[NDArray[np.float32]]:

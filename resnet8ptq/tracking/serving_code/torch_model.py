@@ -33,7 +33,9 @@ class TorchModel(mlflow.pyfunc.PythonModel):
         params: Any = None,  # type: ignore[type-arg]
     ) -> dict[str, Any]:
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
-        batch = torch.from_numpy(np.ascontiguousarray(model_input, np.float32))
+        given: Any = model_input  # by the name that the signature has, where that names it
+        values = next(iter(given.values())) if isinstance(given, dict) else given
+        batch = torch.from_numpy(np.ascontiguousarray(values, np.float32))
         with torch.inference_mode():
             found = self.module(batch)
         outputs = found if isinstance(found, list | tuple) else [found]
