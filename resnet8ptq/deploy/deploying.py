@@ -13,6 +13,7 @@ ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's own f
 `uri=` and `root=` name the MLflow store, `cache_dir=` where converted networks are kept.
 """
 
+import json
 import re
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import TrackingConfig
@@ -80,7 +82,7 @@ def main(words: list[str]) -> None:
         ConfigError: a key is wrong, there is no such run, or the folder is not empty.
         PtqError: the artifact, or the example in its environment, does not do what was measured.
     """
-    given = command.parse_words(words, Arguments, __doc__)
+    given = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     _check(given)
     store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
     record, use = source.find(store, given.run_id, given.sweep, given.use, given.max_drop)
@@ -92,6 +94,13 @@ def main(words: list[str]) -> None:
     console = stdout(None, 130)
     for line in (*lines, f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"):
         console.print(show(line), soft_wrap=True, markup=False, highlight=False)
+
+
+def _as_text(word: str) -> str:
+    """Quote what may look like a number and is none: 1.20 is not 1.2."""
+    key, separator, value = word.partition("=")
+    named = key in ("run_id", "sweep", "use", "register", "target.onnxruntime")
+    return f"{key}={json.dumps(value)}" if separator and named and value != "null" else word
 
 
 def _check(given: Arguments) -> None:
@@ -202,7 +211,7 @@ def _convert(found: Source, target: Target, folder: Path) -> tuple[Path, str]:
     return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}"
 
 
-def _kept_input(found: Source) -> np.ndarray:  # type: ignore[type-arg]
+def _kept_input(found: Source) -> NDArray[np.float32]:
     """Return the input [1, ...] that the run has kept.
 
     Raises:

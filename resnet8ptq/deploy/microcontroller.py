@@ -32,6 +32,12 @@ _BYTES = {
 }
 
 
+_KINDS = {
+    **{"int8": "signed char", "uint8": "unsigned char", "int16": "short", "int32": "int"},
+    "float32": "float",
+}
+
+
 def write(content: bytes, folder: Path, sample: NDArray[np.float32]) -> dict[str, str]:
     """Write the files into `folder`, which is made; return figures for the card, by their name.
 
@@ -136,9 +142,8 @@ def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list
 
 
 def _array(name: str, values: NDArray[Any]) -> str:
-    flat = values.reshape(-1)
-    kind = "signed char" if values.dtype == np.int8 else "float"
-    shown = _numbers(flat.tolist()) if kind != "float" else _numbers([float(v).hex() for v in flat])
+    flat, kind = values.reshape(-1), _KINDS[values.dtype.name]
+    shown = _numbers(f"{value:.9g}" if kind == "float" else str(value) for value in flat.tolist())
     return (
         f"static const {kind} {name}[{flat.size}] = {{\n{shown}\n}};\n"
         f"static const unsigned int {name}Length = {flat.size};\n"
@@ -182,7 +187,7 @@ inline TfLiteStatus RegisterModelOperators(ModelResolver& resolver) {{
 
 #endif  // RESOLVER_H_
 """
-_VECTOR = """// One input, and what the model returns for it, as integers where the model takes them.
+_VECTOR = """// One input, and what the model returns for it; integers where the model takes them.
 #ifndef TEST_VECTOR_H_
 #define TEST_VECTOR_H_
 

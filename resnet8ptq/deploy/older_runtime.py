@@ -16,7 +16,7 @@ from resnet8ptq.core.errors import ConfigError, UnsupportedError
 
 # ONNX Runtime 1.x -> (opset, IR) that it reads: its table of compatibility with ONNX.
 READS = {
-    **{10: (15, 8), 11: (16, 8), 12: (17, 8), 13: (17, 8), 14: (18, 8), 15: (19, 9)},
+    **{10: (15, 8), 11: (16, 8), 12: (17, 8), 13: (17, 8), 14: (18, 8), 15: (19, 8)},
     **{16: (19, 9), 17: (20, 9), 18: (21, 10), 19: (21, 10), 20: (21, 10), 21: (22, 10)},
 }
 # Changed their meaning without changing their attributes or inputs: opset from which they differ.

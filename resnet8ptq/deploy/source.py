@@ -13,6 +13,7 @@ from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.report import page
+from resnet8ptq.report.recommend import recommend
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store
@@ -74,7 +75,7 @@ def find(
     found = {
         (each.key, number): each
         for number, selected in enumerate(selections)
-        for each in page.recommend(selected)
+        for each in recommend(selected)
     }
     takes = " | ".join(dict.fromkeys(key for key, _ in found)) or "nothing: no run passes"
     chosen = [each for (key, _), each in found.items() if key == use]

@@ -7,13 +7,14 @@ beside them (`serving_code`), so that serving needs the framework alone and not 
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from resnet8ptq.core import interrupts, machine
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store, mlflow
+from resnet8ptq.tracking.store import Store
 
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 MODEL = "model"  # the MLflow model's name in its run
@@ -66,6 +67,7 @@ def add_model(
 
         proto = onnx.load(path)
         settings = {"onnx_model": proto, "save_as_external_data": False}
+        settings["onnx_execution_providers"] = ["CPUExecutionProvider"]  # as it was measured
         taken = proto.graph.input[0].name
         outputs = {
             value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim[1:]]

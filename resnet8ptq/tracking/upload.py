@@ -10,9 +10,8 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from resnet8ptq.core import interrupts
-from resnet8ptq.tracking import history
+from resnet8ptq.tracking import history, serving
 from resnet8ptq.tracking.journal import FILE, SWEEP_FILE, Journal, Point
-from resnet8ptq.tracking.serving import log_model
 from resnet8ptq.tracking.store import Store
 
 _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
@@ -87,7 +86,9 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     """Log an ended run to the store, which may have parts of it; return the run's id."""
     there = history.find_runs(store, f"tags.record = '{journal.key}'", most=1, deleted=True)
     run_id = there[0].run_id if there else create(store, journal)
-    log_model(store, run_id, journal, folder)  # first: MLflow copies the run's metrics to it
+    serving.log_model(
+        store, run_id, journal, folder
+    )  # first: MLflow copies the run's metrics to it
     log_datasets(store, run_id, journal.datasets)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
     log_batch(store, run_id, journal.points, journal.params, tags)

@@ -9,7 +9,7 @@ from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import NDArray
 
 
-class TfliteModel(mlflow.pyfunc.PythonModel):
+class TfliteModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """The file, loaded; its interpreter runs one request after another."""
 
     def load_context(self, context: Any) -> None:
@@ -19,12 +19,7 @@ class TfliteModel(mlflow.pyfunc.PythonModel):
         self.interpreter.allocate_tensors()
         self.lock = Lock()
 
-    def predict(
-        self,
-        context: Any,
-        model_input: np.ndarray,
-        params: Any = None,  # type: ignore[type-arg]
-    ) -> dict[str, Any]:
+    def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, Any]:
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
         given: Any = model_input  # by the name that the signature has, where that names it
         values = next(iter(given.values())) if isinstance(given, dict) else given

@@ -10,7 +10,7 @@ import torch
 _OPERATORS = "torch.ao.quantization.fx._decomposed"  # importing it registers a program's
 
 
-class TorchModel(mlflow.pyfunc.PythonModel):
+class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """The file, loaded."""
 
     def load_context(self, context: Any) -> None:
@@ -26,12 +26,7 @@ class TorchModel(mlflow.pyfunc.PythonModel):
         else:
             self.module = torch.jit.load(path, map_location="cpu")
 
-    def predict(
-        self,
-        context: Any,
-        model_input: np.ndarray,
-        params: Any = None,  # type: ignore[type-arg]
-    ) -> dict[str, Any]:
+    def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, Any]:
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
         given: Any = model_input  # by the name that the signature has, where that names it
         values = next(iter(given.values())) if isinstance(given, dict) else given
