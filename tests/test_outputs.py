@@ -32,7 +32,7 @@ BASELINE = np.array([0, 0, 1, 1, 1, 1])
 
 FILES = {
     *("config.yaml", "result.json", "per_class.csv", "confusion.csv", "confusion.png"),
-    *("classes.png", "predictions.npz", "calibration.csv", "ranges.json"),
+    *("classes.png", "predictions.npz", "example.npz", "calibration.csv", "ranges.json"),
 }
 
 Write = Callable[..., tuple[RunConfig, RunResult]]
