@@ -53,6 +53,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        keep_trailing_newline=True,
         autoescape=False,  # Markdown: the filter `md` escapes
     )
     environment.filters["md"] = _escape

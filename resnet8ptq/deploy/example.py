@@ -70,6 +70,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         loader=PackageLoader("resnet8ptq.deploy"),
         trim_blocks=True,
         undefined=StrictUndefined,
+        keep_trailing_newline=True,
         autoescape=False,  # code: every value is a number, or a name through `repr`
     )
     return environment.get_template("example.py.j2").render(
