@@ -200,7 +200,7 @@ def test_deploy_that_fails_leaves_nothing(
     runs: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(example, "render", lambda *_: "raise SystemExit('it does not work')")
-    monkeypatch.setattr(example, "verify", lambda folder: example.run(sys.executable, folder))
+    monkeypatch.setattr(example, "verify", lambda folder, _: example.run(sys.executable, folder))
     words = (f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path / 'out'}")
     done = call_beside(runs.folder, "deploy", *words)
     assert done.code == 1 and "example.py fails (it does not work)" in done.err
@@ -233,7 +233,9 @@ def test_example_runs_in_a_fresh_environment(runs: Called, tmp_path: Path) -> No
         words = (f"run_id={run_id(runs, 'onnx')}", f"folder={folder}", *words)
         done = call_beside(runs.folder, "deploy", *words)
         assert done.code == 0, done.err
-        assert "largest difference" in (folder / "README.md").read_text()
+        card = (folder / "README.md").read_text()
+        assert "10 samples, largest difference" in card
+        assert ("500 samples, largest difference" in card) == (number == 1)
 
 
 # Microcontrollers

@@ -173,7 +173,10 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
     if change:
         lines.append(change)
     if given.verify:
-        facts = replace(facts, verified=example.verify(folder))
+        more = None
+        if given.target.onnxruntime is not None and isinstance(samples, Samples):
+            more = vectors.many_of_split(samples.scored, predictor)
+        facts = replace(facts, verified=example.verify(folder, more))
         lines += ["in a fresh environment:", *facts.verified.splitlines()]
     if given.register is not None:
         uri = registering.register(store, found, given.register, tested, names)

@@ -1,6 +1,7 @@
 """`example.py` of a deployed folder: the model run by its own library alone, and checked."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import printable
 from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.vectors import FILE as VECTORS
 from resnet8ptq.deploy.vectors import Vectors
 
 _OF_PICTURES = ("folder", "coco")
@@ -175,8 +177,11 @@ def requirements(suffix: str, pictures: bool) -> list[str]:
     return [f"{name}=={version(name).partition('+')[0]}" for name in names]
 
 
-def verify(folder: Path) -> str:
+def verify(folder: Path, more: Vectors | None = None) -> str:
     """Run the example of a folder in a fresh virtual environment; return what it prints.
+
+    Args:
+        more: samples to check besides those in the folder.
 
     Raises:
         QuantizationError: the environment cannot be made, or the example fails in it.
@@ -187,7 +192,12 @@ def verify(folder: Path) -> str:
         install = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "-r"]
         failed = f"{REQUIREMENTS} cannot be installed; verify=false leaves the check out"
         _call([str(python), *install, str(folder / REQUIREMENTS)], failed)
-        return run(python, folder)
+        said = run(python, folder)
+        if more is not None:
+            copy = Path(shutil.copytree(folder, Path(home, "more")))
+            more.save(copy / VECTORS)
+            said += f"\n{run(python, copy)}"
+        return said
 
 
 def run(python: Path | str, folder: Path) -> str:

@@ -13,6 +13,7 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing
 
 FILE = "test_vectors.npz"
 COUNT = 10
+MANY, MANY_BYTES = 1000, 2**26  # what another version of a runtime is compared on
 TOLERANCE = 0.01  # of an output's largest value: kernels of other CPUs round differently
 
 
@@ -51,11 +52,17 @@ class Vectors:
         )
 
 
-def of_split(split: Split, predictor: Predictor) -> Vectors:
-    """Return `COUNT` samples from all over a split; fewer where it has fewer."""
-    places = np.unique(np.linspace(0, len(split) - 1, COUNT).astype(np.int64))
+def of_split(split: Split, predictor: Predictor, count: int = COUNT) -> Vectors:
+    """Return `count` samples from all over a split; fewer where it has fewer."""
+    places = np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))
     samples = np.asarray(split.images[places])
     return _run(samples, split.prepare(samples), predictor, split.preprocessing, split.layout)
+
+
+def many_of_split(split: Split, predictor: Predictor) -> Vectors:
+    """Return as many samples as another version of a runtime is compared on."""
+    size = 4 * int(np.prod(split.input_shape))
+    return of_split(split, predictor, max(COUNT, min(MANY, MANY_BYTES // size)))
 
 
 def of_inputs(inputs: NDArray[np.float32], predictor: Predictor) -> Vectors:
