@@ -5,6 +5,7 @@ best of many is better on the samples it was chosen by than it is. FP32 is a can
 speed.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,12 @@ FINALISTS = 3  # of the fastest models in each use, that are timed against each 
 TO_TRY = (
     "to try: python -m resnet8ptq advise, +analysis=profile, another framework, format or dtype"
 )
+# Where the run is, as `deploy` takes it: the param that says it, and its default.
+_STORE = {
+    "uri": ("tracking.uri", "null"),
+    "root": ("tracking.root", "mlruns"),
+    "experiment": ("tracking.experiment_name", "resnet8ptq"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,12 @@ class Recommendation:
         """What deploys it; empty for FP32."""
         if self.choice is None:
             return ""
-        return f"python -m resnet8ptq deploy run_id={self.choice.record.run_id}"
+        words = [f"run_id={self.choice.record.run_id}"]
+        for name, (key, default) in _STORE.items():
+            value = self.choice.record.params.get(key, default)
+            if value != default:
+                words.append(shlex.quote(f"{name}={value}"))
+        return f"python -m resnet8ptq deploy {' '.join(words)}"
 
 
 @dataclass(frozen=True)
