@@ -1,6 +1,7 @@
 """The commands beside `python run.py`.
 
     python -m resnet8ptq advise     what is worth trying on this CPU, before any sweep
+    python -m resnet8ptq deploy     a run's model as a folder that runs elsewhere, checked there
     python -m resnet8ptq report     the report of a sweep again, from MLflow alone
     python -m resnet8ptq sync       log the runs that MLflow lacks
     python -m resnet8ptq server     MLflow on PostgreSQL, for a team
@@ -16,6 +17,7 @@ from resnet8ptq.core.errors import ConfigError
 
 COMMANDS = {
     "advise": "resnet8ptq.experiment.advising:main",
+    "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
     "sync": "resnet8ptq.tracking.sync:main",
     "server": "resnet8ptq.serving.server:main",

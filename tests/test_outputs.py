@@ -32,10 +32,12 @@ BASELINE = np.array([0, 0, 1, 1, 1, 1])
 
 FILES = {
     *("config.yaml", "result.json", "per_class.csv", "confusion.csv", "confusion.png"),
-    *("classes.png", "predictions.npz", "calibration.csv", "ranges.json"),
+    *("classes.png", "predictions.npz", "example.npz", "calibration.csv", "ranges.json"),
 }
 
 Write = Callable[..., tuple[RunConfig, RunResult]]
+
+EXAMPLE = np.zeros((1, 32, 32, 3), np.float32)
 
 
 def scores(predictions: np.ndarray) -> Scores:
@@ -50,7 +52,7 @@ def written(shapes_model: Fp32Model) -> Write:
 
     def write(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
         config, result, artifact, calibration = made(folder, *overrides)
-        outputs.write(folder, config, result, artifact, calibration, shapes_model)
+        outputs.write(folder, config, result, artifact, calibration, shapes_model, EXAMPLE)
         return config, result
 
     return write
@@ -242,5 +244,5 @@ def test_only_measured_runs_leave_files(tmp_path: Path, shapes_model: Fp32Model)
     config, result, artifact, calibration = made(tmp_path)
     unmeasured = replace(result, measurement=None)
     with pytest.raises(AssertionError):
-        outputs.write(tmp_path, config, unmeasured, artifact, calibration, shapes_model)
+        outputs.write(tmp_path, config, unmeasured, artifact, calibration, shapes_model, EXAMPLE)
     assert list(tmp_path.iterdir()) == []

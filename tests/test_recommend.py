@@ -182,6 +182,15 @@ def test_best_of_each_framework_where_there_are_several() -> None:
     assert "best accuracy in onnx" not in by_use(("a", predictions(), {}))
 
 
+def test_recommendations_name_their_keys_and_the_command_that_deploys_them() -> None:
+    elsewhere = {"backend": "torch", "tracking.root": "my runs", "tracking.uri": "null"}
+    found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), elsewhere))
+    keys = {each.key: each for each in found.values()}
+    assert {"best", "smallest", "best_onnx", "best_torch"} <= set(keys)
+    assert keys["best"].command == "python -m resnet8ptq deploy run_id=a"
+    assert keys["best_torch"].command == "python -m resnet8ptq deploy run_id=b 'root=my runs'"
+
+
 def test_why_nothing_is_recommended() -> None:
     lost = select(sweep(("a", predictions(lost=100), {})))
     lines = why_none(lost.family, ReportConfig(min_accuracy=0.95), lost.judged)

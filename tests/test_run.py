@@ -41,6 +41,7 @@ METRICS = {
 ARTIFACTS = {
     *("config.yaml", "result.json", "per_class.csv", "confusion.png", "confusion.csv"),
     *("classes.png", "predictions.npz", "calibration.csv", "ranges.json", "run.log"),
+    "example.npz",
 }
 
 

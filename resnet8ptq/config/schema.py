@@ -56,6 +56,7 @@ class TfliteConfig(BackendConfig):
     name: str = "tflite"
     flow: str = limited("convert", one_of("convert", "file"))
     file: str | None = None
+    integer_io: bool | None = None
 
 
 @dataclass

@@ -12,6 +12,7 @@
 | `calibration.json`, `.flatbuffers`, `.cache` | the ranges as `calib.table` reads them |
 | `exclusion.csv` | with `nodes_to_exclude=auto`: what was tried |
 | `qat_loss.png` | with `method=qat`: the curves |
+| `example.npz` | the first scored sample as the network takes it, `inputs` [1, ...] |
 | `ranges.json` | activation ranges that calibration chose, and the weights' ranges |
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
@@ -40,8 +42,13 @@ def write(
     artifact: Artifact,
     calibration: CalibrationSet,
     fp32: Fp32Model,
+    example: NDArray[np.float32],
 ) -> None:
-    """Write everything but the model, each file whole or not at all; `result.json` comes last."""
+    """Write everything but the model, each file whole or not at all; `result.json` comes last.
+
+    Args:
+        example: a network input [1, ...].
+    """
     measured = result.measurement
     assert measured is not None  # only measured runs come here
     task, comparison = measured.task, measured.comparison
@@ -53,10 +60,12 @@ def write(
     title = _title(config, task.metric.show(comparison.model.value))
     for name, figure in task.figures(comparison, title).items():
         figures.save(figure, folder / name)
-    for name, found in (("predictions.npz", comparison), ("choice.npz", measured.choice)):
-        if found is not None:
-            with files.atomic(folder / name) as temporary:
-                np.savez_compressed(temporary, **task.arrays(found))  # type: ignore[arg-type]
+    kept = {"example.npz": {"inputs": example}, "predictions.npz": task.arrays(comparison)}
+    if measured.choice is not None:
+        kept["choice.npz"] = task.arrays(measured.choice)
+    for name, arrays in kept.items():
+        with files.atomic(folder / name) as temporary:
+            np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
     _write_csv(folder / "calibration.csv", _drawn(calibration))
     weights = layers.weight_ranges(onnx.load(fp32.onnx_path).graph)
     ranges = {"activations": artifact.ranges, "weights": weights}

@@ -14,7 +14,7 @@ from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import cache, machine
+from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate
@@ -154,14 +154,24 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         prepare_s=prepared.seconds,
     )
     params = resolved.to_params() | prepared.params | artifact.details
+    params["artifact_sha256"] = files.sha256(artifact.path)
     if config.float_tail and config.dtype.name != "fp32" and config.method != "dynamic":
         params["float_operators"] = _float_operators(prepared)
     result = RunResult("ok", measurement=measurement, resolved=params)
     _warn_of_noise(config, measurement.comparison.sqnr_db)
-    outputs.write(folder, config, result, artifact, calibration, fp32)
-    run.log_model(artifact.path, scored)
+    example = scored.test.inputs(slice(1))
+    outputs.write(folder, config, result, artifact, calibration, fp32, example)
+    run.log_model(artifact.path, _shapes(fp32), resolved.engine)
     run.log_result(result)
     return result
+
+
+def _shapes(fp32: Fp32Model) -> dict[str, list[int]]:
+    """Return the shape of each of a network's outputs; -1 where a size is free."""
+    return {
+        output.name: [-1 if size is None else size for size in output.shape]
+        for output in fp32.contract.outputs
+    }
 
 
 def _float_operators(prepared: preparation.Preparation) -> str:

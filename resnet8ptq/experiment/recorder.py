@@ -26,8 +26,16 @@ class Recorder(Protocol):
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""
 
-    def log_model(self, path: Path, data: Dataset) -> None:
-        """Log the artifact as a model too, where its format is one that can be served."""
+    def log_model(
+        self, path: Path, outputs: Mapping[str, Sequence[int]], engine: str | None = None
+    ) -> None:
+        """Log the artifact as a model that can be served.
+
+        Args:
+            path: in a folder that holds `example.npz` too.
+            outputs: the shape of each, without the batch axis; -1 where a size is free.
+            engine: torch's, that it was measured on.
+        """
 
     def log_result(self, result: RunResult) -> None:
         """Log metrics, and what the settings came to."""

@@ -98,6 +98,14 @@ def select(
     ]
 
 
+def load_selections(
+    store: Store, parent: Record, records: Sequence[Record], limits: ReportConfig
+) -> list[Selection]:
+    """Read the runs of a sweep back, and judge the models of each family."""
+    families = comparison.load(store, records)
+    return select(families, limits, _load_races(store, parent, len(families)))
+
+
 def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 

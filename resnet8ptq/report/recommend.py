@@ -5,8 +5,9 @@ best of many is better on the samples it was chosen by than it is. FP32 is a can
 speed.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -23,6 +24,12 @@ FINALISTS = 3  # of the fastest models in each use, that are timed against each 
 TO_TRY = (
     "to try: python -m resnet8ptq advise, +analysis=profile, another framework, format or dtype"
 )
+# Where the run is, as `deploy` takes it: the param that says it, and its default.
+_STORE = {
+    "uri": ("tracking.uri", "null"),
+    "root": ("tracking.root", "mlruns"),
+    "experiment": ("tracking.experiment_name", "resnet8ptq"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,8 @@ class Recommendation:
     """The choice for one use, and those that are as good as far as can be told.
 
     Attributes:
+        key: the use as it is typed: `best`, `smallest`, `fastest`, `fastest_batch`, and
+            `best_NAME` for a backend.
         choice: None for FP32 itself.
         verdict: on the samples that are reported, see `verdicts`; empty for FP32.
     """
@@ -41,6 +50,19 @@ class Recommendation:
     verdict: str = ""
     equals: tuple[Cell, ...] = ()
     equals_mean: str = ""
+    key: str = ""
+
+    @property
+    def command(self) -> str:
+        """What deploys it; empty for FP32."""
+        if self.choice is None:
+            return ""
+        words = [f"run_id={self.choice.record.run_id}"]
+        for name, (key, default) in _STORE.items():
+            value = self.choice.record.params.get(key, default)
+            if value != default:
+                words.append(shlex.quote(f"{name}={value}"))
+        return f"python -m resnet8ptq deploy {' '.join(words)}"
 
 
 @dataclass(frozen=True)
@@ -160,20 +182,20 @@ def recommend(selected: Selection) -> list[Recommendation]:
     if not candidates:
         return []
     title = selected.family.task.metric.title
-    recommendations = [_best(selected, f"best {title}", candidates)]
+    found = {"best": _best(selected, f"best {title}", candidates)}
     if selected.within:
-        recommendations.append(_smallest(selected))
+        found["smallest"] = _smallest(selected)
         ids = {cell.record.run_id for cell in selected.within}
         if selected.race is not None and not ids.isdisjoint(selected.race.single):
-            for use, times in _uses(selected.race):
-                recommendations.append(_fastest(selected, use, times))
+            for key, use, times in _uses(selected.race):
+                found[key] = _fastest(selected, use, times)
         elif any("latency_p50_ms" in cell.record.metrics for cell in selected.within):
-            recommendations.append(_fastest_of_runs(selected))
+            found["fastest"] = _fastest_of_runs(selected)
     backends = sorted({cell.backend for cell in candidates})
     for backend in backends if len(backends) > 1 else []:
         members = [cell for cell in candidates if cell.backend == backend]
-        recommendations.append(_best(selected, f"best {title} in {backend}", members))
-    return recommendations
+        found[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
+    return [replace(each, key=key) for key, each in found.items()]
 
 
 def other_choice(selected: Selection) -> str:
@@ -234,10 +256,11 @@ def _smallest(selected: Selection) -> Recommendation:
     return _of(selected, "smallest", best, why, close, f"within {CLOSE:.0%}")
 
 
-def _uses(race: Race) -> list[tuple[str, dict[str, Blocks]]]:
-    uses = [("fastest, one image at a time", race.single)]
+def _uses(race: Race) -> list[tuple[str, str, dict[str, Blocks]]]:
+    uses = [("fastest", "fastest, one image at a time", race.single)]
     if race.batch:
-        uses.append((f"fastest, {race.batch_size} images at a time", race.batch))
+        batch = f"fastest, {race.batch_size} images at a time"
+        uses.append(("fastest_batch", batch, race.batch))
     return uses
 
 

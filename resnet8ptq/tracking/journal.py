@@ -36,7 +36,7 @@ class Journal:
         key: of this record alone; a tag of the run, by which the store is asked whether it has it.
         run_id: in the store; None as long as the store could not be reached.
         datasets: as MLflow's `Dataset` entities, with the context of each.
-        model: the ONNX file to log as a model, with `image_shape`.
+        model: the file to log as a model, with `outputs` and `engine`, see `Recorder.log_model`.
         status: RUNNING, or one of `ENDED`.
     """
 

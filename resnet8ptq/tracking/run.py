@@ -19,7 +19,7 @@ from resnet8ptq.core import interrupts, machine
 from resnet8ptq.core.text import one_line, redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import journal, upload
+from resnet8ptq.tracking import journal, serving, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, is_away
@@ -91,12 +91,13 @@ class Run:
         """Log points of curves, such as a loss, at `step`."""
         self._send(upload.log_batch, self.journal.note(metrics, step))
 
-    def log_model(self, path: Path, data: Dataset) -> None:
-        """Log an ONNX file of the run's folder as an MLflow model too."""
-        if path.suffix == ".onnx":
-            shape = list(data.test.input_shape)
-            self.journal.model = {"file": path.name, "image_shape": shape}
-            self._send(upload.log_model, self.journal, path.parent)
+    def log_model(
+        self, path: Path, outputs: Mapping[str, Sequence[int]], engine: str | None = None
+    ) -> None:
+        """Log a file of the run's folder as an MLflow model too; see `Recorder`."""
+        shapes = {name: list(shape) for name, shape in outputs.items()}
+        self.journal.model = {"file": path.name, "outputs": shapes, "engine": engine}
+        self._send(serving.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:
         """Log metrics and what the settings came to; the status when the run ends."""

@@ -6,14 +6,11 @@ What writes to a database is not interrupted.
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-from mlflow.models import Model, ModelSignature
-from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-from resnet8ptq.core import interrupts, machine
-from resnet8ptq.tracking import history
+from resnet8ptq.core import interrupts
+from resnet8ptq.tracking import history, serving
 from resnet8ptq.tracking.journal import FILE, SWEEP_FILE, Journal, Point
 from resnet8ptq.tracking.store import Store
 
@@ -63,39 +60,6 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, str]
                 raise
 
 
-@interrupts.deferred()
-def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
-    """Log the run's ONNX file as an MLflow model with its signature, in one file; once."""
-    described = journal.model
-    if described is None or store.client.get_run(run_id).outputs.model_outputs:
-        return
-    import mlflow.onnx
-    import onnx
-
-    proto = onnx.load(folder / described["file"])
-    taken = proto.graph.input[0].name
-    inputs = TensorSpec(np.dtype(np.float32), (-1, *described["image_shape"]), taken)
-    outputs = [
-        TensorSpec(np.dtype(np.float32), (-1, *(dim.dim_value or -1 for dim in dims[1:])), name)
-        for name, dims in ((o.name, o.type.tensor_type.shape.dim) for o in proto.graph.output)
-    ]
-    packages = ("onnx", "onnxruntime", "numpy")
-    versions = machine.versions()
-    # What follows has no argument for the store and the experiment.
-    mlflow.set_tracking_uri(store.uri)
-    mlflow.set_experiment(experiment_id=store.experiment_id)
-    Model.log(
-        None,
-        flavor=mlflow.onnx,
-        run_id=run_id,
-        name="model",
-        onnx_model=proto,
-        signature=ModelSignature(Schema([inputs]), Schema(outputs)),
-        save_as_external_data=False,
-        pip_requirements=[f"{name}=={versions[f'version.{name}']}" for name in packages],
-    )
-
-
 def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
     """Add files to a run, replacing those of the same name."""
     for path in paths:
@@ -122,7 +86,9 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     """Log an ended run to the store, which may have parts of it; return the run's id."""
     there = history.find_runs(store, f"tags.record = '{journal.key}'", most=1, deleted=True)
     run_id = there[0].run_id if there else create(store, journal)
-    log_model(store, run_id, journal, folder)  # first: MLflow copies the run's metrics to it
+    serving.log_model(
+        store, run_id, journal, folder
+    )  # first: MLflow copies the run's metrics to it
     log_datasets(store, run_id, journal.datasets)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
     log_batch(store, run_id, journal.points, journal.params, tags)

@@ -26,7 +26,9 @@ from resnet8ptq.models.sources.keras import load_keras
 from resnet8ptq.models.sources.tensorflow import prepare
 
 
-def convert(source: Path, samples: Split | None, quantized: bool, per_channel: bool) -> bytes:
+def convert(
+    source: Path, samples: Split | None, quantized: bool, per_channel: bool, integer_io: bool = True
+) -> bytes:
     """Return the network as the content of a .tflite file.
 
     Args:
@@ -34,6 +36,7 @@ def convert(source: Path, samples: Split | None, quantized: bool, per_channel: b
         samples: calibrate full-integer quantization; None for float and dynamic range.
         quantized: False for float.
         per_channel: one scale of the weights per output channel instead of one per tensor.
+        integer_io: with `samples`: inputs and outputs are int8, else floats.
 
     Raises:
         ModelError: Keras refuses the file, or the folder holds more than inference needs.
@@ -45,7 +48,7 @@ def convert(source: Path, samples: Split | None, quantized: bool, per_channel: b
     open_converter = _from_saved_model if source.is_dir() else _from_keras
     opened = open_converter(source)
     try:
-        return bytes(_set_up(opened, samples, quantized, per_channel).convert())
+        return bytes(_set_up(opened, samples, quantized, per_channel, integer_io).convert())
     except Exception as error:  # TensorFlow's are many, and not all can be pickled
         reason = f"TensorFlow cannot convert it ({one_line(error)})"
         raise QuantizationError(f"{source}: {reason}") from None
@@ -89,7 +92,9 @@ def _from_saved_model(source: Path) -> Any:
     return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(taken, given)])
 
 
-def _set_up(converter: Any, samples: Split | None, quantized: bool, per_channel: bool) -> Any:
+def _set_up(
+    converter: Any, samples: Split | None, quantized: bool, per_channel: bool, integer_io: bool
+) -> Any:
     import tensorflow as tf
 
     if not quantized:
@@ -107,7 +112,8 @@ def _set_up(converter: Any, samples: Split | None, quantized: bool, per_channel:
             yield [sample]
 
     converter.representative_dataset = calibration
-    # As MLPerf Tiny has it: integers throughout, in and out.
+    # As MLPerf Tiny has it: integers throughout, and by default in and out.
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-    converter.inference_input_type = converter.inference_output_type = tf.int8
+    if integer_io:
+        converter.inference_input_type = converter.inference_output_type = tf.int8
     return converter

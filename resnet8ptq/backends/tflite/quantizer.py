@@ -81,6 +81,10 @@ class TfliteQuantizer:
         if self.config.dtype.name == "fp32":
             return Resolved()
         refuse_others(self.config, _TAKES if self._file is None else _FILE_TAKES)
+        if self._options.integer_io and self.config.method == "dynamic":
+            raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats alone")
+        if self._options.integer_io is not None and self._file is not None:
+            raise UnsupportedError("backend.integer_io: backend.file is scored as it is")
         return Resolved(
             weight_dtype="int8",
             activation_dtype="int8",  # with method=dynamic, as the model runs
@@ -128,10 +132,15 @@ class TfliteQuantizer:
         )
 
     @property
+    def _options(self) -> TfliteConfig:
+        backend = self.config.backend
+        return backend if isinstance(backend, TfliteConfig) else TfliteConfig()
+
+    @property
     def _file(self) -> Path | None:
         """A quantized file that is scored as it is."""
-        backend = self.config.backend
-        if not isinstance(backend, TfliteConfig) or backend.flow != "file":
+        backend = self._options
+        if backend.flow != "file":
             return None
         if backend.file is None:
             raise ConfigError(
@@ -169,7 +178,7 @@ class TfliteQuantizer:
         calibrated = quantized and self.config.method == "static"
         # Only these samples go to the other process, not the file that they lie in.
         taken = replace(calibration, images=calibration.images[:]) if calibrated else None
-        settings = (quantized, self.config.per_channel)
+        settings = (quantized, self.config.per_channel, self._options.integer_io is not False)
         crashed = QuantizationError(f"{source}: converting it crashed TensorFlow")
         return isolation.call(converter.convert, source, taken, *settings, crashed=crashed)
 

@@ -1,0 +1,143 @@
+"""Which run is deployed: the one that is named, or a sweep's recommendation for a use."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow.exceptions import MlflowException
+
+from resnet8ptq.config.loading import CONFIG_FILE, load_config
+from resnet8ptq.config.schema import ReportConfig, RunConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.report import page
+from resnet8ptq.report.recommend import recommend
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.store import Store
+
+SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")
+_MADE_OF = ("example.npz", "predictions.npz", "detections.json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A finished run with an artifact, its files copied into a folder.
+
+    Attributes:
+        folder: holds the artifact, `config.yaml`, and those of `_MADE_OF` that the run has.
+        use: what it is recommended for; empty for a run that was named.
+    """
+
+    record: Record
+    config: RunConfig
+    artifact: Path
+    use: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's files are."""
+        return self.artifact.parent
+
+    @property
+    def backend(self) -> str:
+        """The framework."""
+        return self.config.backend.name
+
+
+def find(
+    store: Store, run_id: str | None, sweep: str | None, use: str, max_drop: float | None
+) -> tuple[Record, str]:
+    """Return the run that is meant, and the use that it is recommended for.
+
+    Args:
+        run_id: None: what a sweep recommends.
+        sweep: the id of its parent run; None: the newest.
+        use: see `Recommendation.key`.
+        max_drop: None: the sweep's own `report.max_drop`.
+
+    Raises:
+        ConfigError: there is no such run or sweep; nothing is recommended for that use.
+    """
+    if run_id is not None:
+        return _load(store, "run_id", run_id), ""
+    parent = history.find_parent(store) if sweep is None else _load(store, "sweep", sweep)
+    if parent is None:
+        raise ConfigError(
+            f"sweep: got null, and experiment {store.experiment_name!r} has none; takes run_id="
+        )
+    children = history.load_compared(store, parent.run_id)
+    if not children:
+        raise ConfigError(f"sweep: {parent.run_id} has no runs; takes a sweep's parent run")
+    selections = page.load_selections(store, parent, children, _limits(children, max_drop))
+    found = {
+        (each.key, number): each
+        for number, selected in enumerate(selections)
+        for each in recommend(selected)
+    }
+    takes = " | ".join(dict.fromkeys(key for key, _ in found)) or "nothing: no run passes"
+    chosen = [each for (key, _), each in found.items() if key == use]
+    if not chosen:
+        raise ConfigError(
+            f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; takes {takes}"
+        )
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"use: sweep {parent.run_id} recommends a run for each of {len(chosen)} sets of "
+            "samples; takes run_id= instead"
+        )
+    if chosen[0].choice is None:
+        raise ConfigError(
+            f"use: for {use!r} sweep {parent.run_id} recommends {chosen[0].label}, the network "
+            f"itself, and no quantized run; takes {takes}"
+        )
+    return chosen[0].choice.record, use
+
+
+def _limits(children: Sequence[Record], max_drop: float | None) -> ReportConfig:
+    params = next((each.params for each in children if "report.max_drop" in each.params), {})
+    least = json.loads(params.get("report.min_accuracy", "null"))
+    own = float(params.get("report.max_drop", ReportConfig.max_drop))
+    return ReportConfig(own if max_drop is None else max_drop, least)
+
+
+def _load(store: Store, key: str, run_id: str) -> Record:
+    try:
+        run = store.client.get_run(run_id)
+    except MlflowException:
+        raise ConfigError(f"{key}: got {run_id!r}, takes the id of a run in the store") from None
+    if run.info.lifecycle_stage == "deleted":
+        raise ConfigError(f"{key}: run {run_id} was deleted; restore it in MLflow, or take another")
+    return history.load_run(store, run_id)
+
+
+def fetch(store: Store, record: Record, use: str, folder: Path) -> Source:
+    """Copy a run's artifact and what belongs to it into `folder`.
+
+    Raises:
+        ConfigError: the run is a sweep's, did not finish, or was unsupported.
+        TrackingError: it has no artifact, or another than it measured.
+    """
+    status = record.tags.get("status", "?")
+    if record.tags.get("kind") == "sweep":
+        raise ConfigError(f"run_id: {record.run_id} is a sweep; takes sweep={record.run_id} use=")
+    if status != "ok":
+        raise ConfigError(f"run_id: run {record.run_id} is {status}; takes one that is ok")
+    names = {item.path for item in store.client.list_artifacts(record.run_id)}
+    models = sorted(name for name in names if name in {f"model{end}" for end in SUFFIXES})
+    if len(models) != 1 or CONFIG_FILE not in names:
+        raise TrackingError(
+            f"run {record.run_id}: has no artifact to deploy; takes a run that quantized a network"
+        )
+    for name in (models[0], CONFIG_FILE, *(name for name in _MADE_OF if name in names)):
+        with history.artifact(store, record, name) as path:
+            shutil.copyfile(path, folder / name)
+    artifact, known = folder / models[0], record.params.get("artifact_sha256")
+    if known is not None and files.sha256(artifact) != known:
+        raise TrackingError(
+            f"run {record.run_id}: {models[0]} is not the file that was measured (its SHA-256 is "
+            f"{files.sha256(artifact)}, the run has logged {known})"
+        )
+    return Source(record, load_config(folder / CONFIG_FILE), artifact, use)
