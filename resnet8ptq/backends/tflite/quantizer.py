@@ -49,7 +49,7 @@ _OPERATORS = "the converter quantizes every operator"
 _TAKES: Takes = {
     "dtype.name": (
         ["int8", "w4a8"],
-        "TFLite's specification has int8 activations, int8 or int4 weights",
+        "TFLite's specification has int8 kernels only, for weights of 8 or 4 bits",
     ),
     "calib.name": (SHARED, f"torch's own observer; tflite takes {' | '.join(SHARED)}"),
     "nodes_to_quantize": ([None], _OPERATORS),

@@ -22,8 +22,8 @@ from resnet8ptq.graph.weights import Array, read_bias, read_weights
 from resnet8ptq.precision.grid import Grid, WeightScheme
 from resnet8ptq.precision.plan import Plan
 
-# The operator versions that take 4-bit weights; LiteRT has no such kernel for others.
-_VERSIONS = {"CONV_2D": 7, "FULLY_CONNECTED": 10}
+# Of the operators, as TensorFlow counts them, that take 4-bit weights.
+_VERSIONS = {"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10}
 _BIAS_LIMIT = 2**30  # levels
 _SAME_NETWORK = 1.0  # levels that weights of one layer differ by at most, of which 0.5 is rounding
 _SAME_BIAS = 0.01  # of the largest bias
@@ -71,7 +71,7 @@ def rewrite(
 
     Raises:
         ConfigError: the plan names a layer that is not there.
-        UnsupportedError: file and graph cannot be matched; a layer has no kernel for 4-bit weights.
+        UnsupportedError: file and graph cannot be matched, see `match` and `scale_activations`.
         QuantizationError: the file does not hold what it should.
     """
     model, nodes = contents.read(content), weight_layers(corrected)
@@ -81,7 +81,7 @@ def rewrite(
     chosen = {}
     for layer, name in zip(contents.layers(model), names, strict=True):
         if name in narrow:
-            _to_4_bits(model, layer, name)
+            _to_4_bits(model, layer)
         rounded = _round(model, layer, corrected, nodes[name], plan.scheme(name))
         contents.write_levels(model, layer.weights, rounded.weights, rounded.scale)
         layer.weights.quantization.quantizedDimension = layer.axis
@@ -191,12 +191,7 @@ def _same_bias(model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.Node
     return bool(np.all(error <= _SAME_BIAS * np.abs(bias).max()))
 
 
-def _to_4_bits(model: Any, layer: Layer, name: str) -> None:
-    if layer.code not in _VERSIONS:
-        raise UnsupportedError(
-            f"{name}: TFLite has kernels for 4-bit weights of {' and '.join(_VERSIONS)}, not of "
-            f"{layer.code}; precision.plan takes {name}: 8"
-        )
+def _to_4_bits(model: Any, layer: Layer) -> None:
     layer.weights.type = TensorType.INT4
     code = model.operatorCodes[layer.operator.opcodeIndex]
     code.version = max(code.version, _VERSIONS[layer.code])
