@@ -14,7 +14,7 @@ from ai_edge_litert.tools import flatbuffer_utils
 from conftest import THREADS, Quantize, bench_of, make_config, quantizer_of
 
 from resnet8ptq.backends.contract import Quantizer
-from resnet8ptq.backends.tflite import converter, quantizer
+from resnet8ptq.backends.tflite import contents, converter, quantizer
 from resnet8ptq.backends.tflite.predictor import _end_at_logits as end_at_logits
 from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
@@ -49,13 +49,7 @@ def batch(shapes: Dataset) -> np.ndarray:
     [
         ("dtype=uint8", "int8 kernels only"),
         ("dtype=u8s8", "int8 kernels only"),
-        ("calib=entropy", "takes minmax only"),
-        ("calib=histogram", "takes minmax only"),
-        ("calib.table=ranges.json", "takes no ranges"),
-        ("method=qat", "takes the Keras file"),
-        ("corrections.equalization=true", "takes the Keras file"),
-        ("corrections.bias_correction=true", "takes the Keras file"),
-        ("corrections.adaround=true", "takes the Keras file"),
+        ("calib=histogram", "torch's own observer"),
         ("nodes_to_quantize=[conv]", "every operator"),
         ("nodes_to_exclude=[conv]", "every operator"),
         ("nodes_to_exclude=auto", "every operator"),
@@ -63,7 +57,6 @@ def batch(shapes: Dataset) -> np.ndarray:
         ("float_output=true", "every operator"),
         ("float_tail=true", "every operator; takes float_tail=false"),
         ("format=qdq", "only for ONNX"),
-        ("slim=true", "only for ONNX"),
         ("reduce_range=true", "8 bits"),
         ("symmetric.activations=true", "have a zero point"),
         ("symmetric.weights=false", "have no zero point"),
@@ -96,14 +89,34 @@ def test_what_the_converter_does_anyway_is_supported(override: str) -> None:
     assert tflite(override).resolve() == tflite().resolve()
 
 
-def test_ranges_from_elsewhere_and_other_networks_are_unsupported(
+def test_other_networks_are_unsupported(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match="takes no ranges"):
-        tflite().quantize(shapes_model, shapes.train, tmp_path, {"input": (0.0, 255.0)})
     other = replace(shapes_model, source=shapes_model.onnx_path)
     with pytest.raises(UnsupportedError, match=r"folded\.onnx: .*takes a Keras file"):
         tflite().quantize(other, shapes.train, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("dtype=w4a8", "stay as they are"),
+        ("+precision.plan={conv2d: 4}", "stay as they are"),
+        ("corrections.bias_correction=true", "stay as they are"),
+    ],
+)
+def test_dynamic_takes_the_converters_weights(override: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        tflite("method=dynamic", override.lstrip("+")).resolve()
+
+
+@pytest.mark.parametrize(
+    "override", ["corrections.adaround=true", "slim=true", "method=qat", "dtype=w4a8"]
+)
+def test_a_given_file_is_scored_as_it_is(override: str, tmp_path: Path) -> None:
+    config = make_config("data=shapes", "backend=tflite_file", "backend.file=a.tflite", override)
+    with pytest.raises(UnsupportedError, match=r"^[\w.]+=\w+: backend\.file "):
+        quantizer_of(config).resolve()
 
 
 def test_a_file_that_keras_refuses(
@@ -137,9 +150,9 @@ def test_integers_throughout(file_of: FileOf, per_channel: bool) -> None:
     assert {tensor.type for tensor in tensors} == {TensorType.INT8, TensorType.INT32}
     ends = (*read.subgraphs[0].inputs, *read.subgraphs[0].outputs)
     assert [tensors[i].type for i in ends] == [TensorType.INT8] * 2
-    layers = list(quantizer._layers(read))
+    layers = list(contents.layers(read))
     assert len(layers) == 10
-    for weights, _ in layers:
+    for weights in (layer.weights for layer in layers):
         assert len(weights.quantization.scale) == (weights.shape[0] if per_channel else 1)
         assert not np.any(weights.quantization.zeroPoint)
     with pytest.raises(UnsupportedError, match=r"^per_channel=\w+: .* scales for"):
@@ -216,10 +229,10 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
     dynamic = tflite("method=dynamic", "per_channel=true")
     assert dynamic.resolve().execution == "integer"
     artifact = dynamic.quantize(shapes_model, shapes.train, tmp_path)
-    layers = list(quantizer._layers(flatbuffer_utils.read_model(artifact.path)))
+    layers = list(contents.layers(flatbuffer_utils.read_model(artifact.path)))
     assert artifact.details == {"float_layers": str(10 - artifact.quantized_layers)}
     assert f"left {10 - artifact.quantized_layers} of 10 layers in float" in caplog.text
-    for weights, _ in layers:  # as TensorFlow documents it
+    for weights in (layer.weights for layer in layers):  # as TensorFlow documents it
         assert (weights.type == TensorType.INT8) == (np.prod(weights.shape) >= 1024)
     assert artifact.ranges == {}
 

@@ -9,7 +9,6 @@ to be known.
 """
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -72,7 +71,7 @@ def correct(
         _log("bias_correction", before, layers.errors(fp32, corrected, setting))
     with files.atomic(path) as temporary:
         onnx.save(corrected, temporary)
-    return replace(model, onnx_path=path), ranges
+    return model.with_weights_of(path), ranges
 
 
 def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

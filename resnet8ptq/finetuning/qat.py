@@ -6,7 +6,7 @@ not yet an artifact, but a network and activation ranges, from which every backe
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,5 +134,5 @@ def fine_tune(
     for point in [] if points else json.loads((entry / CURVES_FILE).read_text()):
         report(point)
     ranges = json.loads((entry / RANGES_FILE).read_text())
-    network = replace(fp32, onnx_path=entry / NETWORK_FILE)
+    network = fp32.with_weights_of(entry / NETWORK_FILE)
     return network, {name: (low, high) for name, (low, high) in ranges.items()}

@@ -3,7 +3,7 @@
 import functools
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,10 @@ class Fp32Model:
     Attributes:
         source: the file or folder it came as; of a module, its weights. `sha256` is the hash of
             all that it came from.
-        onnx_path: the converted graph, folded or not as the config says.
+        onnx_path: the converted graph, folded or not as the config says; corrected or fine-tuned
+            where a run has done that.
         conversion: what the conversion found, and what folding changed.
+        uncorrected: the converted graph, where `onnx_path` is another one.
     """
 
     name: str
@@ -40,6 +42,11 @@ class Fp32Model:
     onnx_path: Path
     fold: bool
     conversion: conversion.Conversion
+    uncorrected: Path | None = None
+
+    def with_weights_of(self, onnx_path: Path) -> "Fp32Model":
+        """Return the network with the weights and biases of another graph, otherwise the same."""
+        return replace(self, onnx_path=onnx_path, uncorrected=self.uncorrected or self.onnx_path)
 
     @property
     def contract(self) -> Contract:

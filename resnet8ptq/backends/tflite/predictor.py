@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
-from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.tflite import contents
 
 
 def load(path: Path, threads: int) -> Predictor:
     """Load a file, to run on so many threads; on XNNPACK's kernels where it has them."""
     content = path.read_bytes()
-    return Predictor(_open(content, threads), partial(_open_logits, content, threads))
+    return Predictor(open_run(content, threads), partial(_open_logits, content, threads))
 
 
 def open_interpreter(content: bytes, threads: int) -> Any:
@@ -25,14 +25,15 @@ def open_interpreter(content: bytes, threads: int) -> Any:
     return interpreter
 
 
-def _open(content: bytes, threads: int) -> Run:
+def open_run(content: bytes, threads: int) -> Run:
+    """Return a network, on batches of any size."""
     return partial(_run, open_interpreter(content, threads))
 
 
 def _open_logits(content: bytes, threads: int) -> Run | None:
     """Open a copy cut before the softmax: an interpreter that keeps all tensors has no XNNPACK."""
     cut = _end_at_logits(content)
-    return None if cut is None else _open(cut, threads)
+    return None if cut is None else open_run(cut, threads)
 
 
 def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
@@ -60,13 +61,12 @@ def _read(interpreter: Any, given: dict[str, Any]) -> NDArray[np.float32]:
 
 def _end_at_logits(content: bytes) -> bytes | None:
     """Make the final softmax's input the only output; None where the graph does not end in one."""
-    model = flatbuffer.convert_bytearray_to_object(content)
+    model = contents.read(content)
     graph = model.subgraphs[0]
-    last = graph.operators[-1]
-    ends = flatbuffer.opcode_to_name(model, last.opcodeIndex) == "SOFTMAX"
-    if not ends or list(last.outputs) != list(graph.outputs):
+    code, last = list(contents.operators(model))[-1]
+    if code != "SOFTMAX" or list(last.outputs) != list(graph.outputs):
         return None
     graph.operators.pop()
     graph.outputs = [last.inputs[0]]
     model.signatureDefs = None  # which name the old output
-    return bytes(flatbuffer.convert_object_to_bytearray(model))
+    return contents.write(model)

@@ -4,24 +4,28 @@ It takes TensorFlow's own formats: a Keras file, or a SavedModel. A float .tflit
 baseline as it is. With `backend.flow=file`, the quantized model is a .tflite file that exists.
 
 The deployment path of MLPerf Tiny. The converter folds, calibrates and places scales by itself, so
-that it takes few of the settings; `resolve` says which not, and why.
+that it takes few of the settings; `resolve` says which not, and why. What changes the network's
+weights or ranges (corrections, fine-tuning, fewer bits, a calibration of ours) is written into the
+converter's file afterwards (`rewriting`), with ranges of `calibration.activations` throughout.
 
 Known of its calibrator (2.21): it looks at an operator's inputs again after the operator ran. An
 addition runs in place, over its first input, whose range then takes in that of the sum: half of
-the levels of a residual network's shortcut convolutions are lost to it.
+the levels of a residual network's shortcut convolutions are lost to it. Rewritten files have the
+true ranges.
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import onnx
 from ai_edge_litert.schema_py_generated import TensorType
-from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 
 from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, Takes, refuse_others
-from resnet8ptq.backends.tflite import converter, predictor
+from resnet8ptq.backends.tflite import contents, converter, predictor, rewriting, slim
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files, isolation
@@ -31,29 +35,23 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import find_format
+from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan
 
 log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.tflite"
 FORMATS = ("keras", "saved_model")  # what the converter takes
-LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
+_WEIGHTS = (TensorType.INT8, TensorType.INT4)
 
-_ONNX_GRAPH = "changes the ONNX graph; this converter takes the Keras file"
 _ONNX_FILES = "only for ONNX files"
 _OPERATORS = "the converter quantizes every operator"
-_BY_ITSELF = "the converter calibrates by itself"
-# What concerns the network itself, and so the baseline too.
-_NETWORK_TAKES: Takes = {
-    "corrections.equalization": ([False], _ONNX_GRAPH),
-    "corrections.bias_correction": ([False], _ONNX_GRAPH),
-    "corrections.adaround": ([False], _ONNX_GRAPH),
-    "method": (["static", "dynamic"], f"fine-tuning {_ONNX_GRAPH}"),
-    "slim": ([False], _ONNX_FILES),
-}
 _TAKES: Takes = {
-    "dtype.name": (["int8"], "TFLite's quantization specification has int8 kernels only"),
-    "calib.name": (["minmax"], f"{_BY_ITSELF}, and takes minmax only"),
-    "calib.table": ([None], f"{_BY_ITSELF}, and takes no ranges"),
+    "dtype.name": (
+        ["int8", "w4a8"],
+        "TFLite's specification has int8 kernels only, for weights of 8 or 4 bits",
+    ),
+    "calib.name": (SHARED, f"torch's own observer; tflite takes {' | '.join(SHARED)}"),
     "nodes_to_quantize": ([None], _OPERATORS),
     "nodes_to_exclude": ([[]], _OPERATORS),
     "op_types": ([None], _OPERATORS),
@@ -64,7 +62,21 @@ _TAKES: Takes = {
     "symmetric.activations": ([None, False], "TFLite's activations have a zero point"),
     "symmetric.weights": ([None, True], "TFLite's weights have no zero point"),
 }
-_FILE_TAKES: Takes = {"dtype.name": (["int8"], "backend.file holds int8")}
+_DYNAMIC = "with method=dynamic the converter's weights stay as they are"
+_CORRECTIONS = ("equalization", "bias_correction", "adaround", "reconstruction")
+_DYNAMIC_TAKES: Takes = {
+    "dtype.name": (["int8"], _DYNAMIC),
+    "precision.plan": ([None], _DYNAMIC),
+    **{f"corrections.{name}": ([False], _DYNAMIC) for name in _CORRECTIONS},
+}
+_FILE = "backend.file is scored as it is"
+_FILE_TAKES: Takes = {
+    "dtype.name": (["int8"], "backend.file holds int8"),
+    "method": (["static", "dynamic"], _FILE),
+    "precision.plan": ([None], _FILE),
+    **{f"corrections.{name}": ([False], _FILE) for name in _CORRECTIONS},
+    "slim": ([False], _FILE),
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,6 @@ class TfliteQuantizer:
 
     def resolve(self) -> Resolved:
         """Return weight and activation dtype and the format."""
-        refuse_others(self.config, _NETWORK_TAKES)
         if self.config.dtype.name == "fp32":
             return Resolved()
         refuse_others(self.config, _TAKES if self._file is None else _FILE_TAKES)
@@ -85,8 +96,10 @@ class TfliteQuantizer:
             raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats alone")
         if self._options.integer_io is not None and self._file is not None:
             raise UnsupportedError("backend.integer_io: backend.file is scored as it is")
+        if self.config.method == "dynamic":
+            refuse_others(self.config, _DYNAMIC_TAKES)
         return Resolved(
-            weight_dtype="int8",
+            weight_dtype=self._plan.describe(),
             activation_dtype="int8",  # with method=dynamic, as the model runs
             execution="integer",
             file_format="TFLite",
@@ -98,9 +111,10 @@ class TfliteQuantizer:
         """Convert the network, in a process of its own; or copy the file that is quantized already.
 
         Raises:
-            UnsupportedError: as `resolve`; `ranges` are given; the converter does not take the
-                format; the network is not to be folded; the converter ignores `per_channel`.
-            ConfigError: `backend.file` is no quantized .tflite file, or takes other samples.
+            UnsupportedError: as `resolve`; the converter does not take the format, or ignores
+                `per_channel`; the network is not to be folded; see `rewriting.rewrite`.
+            ConfigError: `backend.file` is no quantized .tflite file, or takes other samples;
+                `precision.plan` names a layer that is not there.
         """
         self.resolve()
         path = folder / MODEL_FILE
@@ -108,10 +122,13 @@ class TfliteQuantizer:
             return self._copy(self._file, path, calibration.input_shape)
         if not model.fold:
             raise UnsupportedError("model.fold=false: TFLite's converter always folds")
-        if ranges is not None:
-            raise UnsupportedError("TFLite's converter takes no ranges: it calibrates by itself")
         content = self._content(model.source, calibration)
-        artifact = Artifact(path) if self.config.dtype.name == "fp32" else self._read(content, path)
+        artifact = Artifact(path)
+        if self.config.dtype.name != "fp32":
+            content = self._rewrite(content, model, calibration, ranges)
+            artifact = self._read(content, path)
+            if self.config.slim:
+                content = self._slim(content, calibration)
         with files.atomic(path) as temporary:
             temporary.write_bytes(content)
         return artifact
@@ -135,6 +152,10 @@ class TfliteQuantizer:
     def _options(self) -> TfliteConfig:
         backend = self.config.backend
         return backend if isinstance(backend, TfliteConfig) else TfliteConfig()
+
+    @property
+    def _plan(self) -> Plan:
+        return Plan.of(self.config.precision, WeightScheme.of(self.config))
 
     @property
     def _file(self) -> Path | None:
@@ -175,12 +196,37 @@ class TfliteQuantizer:
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
-        calibrated = quantized and self.config.method == "static"
+        calibrated = quantized and self.config.method != "dynamic"
         # Only these samples go to the other process, not the file that they lie in.
         taken = replace(calibration, images=calibration.images[:]) if calibrated else None
         settings = (quantized, self.config.per_channel, self._options.integer_io is not False)
         crashed = QuantizationError(f"{source}: converting it crashed TensorFlow")
         return isolation.call(converter.convert, source, taken, *settings, crashed=crashed)
+
+    def _rewrite(
+        self, content: bytes, model: Fp32Model, calibration: Split, ranges: Ranges | None
+    ) -> bytes:
+        """Write into the converter's file what the converter does not do; often nothing."""
+        config, plan = self.config, self._plan
+        if config.method == "dynamic":
+            return content
+        ours = ranges is not None or config.calib.name != "minmax" or model.uncorrected is not None
+        if not (ours or plan.is_narrow or plan.bits):
+            return content
+        activations = Activations(
+            model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
+        )
+        fp32 = onnx.load(model.uncorrected or model.onnx_path).graph
+        corrected = onnx.load(model.onnx_path).graph
+        return rewriting.rewrite(content, fp32, corrected, plan, activations.find_around([]))
+
+    def _slim(self, content: bytes, calibration: Split) -> bytes:
+        slimmed = slim.slim(content)
+        whole, small = (
+            predictor.open_run(each, self.runtime.threads) for each in (content, slimmed)
+        )
+        slim.check_same(whole, small, calibration.batches(self.config.calib.batch_size))
+        return slimmed
 
     def _read(self, content: bytes, path: Path, check: bool = True) -> Artifact:
         """Return what the file says of itself: which layers are quantized, and how.
@@ -188,10 +234,14 @@ class TfliteQuantizer:
         Args:
             check: whether it is as `per_channel` says.
         """
-        model = flatbuffer.convert_bytearray_to_object(content)
-        dynamic, layers = self.config.method == "dynamic", list(_layers(model))
-        types = (TensorType.INT8, TensorType.FLOAT32 if dynamic else TensorType.INT8)
-        quantized = [weights for weights, made in layers if (weights.type, made.type) == types]
+        model = contents.read(content)
+        dynamic, layers = self.config.method == "dynamic", list(contents.layers(model))
+        made = TensorType.FLOAT32 if dynamic else TensorType.INT8
+        quantized = [
+            layer.weights
+            for layer in layers
+            if layer.weights.type in _WEIGHTS and layer.output.type == made
+        ]
         if not quantized:
             raise QuantizationError("TFLite's converter quantized nothing")
         for weights in quantized if check else ():
@@ -203,21 +253,13 @@ class TfliteQuantizer:
         return Artifact(path, len(quantized), _activation_ranges(model), details)
 
 
-def _layers(model: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the tensors (weights, output) of each convolution and matrix product."""
-    graph = model.subgraphs[0]
-    for operator in graph.operators:
-        if flatbuffer.opcode_to_name(model, operator.opcodeIndex) in LAYERS:
-            yield graph.tensors[operator.inputs[1]], graph.tensors[operator.outputs[0]]
-
-
 def _check_granularity(weights: Any, per_channel: bool) -> None:
     scales = len(weights.quantization.scale)
     channels = int(weights.shape[weights.quantization.quantizedDimension])
     if scales != (channels if per_channel else 1):
         raise UnsupportedError(
             f"per_channel={str(per_channel).lower()}: this version of the converter gave "
-            f"{weights.name.decode()} {scales} scales for {channels} channels"
+            f"{contents.name_of(weights)} {scales} scales for {channels} channels"
         )
 
 
@@ -228,11 +270,10 @@ def _activation_ranges(model: Any) -> dict[str, Range]:
     """
     ranges: dict[str, Range] = {}
     for tensor in model.subgraphs[0].tensors:
-        constant = model.buffers[tensor.buffer].data is not None
-        if tensor.type == TensorType.INT8 and not constant:
+        if tensor.type == TensorType.INT8 and not contents.is_constant(model, tensor):
             scale, zero_point = tensor.quantization.scale[0], tensor.quantization.zeroPoint[0]
             low, high = (float(scale) * (level - int(zero_point)) for level in (-128, 127))
-            whole = tensor.name.decode()
+            whole = contents.name_of(tensor)
             first = whole.partition(";")[0]
             ranges[whole if first in ranges else first] = (low, high)
     return ranges

@@ -1,0 +1,167 @@
+"""The content of a .tflite file as an object: its layers and tensors, and how it is written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert.schema_py_generated import BufferT, TensorType
+from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
+from numpy.typing import NDArray
+
+LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
+
+_ALIGNMENT = 16  # of a buffer's data, as TFLite's schema has it
+_INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.INT64: np.int64}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or matrix product: its operator, and its tensors.
+
+    Attributes:
+        code: the operator's name, of `LAYERS`.
+        bias: None where it has none.
+    """
+
+    operator: Any
+    code: str
+    input: Any
+    weights: Any
+    bias: Any
+    output: Any
+
+    @property
+    def axis(self) -> int:
+        """The axis of the weights that counts output channels."""
+        return 3 if self.code == "DEPTHWISE_CONV_2D" else 0
+
+    @property
+    def name(self) -> str:
+        """The name of its output."""
+        return name_of(self.output)
+
+
+def read(content: bytes) -> Any:
+    """Return the `ModelT` of a file's content; its first graph is all that is read of it."""
+    return flatbuffer.convert_bytearray_to_object(content)
+
+
+def write(model: Any, share: bool = False) -> bytes:
+    """Return the content of a file, without buffers that no tensor has.
+
+    Args:
+        model: its `buffers` are replaced.
+        share: write equal buffers, vectors and strings once.
+    """
+    _drop_unused_buffers(model, share)
+    builder = _Builder(share)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+def operators(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each operator of the graph and its name, in the order that they run in."""
+    for operator in model.subgraphs[0].operators:
+        yield flatbuffer.opcode_to_name(model, operator.opcodeIndex) or "", operator
+
+
+def layers(model: Any) -> Iterator[Layer]:
+    """Yield each convolution and matrix product, in the order that they run in."""
+    tensors = model.subgraphs[0].tensors
+    for code, operator in operators(model):
+        if code in LAYERS:
+            # TRANSPOSE_CONV takes the output's shape first.
+            places = [2, 1, 3] if code == "TRANSPOSE_CONV" else [0, 1, 2]
+            given = [*operator.inputs, -1][: max(places) + 1]
+            inputs = [None if given[i] < 0 else tensors[given[i]] for i in places]
+            taken, weights, bias = inputs
+            yield Layer(operator, code, taken, weights, bias, tensors[operator.outputs[0]])
+
+
+def name_of(tensor: Any) -> str:
+    """Return a tensor's name; empty where it has none."""
+    return (tensor.name or b"").decode()
+
+
+def is_constant(model: Any, tensor: Any) -> bool:
+    """Tell whether the file holds a tensor's values."""
+    return model.buffers[tensor.buffer].data is not None
+
+
+def read_levels(model: Any, tensor: Any) -> NDArray[np.int64]:
+    """Return the integers of a constant, in its shape."""
+    data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
+    if tensor.type == TensorType.INT4:  # two in a byte, the low half first
+        halves = np.stack([data & 15, data >> 4], axis=1).reshape(-1)[: np.prod(tensor.shape)]
+        levels = (halves ^ 8).astype(np.int64) - 8
+    else:
+        levels = data.view(_INTEGERS[tensor.type]).astype(np.int64)
+    return levels.reshape(tensor.shape)
+
+
+def read_values(model: Any, tensor: Any) -> NDArray[np.float64]:
+    """Return the values of a quantized constant, in its shape."""
+    return read_levels(model, tensor) * scales(tensor)
+
+
+def scales(tensor: Any) -> NDArray[np.float64]:
+    """Return a tensor's scales, shaped to broadcast over its values."""
+    shape = [1] * len(tensor.shape)
+    if len(tensor.quantization.scale) > 1:
+        shape[tensor.quantization.quantizedDimension] = -1
+    return np.asarray(tensor.quantization.scale, np.float64).reshape(shape)
+
+
+def write_levels(
+    model: Any, tensor: Any, levels: NDArray[np.int64], scale: NDArray[np.float32]
+) -> None:
+    """Replace a constant's integers and scales [1 or channels]; its zero points are 0."""
+    flat = levels.reshape(-1)
+    if tensor.type == TensorType.INT4:
+        padded = np.append(flat, [0] * (len(flat) % 2)).astype(np.uint8) & 15
+        data = padded[::2] | padded[1::2] << 4
+    else:
+        data = flat.astype(_INTEGERS[tensor.type]).view(np.uint8)
+    tensor.buffer = len(model.buffers)  # others may have the old one
+    model.buffers.append(BufferT(data=data))
+    tensor.quantization.scale = scale.astype(np.float32)
+    tensor.quantization.zeroPoint = np.zeros(len(scale), np.int64)
+
+
+class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
+    """Aligns the data of buffers, and can write what is equal once."""
+
+    def __init__(self, share: bool) -> None:
+        super().__init__(1024)
+        self._written: dict[tuple[str, bytes], int] | None = {} if share else None
+
+    def CreateNumpyVector(self, x: NDArray[Any]) -> int:  # noqa: N802
+        key = (x.dtype.str, x.tobytes())
+        if self._written is not None and key in self._written:
+            return self._written[key]
+        if x.dtype == np.uint8:
+            self.Prep(_ALIGNMENT, x.size)
+        offset = int(super().CreateNumpyVector(x))
+        if self._written is not None:
+            self._written[key] = offset
+        return offset
+
+
+def _drop_unused_buffers(model: Any, merge: bool) -> None:
+    """Number the buffers anew; the first is empty, as TFLite's schema has it."""
+    kept = [BufferT()]
+    places: dict[object, int] = {}
+    holders = [tensor for graph in model.subgraphs for tensor in graph.tensors]
+    for holder in [*holders, *(model.metadata or [])]:
+        data = model.buffers[holder.buffer].data
+        if data is None:
+            holder.buffer = 0
+            continue
+        key: object = bytes(data) if merge else holder.buffer
+        if key not in places:
+            places[key] = len(kept)
+            kept.append(model.buffers[holder.buffer])
+        holder.buffer = places[key]
+    model.buffers = kept
