@@ -80,7 +80,7 @@ _TORCH = (
 )
 _TFLITE = ("backend=tflite", "dtype=int8", "per_channel=true")
 _BIAS = "corrections.bias_correction=true"
-_ADAROUND = ("corrections.adaround=true", _BIAS)
+_ADAROUND = ("corrections.adaround=true", "corrections.adaround_iterations=500", _BIAS)
 _BLOCKS = ("corrections.reconstruction=true", _BIAS)
 RECIPES: dict[str, tuple[str, ...]] = {
     "onnx": _ONNX,

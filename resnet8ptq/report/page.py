@@ -187,7 +187,7 @@ def _render(
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
         spreads=spread.measure(found),
         reference_headings=reference.HEADINGS,
-        reference_rows=_reference_rows(found, limits),
+        reference_rows=reference.rows(_ranked(found, limits)),
         methodology=methodology.describe(found),
     )
 
@@ -253,17 +253,19 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
     return lines
 
 
-def _reference_rows(family: Family, limits: ReportConfig) -> list[list[str]]:
+def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
+    """Return the sweep's configurations beside other tools' results, where there are any."""
     counted = all("expected_correct" in cell.record.metrics for cell in family.measured)
     if limits.reference is None or not family.measured or not counted:
         return []
-    return reference.rows(reference.rank(family, reference.load(limits.reference)))
+    return reference.rank(family, reference.load(limits.reference))
 
 
 def _draw(selected: Selection) -> dict[str, bytes]:
-    family = selected.family
+    family, limits = selected.family, selected.limits
+    others = [entry for entry in _ranked(family, limits) if not entry.own]
     drawn: dict[str, Figure | None] = {
-        "trade_offs.png": plots.trade_offs(family, selected.limits.max_drop),
+        "trade_offs.png": plots.trade_offs(family, limits.max_drop, others),
         "class_impact.png": plots.class_impact(family),
     }
     for backend in sorted({cell.backend for cell in family.measured}):

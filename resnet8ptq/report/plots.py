@@ -16,10 +16,12 @@ from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
 from resnet8ptq.report import pareto, table
 from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.reference import Entry
 from resnet8ptq.tasks.contract import Metric
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _RING: dict[str, Any] = {"marker": "o", "ms": 13, "mec": "black", "mfc": "none"}
+_OTHERS: dict[str, Any] = {"ls": "", "marker": "x", "color": "0.5"}
 _CALIBRATIONS = {
     **{"minmax": "C0", "entropy": "C1", "percentile": "C2", "histogram": "C4"},
     **{"mse": "C3", "moving_average": "C5", "dynamic": "C6"},
@@ -54,11 +56,12 @@ def class_impact(family: Family) -> Figure | None:
     return figure
 
 
-def trade_offs(family: Family, max_drop: float) -> Figure | None:
+def trade_offs(family: Family, max_drop: float, others: Sequence[Entry] = ()) -> Figure | None:
     """The loss against FP32 over size, and over latency where it was measured; Pareto fronts.
 
     Args:
         max_drop: the limit that is drawn, see `report.max_drop`.
+        others: other tools' results on the same samples, drawn over size.
     """
     cells = family.measured
     if not cells:
@@ -77,6 +80,12 @@ def trade_offs(family: Family, max_drop: float) -> Figure | None:
         metric, kinds = family.task.metric, _kinds(cells)
         _scatter(axes, metric, shown, name, scale, label, kinds, members, max_drop)
     handles = _legend(cells)
+    if others:
+        fp32 = float(np.mean([cell.metric(f"baseline_{metric.name}") for cell in cells]))
+        losses = [metric.scale * (fp32 - entry.fair / entry.total) for entry in others]
+        sizes = [1e-3 * entry.size_bytes for entry in others]
+        grid[0].plot(sizes, losses, **_OTHERS)
+        handles.append(Line2D([], [], label="other tools", **_OTHERS))
     if members:
         handles.append(Line2D([], [], ls="", label="on the front of the search", **_RING))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
