@@ -51,7 +51,7 @@ settings.load_profile("untimed")
 TESTED = 500  # images
 TIMED = (  # a run that is timed, if not for long
     *("data=shapes", "evaluate.split=held_out", f"held_out_images={TESTED}"),
-    *("latency.repeats=20", "latency.batch_repeats=2"),
+    *("latency.repeats=20", "latency.batch_repeats=2", "calib.samples_per_class=20"),
 )
 LONG = {  # few tests, of many processes each
     *("test_run", "test_launchers", "test_server", "test_sync", "test_browser"),
@@ -271,7 +271,7 @@ def quantize_anew(write: Write, shapes: Dataset, tmp_path: Path) -> Quantize:
     return run
 
 
-FAILS = ("calib=percentile", "calib.samples_per_class=20", "calib.percentile=99.9,120")
+FAILS = ("calib=percentile", "calib.percentile=99.9,120")
 
 
 @pytest.fixture(scope="session")
