@@ -179,7 +179,7 @@ def test_what_is_wrong_is_one_line(tmp_path, word, message):
 @pytest.mark.parametrize(("words", "warned"), [((), True), (("reduce_range=true",), False)])
 def test_a_run_warns_where_sums_may_saturate(tmp_path, monkeypatch, words, warned):
     monkeypatch.setattr(machine, "cpu", lambda: ("CPU", AVX2))
-    done = call(tmp_path, *QUICK, "dtype=u8s8", "calib.samples_per_class=5", *words)
+    done = call(tmp_path, *QUICK, "dtype=u8s8", *words)
     assert done.code == 0, done.err
     told = " ".join(done.err.split())
     assert ("reduce_range=true or dtype=uint8 avoids it" in told) is warned

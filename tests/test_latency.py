@@ -49,9 +49,9 @@ def measure(
     calibration = draw_calibration(shapes, 5, config.seed).split
     artifact = quantizer_of(config).quantize(fp32, calibration, into)
     bench = bench_of(config, fp32)
-    baseline = load_baseline(bench, config, fp32, shapes.test)
-    assert baseline.path.stat().st_size == baseline.size_bytes
     few = shapes.test.take(np.arange(5))  # fewer than a batch
+    baseline = load_baseline(bench, config, fp32, few)
+    assert baseline.path.stat().st_size == baseline.size_bytes
     loads = [bench.loader(config, artifact.path)]
     if config.dtype.name != "fp32":
         loads.append(bench.loader(as_fp32(config), baseline.path))

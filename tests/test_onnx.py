@@ -131,7 +131,7 @@ def test_a_layer_left_in_float_runs_in_float(
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_logits_are_what_the_softmax_takes(quantize: Quantize, form: str) -> None:
     cell = quantize("dtype=u8s8", f"format={form}")
-    predictor = quantizer_of(cell.config).load(cell.artifact.path, THREADS)
+    predictor = cell.predictor
     batch = cell.data.test.images[:50].astype(np.float32)
     logits = predictor.logits(batch)
     assert logits is not None

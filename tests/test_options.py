@@ -43,7 +43,6 @@ OPTIONS = [
     ("backend=torch", "symmetric.activations=true"),
     ("backend=torch", "calib=mse"),
     ("backend=torch_pt2e", "dtype=u8s8", "float_output=true"),
-    ("backend=tflite", "per_channel=true"),
     ("backend=tflite", "method=dynamic", "per_channel=true"),
     ("experiment=flagship", "seed=1"),
 ]

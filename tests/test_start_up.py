@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from calling import QUICK, RUN, clean_environment
+from conftest import new_store
 
 from resnet8ptq.models.model import Fp32Model
 
@@ -42,6 +43,7 @@ def test_questions_are_answered_without_the_libraries(tmp_path: Path, args: list
 def test_a_cached_run_imports_its_own_framework_only(
     tmp_path: Path, shapes_model: Fp32Model
 ) -> None:
+    new_store(tmp_path / "mlruns")
     modules = imported(tmp_path, "backend=onnx", *QUICK)
     assert "onnxruntime" in modules
     assert not modules & (FRAMEWORKS | YARDSTICKS | REPORT)

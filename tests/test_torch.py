@@ -205,7 +205,7 @@ def test_given_ranges_win_and_make_calibration_needless(
 @pytest.mark.parametrize("backend", FLOWS)
 def test_logits_give_the_probabilities(quantize: Quantize, backend: str) -> None:
     cell = quantize(f"backend={backend}", "dtype=u8s8")
-    predictor = quantizer_of(cell.config).load(cell.artifact.path, THREADS)
+    predictor = cell.predictor
     images = cell.data.test.images[:50].astype(np.float32)
     logits = predictor.logits(images)
     assert logits is not None
