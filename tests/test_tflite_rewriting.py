@@ -308,6 +308,17 @@ def test_given_ranges_win(
     assert first.input.quantization.scale[0] == 2
 
 
+def test_floats_in_and_out_leave_the_levels_as_they_are(
+    quantize: Quantize, shapes: Dataset
+) -> None:
+    settings = ("backend=tflite", "dtype=w4a8", "per_channel=true")
+    integers, floats = quantize(*settings), quantize(*settings, "backend.integer_io=false")
+    read = contents.read(floats.artifact.path.read_bytes())
+    ends = (*read.subgraphs[0].inputs, *read.subgraphs[0].outputs)
+    assert {read.subgraphs[0].tensors[i].type for i in ends} == {TensorType.FLOAT32}
+    np.testing.assert_array_equal(floats.predict(), integers.predict())
+
+
 def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_their_biases(
     converted: ConvertedBy, graph: onnx.GraphProto, ranges: dict[str, Range]
 ) -> None:
