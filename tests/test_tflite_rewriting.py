@@ -214,7 +214,7 @@ def test_4_bit_weights_predict_as_simulated(
 
 
 def save_small_network(path: Path) -> None:
-    """Write what ResNet8 has not: depthwise layers, ReLU6, a flattened image, no biases."""
+    """Write what ResNet8 has not: depthwise layers, ReLU6, a flattened image, no biases, zeros."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -227,7 +227,11 @@ def save_small_network(path: Path) -> None:
     tensor = keras.layers.Flatten()(tensor)
     tensor = keras.layers.Dense(11, use_bias=False, activation="relu")(tensor)
     tensor = keras.layers.Dense(10, activation="softmax", bias_initializer="normal")(tensor)
-    keras.Model(taken, tensor).save(path)
+    network = keras.Model(taken, tensor)
+    kernel, bias = network.layers[1].get_weights()
+    kernel[..., 0], bias[0] = 0, 0.5
+    network.layers[1].set_weights([kernel, bias])
+    network.save(path)
 
 
 @pytest.fixture(scope="module")

@@ -159,18 +159,19 @@ def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
 
 
 def _unmatched(layer: Layer, reason: str) -> UnsupportedError:
-    return UnsupportedError(f"backend=tflite: {layer.code} {layer.name}: {reason}")
+    name = layer.name.partition(";")[0]  # of all that were fused
+    return UnsupportedError(f"backend=tflite: {layer.code} {name}: {reason}")
 
 
 def _difference(model: Any, layer: Layer, weights: Array) -> float:
     """Return by how many levels [output channels, ...] differ from the file's; root mean square."""
-    if weights.size != np.prod(layer.weights.shape) or not layer.weights.quantization:
+    shape = layer.weights.shape
+    fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
+    if not fits or not contents.is_constant(model, layer.weights):
         return float("inf")
-    if len(weights) != layer.weights.shape[layer.axis]:
-        return float("inf")
-    placed = _to_layout(layer, weights)
-    levels = placed / contents.scales(layer.weights)
-    return float(np.sqrt(np.square(levels - contents.read_levels(model, layer.weights)).mean()))
+    error = _to_layout(layer, weights) - contents.read_values(model, layer.weights)
+    scales = np.maximum(contents.scales(layer.weights), np.finfo(np.float32).tiny)
+    return float(np.sqrt(np.square(error / scales).mean()))
 
 
 def _to_layout(layer: Layer, weights: NDArray[Any]) -> NDArray[Any]:
