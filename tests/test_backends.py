@@ -22,7 +22,7 @@ DTYPE_TABLE = {
     ("torch", "w4a8"): None,
     ("torch_pt2e", "w4a8"): None,
     ("onnx", "w4a8"): ("int4", "uint8"),
-    ("tflite", "w4a8"): None,
+    ("tflite", "w4a8"): ("int4", "int8"),
     ("tflite", "fp32"): ("float32", "float32"),
     ("tflite", "int8"): ("int8", "int8"),
     ("tflite", "uint8"): None,

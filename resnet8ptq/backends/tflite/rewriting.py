@@ -128,17 +128,17 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     """
     tensors = model.subgraphs[0].tensors
     known = _name_activations(model, names, graph)
-    for index in model.subgraphs[0].inputs:
-        _scale(tensors[index], ranges.get(known.get(index, "")))
+    made: list[tuple[int, str, Any]] = [(index, "", ()) for index in model.subgraphs[0].inputs]
     for code, operator in contents.operators(model):
-        for index in operator.outputs:
-            tensor = tensors[index]
-            if tensor.type != TensorType.INT8 or code in _FIXED_RANGE:
-                continue
-            if code in _KEEP_RANGE:
-                tensor.quantization = tensors[operator.inputs[0]].quantization
-            else:
-                _scale(tensor, ranges.get(known.get(index, "")))
+        made += [(index, code, operator.inputs) for index in operator.outputs]
+    for index, code, inputs in made:
+        tensor = tensors[index]
+        if tensor.type != TensorType.INT8 or code in _FIXED_RANGE:
+            continue
+        if code in _KEEP_RANGE:
+            tensor.quantization = tensors[inputs[0]].quantization
+        else:
+            _scale(tensor, ranges.get(known.get(index, "")))
 
 
 def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
@@ -159,18 +159,19 @@ def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
 
 
 def _unmatched(layer: Layer, reason: str) -> UnsupportedError:
-    return UnsupportedError(f"backend=tflite: {layer.code} {layer.name}: {reason}")
+    name = layer.name.partition(";")[0]  # of all that were fused
+    return UnsupportedError(f"backend=tflite: {layer.code} {name}: {reason}")
 
 
 def _difference(model: Any, layer: Layer, weights: Array) -> float:
     """Return by how many levels [output channels, ...] differ from the file's; root mean square."""
-    if weights.size != np.prod(layer.weights.shape) or not layer.weights.quantization:
+    shape = layer.weights.shape
+    fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
+    if not fits or not contents.is_constant(model, layer.weights):
         return float("inf")
-    if len(weights) != layer.weights.shape[layer.axis]:
-        return float("inf")
-    placed = _to_layout(layer, weights)
-    levels = placed / contents.scales(layer.weights)
-    return float(np.sqrt(np.square(levels - contents.read_levels(model, layer.weights)).mean()))
+    error = _to_layout(layer, weights) - contents.read_values(model, layer.weights)
+    scales = np.maximum(contents.scales(layer.weights), np.finfo(np.float32).tiny)
+    return float(np.sqrt(np.square(error / scales).mean()))
 
 
 def _to_layout(layer: Layer, weights: NDArray[Any]) -> NDArray[Any]:
@@ -245,6 +246,8 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
         known[operator.inputs[0]] = matched[id(operator)].input[0]
     for code, operator in operators:
         node = matched.get(id(operator))
+        if code == "QUANTIZE" and operator.inputs[0] in known:  # of a float input, or to rescale
+            known.setdefault(operator.outputs[0], known[operator.inputs[0]])
         if code in _ARITHMETIC:
             inputs = sorted(known.get(index, "") for index in operator.inputs)
             alike = [n for n in graph.node if n.op_type == _ARITHMETIC[code]]
