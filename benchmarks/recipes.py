@@ -84,9 +84,12 @@ _ADAROUND = ("corrections.adaround=true", "corrections.adaround_iterations=500",
 _BLOCKS = ("corrections.reconstruction=true", _BIAS)
 RECIPES: dict[str, tuple[str, ...]] = {
     "onnx": _ONNX,
+    "onnx minmax": (*_ONNX, "calib=minmax"),
     "onnx mse": (*_ONNX, "calib=mse"),
     "onnx bias": (*_ONNX, _BIAS),
     "onnx adaround": (*_ONNX, *_ADAROUND),
+    "onnx minmax adaround": (*_ONNX, "calib=minmax", *_ADAROUND),
+    "onnx mse adaround": (*_ONNX, "calib=mse", *_ADAROUND),
     "onnx blocks": (*_ONNX, *_BLOCKS),
     "torch": _TORCH,
     "torch bias": (*_TORCH, _BIAS),
