@@ -199,7 +199,7 @@ def _plan(
         return tried[-1]
 
     widths = make_quantizer(config, bench.runtime).widths
-    plans = planning.lead_down(planning.measure_options(fp32.onnx_path, setting, widths))
+    plans = planning.find_plans(planning.measure_options(fp32.onnx_path, setting, widths))
     limits = config.precision.max_bytes, config.precision.max_drop
     try:
         chosen = planning.choose(plans, attempt, *limits)

@@ -1,16 +1,16 @@
 """The choice of bits for each layer's weights: `precision.plan=auto`.
 
 As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: what
-each layer's rounding alone does to the output is measured, and taken to add up. From 8 bits
-everywhere the plans lead down, each time by the step that costs least for the bytes it saves. Of
-these plans the largest within `max_bytes` is taken, or the smallest within `max_drop`; both are
-found by quantizing. Everything is measured on training images that did not calibrate.
+each layer's rounding alone does to the output is measured, and taken to add up. Of the plans that
+no other one beats in both error and bytes, the largest within `max_bytes` is taken, or the smallest
+within `max_drop`; both are found by quantizing. Everything is measured on training images that did
+not calibrate.
 """
 
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from resnet8ptq.precision.plan import Plan
 log = logging.getLogger(__name__)
 
 FILE = "plan.csv"
+_STEPS = 1000
 
 Bits = Mapping[str, int]  # by layer, its short name
 
@@ -95,28 +96,42 @@ def measure_options(path: Path, setting: Setting, widths: Sequence[int]) -> list
     return options
 
 
-def lead_down(options: Sequence[Option]) -> list[Bits]:
-    """Return plans from 8 bits everywhere to the fewest: each one step of one layer below the last.
+def find_plans(options: Sequence[Option]) -> list[Bits]:
+    """Return the plans that no other one beats in both error and bytes: the most bits first.
 
-    The step is the one whose error rises least for a byte.
+    Layer by layer, of partial plans that save about the same (`_STEPS` classes of bytes) the one
+    with the least error is kept.
     """
-    by_layer: dict[str, dict[int, Option]] = {}
+    by_layer: dict[str, list[Option]] = {}
     for option in options:
-        by_layer.setdefault(option.layer, {})[option.bits] = option
-    current = {name: found[8] for name, found in by_layer.items()}
-    plans: list[Bits] = [{name: option.bits for name, option in current.items()}]
-    while True:
-        steps = [
-            (max(other.error - now.error, 0) / (other.saved_bytes - now.saved_bytes), i, other)
-            for i, (name, now) in enumerate(current.items())
-            for other in by_layer[name].values()
-            if other.saved_bytes > now.saved_bytes
-        ]
-        if not steps:
-            return plans
-        _, _, best = min(steps, key=lambda step: step[:2])
-        current[best.layer] = best
-        plans.append({name: option.bits for name, option in current.items()})
+        by_layer.setdefault(option.layer, []).append(option)
+    most = sum(max(option.saved_bytes for option in found) for found in by_layer.values())
+    width = max(1, most // _STEPS)
+    partial: list[tuple[int, float, dict[str, int]]] = [(0, 0.0, {})]  # bytes saved, error, bits
+    for name, found in by_layer.items():
+        best: dict[int, tuple[int, float, dict[str, int]]] = {}
+        for saved, error, bits in partial:
+            for option in found:
+                total = saved + option.saved_bytes
+                summed = error + option.error
+                known = best.get(total // width)
+                if known is None or (summed, -total) < (known[1], -known[0]):
+                    best[total // width] = (total, summed, {**bits, name: option.bits})
+        partial = _undominated(best.values())
+    return [bits for _, _, bits in partial]
+
+
+def _undominated(
+    plans: Iterable[tuple[int, float, dict[str, int]]],
+) -> list[tuple[int, float, dict[str, int]]]:
+    """Return what no other saves as much as with less error, in the order of the bytes saved."""
+    kept: list[tuple[int, float, dict[str, int]]] = []
+    least = math.inf
+    for plan in sorted(plans, key=lambda plan: (-plan[0], plan[1])):
+        if plan[1] < least:
+            kept.append(plan)
+            least = plan[1]
+    return kept[::-1]
 
 
 def choose(
@@ -127,7 +142,7 @@ def choose(
     Plans are taken to shrink, and their drops to grow, in their order.
 
     Args:
-        plans: see `lead_down`.
+        plans: see `find_plans`.
         attempt: quantizes by a plan, and measures it.
 
     Raises:
