@@ -44,7 +44,12 @@ OPTIONS = [
     ("backend=torch", "calib=mse"),
     ("backend=torch_pt2e", "dtype=u8s8", "float_output=true"),
     ("backend=tflite", "method=dynamic", "per_channel=true"),
-    ("experiment=flagship", "seed=1"),
+    (
+        "experiment=flagship",
+        "seed=1",
+        "corrections.adaround_iterations=50",
+        "calib.samples_per_class=5",
+    ),
 ]
 
 
