@@ -18,7 +18,10 @@ from resnet8ptq.report.comparison import Cell, Family, indistinguishable
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
 from resnet8ptq.tasks.contract import CHOICE
 
-TUNED = (("nodes_to_exclude", "auto"), ("method", "qat"))  # settings that choose by themselves
+TUNED = (  # settings that choose by themselves
+    *(("nodes_to_exclude", "auto"), ("precision.plan", "auto")),
+    ("method", "qat"),
+)
 CLOSE = 0.05  # sizes within 5% count as equal
 FINALISTS = 3  # of the fastest models in each use, that are timed against each other
 TO_TRY = (
@@ -216,8 +219,8 @@ def other_choice(selected: Selection) -> str:
         cell.record.params.get(key) == value for cell in selected.candidates for key, value in TUNED
     ):
         begin += (
-            " Runs with nodes_to_exclude=auto or method=qat have chosen layers or an epoch by the "
-            "same samples, which favours them."
+            " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat have chosen by "
+            "the same samples, which favours them."
         )
     if ours is theirs:
         return f"{begin} Choosing on the reported samples would have said the same."
