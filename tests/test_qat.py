@@ -21,6 +21,7 @@ from resnet8ptq.experiment import plots
 from resnet8ptq.finetuning import qat, training
 from resnet8ptq.models import model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 from resnet8ptq.simulation import network
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, Round
@@ -58,7 +59,7 @@ def start(config, fp32, dataset, calibration, held_out, report):
     settings = qat.Settings(
         config.qat,
         config.calib,
-        WeightScheme.of(config),
+        Plan(WeightScheme.of(config)),
         ActivationScheme(),
         Selection.of(config),
         config.float_output,
@@ -131,7 +132,7 @@ def prepare(fp32: model.Fp32Model, calibration: Split, *overrides: str):
     ranges = Activations(fp32.onnx_path, calibration, config.calib, runtime_of(config)).find_around(
         skipped
     )
-    schemes = WeightScheme.of(config), ActivationScheme()
+    schemes = Plan(WeightScheme.of(config)), ActivationScheme()
     return config, network.prepare(fp32.onnx_path, skipped, ranges, *schemes, config.float_output)
 
 
