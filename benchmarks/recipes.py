@@ -90,6 +90,8 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "onnx adaround": (*_ONNX, *_ADAROUND),
     "onnx minmax adaround": (*_ONNX, "calib=minmax", *_ADAROUND),
     "onnx mse adaround": (*_ONNX, "calib=mse", *_ADAROUND),
+    "onnx qdq": (*_ONNX, "calib=minmax", "format=qdq"),  # where the last layer is a convolution
+    "onnx qdq adaround": (*_ONNX, "calib=minmax", "format=qdq", *_ADAROUND),
     "onnx blocks": (*_ONNX, *_BLOCKS),
     "torch": _TORCH,
     "torch bias": (*_TORCH, _BIAS),
