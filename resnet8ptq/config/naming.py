@@ -37,8 +37,9 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework, and with a second flow (PyTorch's PT2E, a TFLite file) that flow."""
-        return f"{self.backend} {self.flow}" if self.flow in ("pt2e", "file") else self.backend
+        """The framework, and with another flow (PyTorch's PT2E, a TFLite file) that flow."""
+        others = ("pt2e", "inductor", "file")
+        return f"{self.backend} {self.flow}" if self.flow in others else self.backend
 
     @property
     def calibration(self) -> str:

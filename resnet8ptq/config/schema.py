@@ -28,6 +28,7 @@ OBJECTIVES = {
     **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
     **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
 }
+CORRECTIONS = ("equalization", "adaround", "reconstruction", "bias_correction")  # in their order
 _THREADS = (*limits.COUNT, at_most(1024))
 
 
@@ -40,10 +41,10 @@ class BackendConfig:
 
 @dataclass
 class TorchConfig(BackendConfig):
-    """PyTorch: FX graph mode, or PT2E (torch.export)."""
+    """PyTorch: FX graph mode, or PT2E (torch.export), simulated or compiled by Inductor."""
 
     name: str = "torch"
-    flow: str = limited("fx", one_of("fx", "pt2e"))
+    flow: str = limited("fx", one_of("fx", "pt2e", "inductor"))
     engine: str = limited("auto", one_of("auto", "fbgemm", "x86", "onednn", "qnnpack"))
     freeze: bool = True
     debug_records: bool = False

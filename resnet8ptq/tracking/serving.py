@@ -7,10 +7,7 @@ beside them (`serving_code`), so that serving needs the framework alone and not 
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
-from mlflow.models import Model, ModelSignature
-from mlflow.types import Schema, TensorSpec
 
 from resnet8ptq.core import interrupts, machine
 from resnet8ptq.tracking.journal import Journal
@@ -46,6 +43,10 @@ def add_model(
         outputs: the shape of each, without the batch axis.
         more: `engine`, torch's; what records of earlier versions hold is left alone.
     """
+    import mlflow
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
     path = folder / file
     code, packages = _SERVED[path.suffix]
     settings: dict[str, Any] = {}

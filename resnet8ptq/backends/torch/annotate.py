@@ -5,7 +5,7 @@ It decides on tensors (`observed`) before calibration, and on scales (`annotate`
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -53,6 +53,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     Attributes:
         float_nodes: nodes of the exported graph that stay in float, by name.
         float_output: leave the last layer's output, and the softmax behind it, in float.
+        repeat_scales: write a tensor's one scale for each channel.
         ranges: of the observed tensors, by the node that makes them; needed by `annotate`.
     """
 
@@ -60,6 +61,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     float_output: bool
     activations: WeightScheme
     weights: WeightScheme
+    repeat_scales: bool = False
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def observed(self, module: GraphModule) -> list[str]:
@@ -130,7 +132,12 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         grid = self.weights.grid(weights.numpy(), axis)
         # Already on the grid: torch multiplies by 1/scale, by which ties could fall the other way.
         weights.copy_(torch.from_numpy(grid.round(weights.numpy())))
-        return _spec(grid, self.weights, axis)
+        if self.repeat_scales and not self.weights.per_channel:
+            each = np.zeros(weights.shape[axis], np.int64)  # the place of each channel's scale
+            grid = replace(
+                grid, scale=grid.scale.reshape(1)[each], zero_point=grid.zero_point.reshape(1)[each]
+            )
+        return _spec(grid, self.weights, axis, self.weights.per_channel or self.repeat_scales)
 
     def _activation_spec(self, node: Node) -> Any:
         root = self._root(node)
@@ -153,11 +160,11 @@ class GridObserver(FixedQParamsObserver):  # type: ignore[misc]
         self.ch_axis = axis
 
 
-def _spec(grid: Grid, scheme: WeightScheme, axis: int = 0) -> Any:
+def _spec(grid: Grid, scheme: WeightScheme, axis: int = 0, per_channel: bool = False) -> Any:
     return QuantizationSpec(
         dtype=getattr(torch, scheme.dtype),
         observer_or_fake_quant_ctr=GridObserver.with_args(grid=grid, axis=axis),
         quant_min=grid.lowest,
         quant_max=grid.highest,
-        qscheme=torch.per_channel_affine if scheme.per_channel else torch.per_tensor_affine,
+        qscheme=torch.per_channel_affine if per_channel else torch.per_tensor_affine,
     )

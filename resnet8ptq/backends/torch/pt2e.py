@@ -21,7 +21,7 @@ from resnet8ptq.graph.torch_module import name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
 TAKES: Takes = {
-    "method": (["static", "qat"], "backend.flow=pt2e is static; backend.flow=fx is not"),
+    "method": (["static", "qat"], "backend.flow=pt2e and inductor are static; fx is not"),
     "calib.name": (SHARED, "the observer of backend.flow=fx"),
 }
 
@@ -33,10 +33,11 @@ def quantize(
     activations: Activations,
     config: QuantizationConfig,
     scheme: WeightScheme,
+    repeat_scales: bool = False,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Export, calibrate, and let torchao place the quantize and dequantize operators.
 
-    Arguments and result are those of `fx.quantize`.
+    Arguments and result are those of `fx.quantize`; for `repeat_scales` see `OnnxNodeQuantizer`.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -48,6 +49,7 @@ def quantize(
         float_output=config.float_output,
         activations=scheme,
         weights=WeightScheme.of(config),
+        repeat_scales=repeat_scales,
     )
     names = name_tensors(exported.graph, paths, graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}

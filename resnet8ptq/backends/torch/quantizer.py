@@ -1,8 +1,9 @@
 """PyTorch: what the settings come to, and which flow does them.
 
 FX graph mode quantization runs on integer kernels, which take uint8 activations and int8 weights
-only: with others it would quantize nothing and say nothing. PT2E does every dtype, in float. Its
-modules import torchao, which takes two seconds: only where it is the flow.
+only: with others it would quantize nothing and say nothing. PT2E does every dtype, in float, and
+through Inductor those of the integer kernels on them. Its modules import torchao, which takes two
+seconds: only where it is the flow.
 """
 
 from contextlib import AbstractContextManager
@@ -43,9 +44,9 @@ _OURS: Takes = {
     "slim": ([False], "for ONNX files; backend.freeze and backend.debug_records are torch's"),
 }
 _FX_ALONE: Takes = {
-    "backend.engine": (["auto"], "for backend.flow=fx; pt2e takes auto"),
-    "backend.freeze": ([True], "for backend.flow=fx; pt2e takes true"),
-    "backend.debug_records": ([False], "for backend.flow=fx; pt2e takes false"),
+    "backend.engine": (["auto"], "for backend.flow=fx; the others take auto"),
+    "backend.freeze": ([True], "for backend.flow=fx; the others take true"),
+    "backend.debug_records": ([False], "for backend.flow=fx; the others take false"),
 }
 
 
@@ -61,6 +62,10 @@ class TorchQuantizer:
         """Return weight and activation dtype, engine and whether activations take 7 bits."""
         config, fx_flow = self.config, self._options.flow == "fx"
         refuse_others(config, _OURS if fx_flow else {**_OURS, **_FX_ALONE})
+        if self._options.flow == "inductor":
+            from resnet8ptq.backends.torch import package
+
+            package.check_machine()
         if config.dtype.name == "fp32":
             return Resolved()
         if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:
@@ -77,9 +82,9 @@ class TorchQuantizer:
             weight_dtype=WeightScheme.of(config).dtype,
             activation_dtype=f"{activations.dtype}{suffix}",
             activation_bits=7 if activations.reduce_range else 8,
-            execution="integer" if fx_flow else "simulated",
+            execution="simulated" if self._options.flow == "pt2e" else "integer",
             file_format=file.FORMAT,
-            engine=self._engine if fx_flow else None,
+            engine=None if self._options.flow == "pt2e" else self._engine,
         )
 
     def quantize(
@@ -119,7 +124,7 @@ class TorchQuantizer:
         return Artifact(path, count, chosen, details)
 
     def load(self, path: Path, threads: int) -> Predictor:
-        """Load what the flow writes: an exported program (.pt2) or a TorchScript file (.pt)."""
+        """Load what the flow writes: a program or a package (.pt2), or a TorchScript file (.pt)."""
         self._set_up(threads)
         predictor: Predictor = self._flow[1].load(path)
         return predictor
@@ -128,8 +133,13 @@ class TorchQuantizer:
         """Load a TorchScript file, to time its operators.
 
         Raises:
-            UnsupportedError: backend.flow=pt2e.
+            UnsupportedError: backend.flow=pt2e or inductor.
         """
+        if self._options.flow == "inductor":
+            raise UnsupportedError(
+                "backend.flow=inductor: compiled into one shared object, whose kernels torch's "
+                "profiler does not see"
+            )
         if self._options.flow == "pt2e":
             raise UnsupportedError(
                 "backend.flow=pt2e: simulates integer kernels in float; its times say nothing"
@@ -152,12 +162,16 @@ class TorchQuantizer:
             from resnet8ptq.backends.torch import program, pt2e
 
             return pt2e, program
+        if self._options.flow == "inductor":
+            from resnet8ptq.backends.torch import inductor, package
+
+            return inductor, package
         return (dynamic if self.config.method == "dynamic" else fx), torchscript
 
     @property
     def _engine(self) -> str:
-        """Resolve `auto`: oneDNN is exact in 8 bits where the CPU has VNNI."""
-        engine = self._options.engine
+        """Resolve `auto`: oneDNN, which Inductor alone calls, is exact in 8 bits with VNNI."""
+        engine = self._options.engine if self._options.flow == "fx" else "onednn"
         if engine != "auto":
             return engine
         if machine.has_vnni() and "onednn" in torch.backends.quantized.supported_engines:
@@ -167,14 +181,14 @@ class TorchQuantizer:
     @property
     def _activations(self) -> WeightScheme:
         """The grid of the activations, made like that of the weights."""
-        config, fx_flow = self.config, self._options.flow == "fx"
+        config, integer = self.config, self._options.flow != "pt2e"
         reduce_range = config.reduce_range
-        if reduce_range is None and fx_flow:
-            # They keep the 16-bit sums of FBGEMM from saturating without VNNI; dynamic kernels
-            # always take 7 bits.
+        if reduce_range is None and integer:
+            # They keep 16-bit sums exact without VNNI; dynamic kernels always take 7 bits.
             reduce_range = config.method == "dynamic" or self._engine in ("fbgemm", "x86")
+            reduce_range |= self._options.flow == "inductor" and not machine.has_vnni()
         return WeightScheme(
-            "uint8" if fx_flow else DTYPES[config.dtype.name][0],
+            "uint8" if integer else DTYPES[config.dtype.name][0],
             symmetric=bool(config.symmetric.activations),
             reduce_range=bool(reduce_range),
         )

@@ -1,6 +1,9 @@
-"""A TorchScript file or an exported program behind MLflow's pyfunc."""
+"""A TorchScript file, an exported program or a compiled package behind MLflow's pyfunc."""
 
+import json
+import zipfile
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -20,9 +23,7 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         if engine is not None:
             torch.backends.quantized.engine = engine
         if path.endswith(".pt2"):
-            import_module(_OPERATORS)
-
-            self.module = torch.export.load(path).module()
+            self.module = _load_package(path) or _load_program(path)
         else:
             self.module = torch.jit.load(path, map_location="cpu")
 
@@ -36,6 +37,28 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         outputs = found if isinstance(found, list | tuple) else [found]
         arrays = [(o.dequantize() if o.is_quantized else o).numpy() for o in outputs]
         return dict(zip(self.names, arrays, strict=True))
+
+
+def _load_program(path: str) -> Any:
+    import_module(_OPERATORS)
+    return torch.export.load(path).module()
+
+
+def _load_package(path: str) -> Any:
+    """Load a package of AOTInductor; None for another file.
+
+    Raises:
+        RuntimeError: this CPU lacks what the package was compiled for.
+    """
+    with zipfile.ZipFile(path) as archive:
+        about = [n for n in archive.namelist() if n.endswith(".wrapper_metadata.json")]
+        if not about:
+            return None
+        made_on = json.loads(archive.read(about[0]))
+    lacking = sorted({*made_on["cpu_flags"].split()} - {*Path("/proc/cpuinfo").read_text().split()})
+    if lacking:
+        raise RuntimeError(f"compiled for {made_on['cpu']}; this CPU lacks {', '.join(lacking)}")
+    return torch._inductor.aoti_load_package(path)
 
 
 mlflow.models.set_model(TorchModel())

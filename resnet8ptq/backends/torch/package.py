@@ -1,0 +1,162 @@
+"""A network as an AOTInductor package (.pt2): compiled, checked, loaded, read.
+
+It holds a shared object, made for the CPU that compiled it: torch checks neither that CPU nor what
+the network is given. Loading one runs what is in it: only files that a run has made are loaded.
+"""
+
+import io
+import json
+import os
+import re
+import shutil
+import zipfile
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.kernels import is_x86
+from resnet8ptq.backends.torch.program import export
+from resnet8ptq.backends.torch.torchscript import infer, known_warnings
+from resnet8ptq.core import files, machine
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.text import one_line
+
+MODEL_FILE, FORMAT = "model.pt2", "AOTInductor"
+
+_CONFIG = {
+    "freezing": True,  # weights are constants, packed for oneDNN's kernels
+    "cpp.dynamic_threads": True,  # as many as torch is told when it runs, not when it compiles
+    "cpp.vec_isa_ok": True,  # the CPU's flags tell; not a compiled program for each of them
+    "compile_threads": 1,
+    # Without what neither inference nor its speed needs: 1.2 MB of a ResNet8's 1.9.
+    **dict.fromkeys(("size_asserts", "scalar_asserts"), False),
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.precompile_headers": False,  # which would stay on disk
+}
+_KERNELS = "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer"  # registers them
+_ABOUT = ".wrapper_metadata.json"
+_INTEGER_KERNEL = re.compile(rb"aoti_torch_cpu__q(?:conv|linear)_pointwise\w*\(")
+
+
+def check_machine() -> None:
+    """Look for what Inductor compiles with, and for.
+
+    Raises:
+        UnsupportedError: there is no C++ compiler, or another CPU than x86.
+    """
+    if not is_x86(machine.cpu()[1]):
+        raise UnsupportedError("backend.flow=inductor: torchao's integer kernels are those of x86")
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise UnsupportedError(
+            f"backend.flow=inductor: needs a C++ compiler, and there is no {compiler}; install "
+            "one, or name it in $CXX"
+        )
+
+
+def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
+    """Compile a network and write it to `path`, all or nothing.
+
+    Raises:
+        QuantizationError: Inductor or the C++ compiler failed.
+    """
+    with torch.no_grad():
+        program = export(module, example)
+        whole = _compile(program)
+    about = {
+        "cpu": machine.cpu()[0],
+        "cpu_flags": " ".join(machine.cpu()[1]),
+        "input_shape": json.dumps(list(example.shape[1:])),
+    }
+    with files.atomic(path) as temporary:
+        _copy(whole, temporary, about)
+
+
+def _compile(program: Any) -> io.BytesIO:
+    package, failed = io.BytesIO(), ""
+    with known_warnings():
+        from torch._inductor import aoti_compile_and_package
+        from torch._inductor.utils import fresh_cache
+
+        import_module(_KERNELS)
+        with TemporaryDirectory() as scratch, fresh_cache(dir=scratch):
+            try:
+                aoti_compile_and_package(
+                    program, package_path=package, inductor_configs={**_CONFIG}
+                )
+            except Exception as error:  # torch's own, dozens; the compiler's
+                failed = one_line(error)
+    if failed:
+        raise QuantizationError(f"backend.flow=inductor: AOTInductor failed ({failed})")
+    return package
+
+
+def _copy(whole: io.BytesIO, path: Path, about: dict[str, str]) -> None:
+    """Leave the generated code out, and say what it was made on, for what, and with which kernels.
+
+    The code names folders of this machine.
+    """
+    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(path, "w") as new:
+        code = b"".join(old.read(name) for name in old.namelist() if name.endswith(".wrapper.cpp"))
+        about = about | {"integer_kernels": str(len(_INTEGER_KERNEL.findall(code)))}
+        for record in old.infolist():
+            content = old.read(record)
+            if record.filename.endswith((".cpp", ".kernel_metadata.json", "/serialization_id")):
+                continue
+            if record.filename.endswith(_ABOUT):
+                content = json.dumps(json.loads(content) | about).encode()
+            new.writestr(record, content)
+
+
+def _read_about(path: Path) -> dict[str, str]:
+    with zipfile.ZipFile(path) as package:
+        (name,) = [name for name in package.namelist() if name.endswith(_ABOUT)]
+        found: dict[str, str] = json.loads(package.read(name))
+        return found
+
+
+def load(path: Path) -> Predictor:
+    """Load a package that `save` wrote, on the CPU that it was made for.
+
+    It cannot be cut: there are no logits.
+
+    Raises:
+        QuantizationError: this CPU lacks what the package's CPU had.
+    """
+    about = _read_about(path)
+    lacking = sorted({*about["cpu_flags"].split()} - {*machine.cpu()[1]})
+    if lacking:
+        raise QuantizationError(
+            f"{path}: compiled for {about['cpu']}, and this CPU ({machine.cpu()[0]}) lacks "
+            f"{', '.join(lacking)} of it; quantize the network here"
+        )
+    # torch unpacks the shared object, and leaves it behind when a process ends; once loaded, it is
+    # not read again.
+    with TemporaryDirectory() as scratch, patch.dict(os.environ, TMPDIR=scratch), known_warnings():
+        package = torch._inductor.aoti_load_package(str(path))
+    shape = tuple(json.loads(about["input_shape"]))
+    return Predictor(partial(_run, package, shape), lambda: None)
+
+
+def _run(
+    package: Any, shape: tuple[int, ...], batch: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], ...]:
+    """Run a batch in the one form that the compiled code reads; it does not look itself."""
+    if batch.shape[1:] != shape or batch.dtype != np.float32:
+        raise ValueError(
+            f"got {batch.dtype} {batch.shape}, takes float32 [n, {', '.join(map(str, shape))}]"
+        )
+    return infer(package, np.ascontiguousarray(batch))
+
+
+def count_quantized_layers(path: Path) -> int:
+    """Count the calls of integer kernels in the code that was compiled."""
+    return int(_read_about(path)["integer_kernels"])
