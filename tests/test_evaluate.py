@@ -1,4 +1,4 @@
-"""How an evaluation finds its pace: with a clock that only a counted number of images moves."""
+"""How an evaluation finds its pace, with times that are told; and that it changes no output."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,23 +14,27 @@ from resnet8ptq.evaluation import evaluate, pace, trial
 from resnet8ptq.evaluation.pace import BATCH_SIZES, Pace
 from resnet8ptq.evaluation.trial import Bench
 
-Cost = Callable[[int, int], float]  # batch size, threads -> seconds for each image
+Cost = Callable[[Pace], float]  # seconds for each image
 
 
 class Counting:
     """A backend whose model says which image it saw, and whose time is told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
-        self.now, self.cost, self.batches = 0.0, cost, []
+        self.batches: list[tuple[int, int]] = []  # with the threads of each
+        self.measured: list[Pace] = []
+        self.cost = cost
         monkeypatch.setattr(trial, "make_quantizer", lambda config, runtime: self)
-        monkeypatch.setattr(pace.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(pace, "TRIAL_IMAGES", 256)
+        monkeypatch.setattr(pace, "measure", self.measure)
         monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
+
+    def measure(self, load: pace.Load, split: Split, tried: Pace) -> float:
+        self.measured.append(tried)
+        return self.cost(tried)
 
     def load(self, path: Path, threads: int) -> "Counting":
         def predict(batch: np.ndarray) -> tuple[np.ndarray]:
             self.batches.append((len(batch), threads))
-            self.now += len(batch) * self.cost(len(batch), threads) / 1000
             numbers = batch.reshape(len(batch), -1)[:, 0]
             return (np.stack([numbers, 1 - numbers], axis=1),)
 
@@ -51,19 +55,26 @@ def run(count: int, cache: Path, *overrides: str, network: str = "a") -> evaluat
 
 
 @pytest.mark.parametrize("best", BATCH_SIZES)
-@pytest.mark.parametrize("threads", [2, 4])
-def test_the_fastest_batches_and_threads_are_found_once(monkeypatch, tmp_path, best, threads):
-    def cost(size: int, used: int) -> float:
-        return (1.0 if size == best else 1.5) * (1.0 if used == threads else 1.5)
+@pytest.mark.parametrize("way", [(1, 4), (4, 1), (1, 2)])
+def test_the_fastest_way_is_found_once(monkeypatch, tmp_path, best, way):
+    fastest = Pace(best, *way)
+
+    def cost(tried: Pace) -> float:
+        wrong = (tried.batch_size != best) + ((tried.threads, tried.at_once) != way)
+        return (1 + wrong) / 1000
 
     backend = Counting(monkeypatch, cost)
-    found = run(9_984, tmp_path)
-    assert found.pace == Pace(best, threads)
-    backend.batches.clear()
-    again = run(9_984, tmp_path)
-    assert again.pace == Pace(best, threads)
-    assert again.seconds == pytest.approx(9.984)  # nothing is tried any more
-    assert {used for _, used in backend.batches} == {threads}
+    assert run(9_984, tmp_path).pace == fastest
+    assert len(backend.measured) == len(BATCH_SIZES) + 2
+    assert run(9_984, tmp_path).pace == fastest
+    assert len(backend.measured) == len(BATCH_SIZES) + 2  # nothing is tried any more
+    assert {threads for _, threads in backend.batches} == {way[0]}
+
+
+def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_path):
+    backend = Counting(monkeypatch, lambda tried: 0.05)
+    assert run(1000, tmp_path).pace.batch_size == 16
+    assert {tried.batch_size for tried in backend.measured} == {16, 32}
 
 
 @pytest.mark.parametrize(
@@ -72,46 +83,67 @@ def test_the_fastest_batches_and_threads_are_found_once(monkeypatch, tmp_path, b
 )
 def test_another_kind_of_artifact_is_measured_by_itself(monkeypatch, tmp_path, overrides, network):
     fast = {"size": 32}
-    backend = Counting(monkeypatch, lambda size, threads: 1.0 + (size != fast["size"]))
+    Counting(monkeypatch, lambda tried: (1 + (tried.batch_size != fast["size"])) / 1000)
     assert run(1000, tmp_path).pace.batch_size == 32
     fast["size"] = 128
     assert run(1000, tmp_path, *overrides, network=network).pace.batch_size == 128
     assert run(1000, tmp_path).pace.batch_size == 32
-    assert backend.batches
 
 
 @pytest.mark.parametrize("count", [1, 31, 100, 500, 1234])
 def test_every_image_is_run_in_order(monkeypatch, tmp_path, count):
-    Counting(monkeypatch, lambda size, threads: 1.0)
+    Counting(monkeypatch, lambda tried: 1 / tried.at_once)
     found = run(count, tmp_path)
+    assert found.pace.at_once == 4
     np.testing.assert_array_equal(found.outputs.values[0][:, 0], np.arange(count) % 251)
 
 
 def test_what_is_set_is_not_tried(monkeypatch, tmp_path):
-    backend = Counting(monkeypatch, lambda size, threads: size / threads)
-    found = run(1000, tmp_path, "evaluate.batch_size=300", "threads=3")
-    assert found.pace == Pace(300, 3)
-    assert backend.batches == [(300, 3), (300, 3), (300, 3), (100, 3)]
+    backend = Counting(monkeypatch, lambda tried: 1.0)
+    assert run(1000, tmp_path, "evaluate.batch_size=300", "threads=1").pace == Pace(300, 1)
+    assert backend.batches == [(300, 1), (300, 1), (300, 1), (100, 1)]
+    assert not backend.measured
+    run(1000, tmp_path, "evaluate.batch_size=300", "threads=3")
+    assert {*backend.measured} == {Pace(300, 3, 1), Pace(300, 1, 3)}
 
 
 def test_batches_of_dynamic_quantization_are_a_setting(monkeypatch, tmp_path):
     """They change what it predicts."""
-    backend = Counting(monkeypatch, lambda size, threads: size / threads)
+    backend = Counting(monkeypatch, lambda tried: 1.0)
     assert run(1000, tmp_path, "method=dynamic").pace.batch_size == 256
-    assert [size for size, _ in backend.batches[-4:]] == [256, 256, 256, 232]
+    assert sorted(size for size, _ in backend.batches) == [232, 256, 256, 256]
+
+
+def test_what_a_copy_raises_ends_the_run():
+    def fail(batch: np.ndarray) -> np.ndarray:
+        if batch[0] == 3:
+            raise ValueError("image 3")
+        return batch
+
+    batches = [np.array([number]) for number in range(100)]
+    found = pace.run_all([fail, fail], batches)
+    assert [int(next(found)[0]) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="image 3"):
+        next(found)
+
+
+def test_a_pace_is_measured(quantize, shapes):
+    cell = quantize("backend=onnx")
+    load = partial(quantizer_of(cell.config).load, cell.artifact.path)
+    assert pace.measure(load, shapes.test.take(np.arange(64)), Pace(16, 1, 2)) > 0
 
 
 def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
-    for backend in ("onnx", "torch"):
+    for backend in ("onnx", "torch", "tflite"):
         cell = quantize(f"backend={backend}")
         split = shapes.test.take(np.arange(130))
         quantizer = quantizer_of(cell.config)
         found = [
             evaluate.evaluate(
-                partial(quantizer.load, cell.artifact.path), split, Pace(size, threads)
+                partial(quantizer.load, cell.artifact.path), split, Pace(size, *way)
             ).outputs.values[0]
             for size in (1, 7, 32, 128)
-            for threads in (1, 2)
+            for way in ((1, 1), (2, 1), (1, 2))
         ]
         for other in found[1:]:
             np.testing.assert_array_equal(other, found[0])

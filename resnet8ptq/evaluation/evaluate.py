@@ -11,7 +11,7 @@ from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.pace import Load, Pace
+from resnet8ptq.evaluation.pace import Load, Pace, run_all
 from resnet8ptq.tasks.contract import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_IMAGES = 1000
@@ -24,13 +24,13 @@ class Evaluation:
 
     Attributes:
         seconds: for all images, loading left out.
-        predictor: the loaded artifact, with the threads of `pace`.
+        copies: the loaded artifact, as often as `pace` runs batches at once.
     """
 
     outputs: Outputs
     seconds: float
     pace: Pace
-    predictor: Predictor
+    copies: Sequence[Predictor]
 
 
 def evaluate(
@@ -50,12 +50,12 @@ def evaluate(
     Raises:
         ModelError: the outputs have other shapes for other samples, and are kept.
     """
-    predictor = load(pace.threads)
+    copies = [load(pace.threads) for _ in range(pace.at_once)]
     start = time.perf_counter()
     kept: list[Sequence[Array]] = []
     raw: list[Sequence[Array]] = []
-    for batch in track(split.batches(pace.batch_size), label):
-        found = predictor.predict(batch)
+    batches = track(split.batches(pace.batch_size), label)
+    for found in run_all([copy.predict for copy in copies], batches):
         if reduction is not None:
             if sum(each.nbytes for every in raw for each in every) < RAW_BYTES:
                 raw.append(found)
@@ -68,7 +68,7 @@ def evaluate(
             "returns another number of values for each sample; task=detection takes it"
         )
     outputs = Outputs(joined, None, final, _join(raw))
-    return Evaluation(outputs, seconds, pace, predictor)
+    return Evaluation(outputs, seconds, pace, copies)
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
@@ -89,12 +89,12 @@ def with_logits(found: Evaluation, split: Split) -> Outputs:
     """Return the outputs with the logits of the first samples, where a softmax hides them."""
     if found.outputs.final != PROBABILITIES:
         return found.outputs
-    logits = collect_logits(found.predictor, split, found.pace.batch_size)
+    logits = collect_logits(found.copies, split, found.pace.batch_size)
     return replace(found.outputs, logits=logits)
 
 
 def collect_logits(
-    predictor: Predictor, split: Split, batch_size: int
+    copies: Sequence[Predictor], split: Split, batch_size: int
 ) -> NDArray[np.float32] | None:
     """Return the logits [m, classes] of the first m = `LOGIT_IMAGES` images.
 
@@ -102,6 +102,6 @@ def collect_logits(
     the time of an evaluation, and the SQNR sums over every class of each image, enough of them.
     """
     images = split.take(np.arange(min(LOGIT_IMAGES, len(split))))
-    outputs = [predictor.logits(batch) for batch in images.batches(batch_size)]
+    outputs = run_all([copy.logits for copy in copies], images.batches(batch_size))
     arrays = [logits for logits in outputs if logits is not None]
     return np.concatenate(arrays) if arrays else None

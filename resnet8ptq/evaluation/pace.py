@@ -1,12 +1,17 @@
-"""The batch size and the number of threads that an evaluation is fastest with."""
+"""How batches are run: how large, on how many threads, and how many at once; the fastest way."""
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core import cache
@@ -18,20 +23,56 @@ TRIAL_IMAGES = 256
 TRIAL_SECONDS = 1.0  # for each; a batch that takes longer is the largest that is tried
 
 Load = Callable[[int], Predictor]  # an artifact, to run on so many threads
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How an evaluation is run."""
+    """How an evaluation is run.
+
+    Attributes:
+        threads: of one batch.
+        at_once: batches, each by a copy of the network. A small network does not fill the cores
+            with one batch.
+    """
 
     batch_size: int
     threads: int
+    at_once: int = 1
+
+
+def run_all(
+    copies: Sequence[Callable[[NDArray[np.float32]], T]], batches: Iterable[NDArray[np.float32]]
+) -> Iterator[T]:
+    """Yield what a network returns for each batch, in order; each copy has one at a time."""
+    if len(copies) == 1:
+        yield from map(copies[0], batches)
+        return
+    idle: SimpleQueue[Callable[[NDArray[np.float32]], T]] = SimpleQueue()
+    for copy in copies:
+        idle.put(copy)
+
+    def run(batch: NDArray[np.float32]) -> T:
+        copy = idle.get()
+        try:
+            return copy(batch)
+        finally:
+            idle.put(copy)
+
+    waiting: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(len(copies)) as pool:
+        for batch in batches:
+            if len(waiting) > len(copies):  # a batch ahead, so that no copy waits for its input
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(run, batch))
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def find_pace(
     load: Load, split: Split, batch_size: int | None, runtime: Runtime, about: cache.Key
 ) -> Pace:
-    """Return batch size and threads: as set, or as a short measurement has found them fastest.
+    """Return how to run: as set, or as a short measurement has found it fastest.
 
     What is measured is kept in the cache.
 
@@ -45,45 +86,46 @@ def find_pace(
     sizes = [batch_size] if batch_size else list(BATCH_SIZES)
     if split.at_once is not None:
         sizes = [split.at_once]
-    threads, fewer = runtime.threads, 0 if runtime.threads_fixed else runtime.threads // 2
-    if len(sizes) == 1 and not fewer:
-        return Pace(sizes[0], threads)
+    threads = runtime.threads
+    ways = {(1, threads), (threads, 1)}  # threads of one batch, batches at once
+    if not runtime.threads_fixed and threads > 1:
+        ways.add((1, threads // 2))
+    if len(sizes) == len(ways) == 1:
+        return Pace(sizes[0], 1)
     key: cache.Key = {
         **about,
         "image_shape": str(split.input_shape),
         "sizes": str(sizes),
-        "threads": f"{threads}, {fewer}",
+        "ways": str(sorted(ways)),
         **cache.made_with("evaluation"),
     }
 
     def make(folder: Path) -> None:
         times: dict[Pace, float] = {}
-        for pace in (Pace(size, threads) for size in sizes):
-            times[pace] = _time(load, split, pace)
+        for pace in (Pace(size, 1, threads) for size in sizes):
+            times[pace] = measure(load, split, pace)
             if times[pace] * pace.batch_size > TRIAL_SECONDS:
                 break
+        size = min(times, key=lambda pace: times[pace]).batch_size
+        for pace in {Pace(size, *way) for way in ways} - {*times}:
+            times[pace] = measure(load, split, pace)
         best = min(times, key=lambda pace: times[pace])
-        if fewer:
-            pace = Pace(best.batch_size, fewer)
-            times[pace] = _time(load, split, pace)
-            best = min(times, key=lambda pace: times[pace])
-        (folder / "pace.json").write_text(json.dumps([best.batch_size, best.threads]))
+        (folder / "pace.json").write_text(json.dumps(astuple(best)))
 
     folder = cache.entry(runtime.cache_root, "paces", key, make)
     return Pace(*json.loads((folder / "pace.json").read_text()))
 
 
-def _time(load: Load, split: Split, pace: Pace) -> float:
+def measure(load: Load, split: Split, pace: Pace) -> float:
     """Return the seconds for each of the first images: the best of three turns, as it warms up."""
-    predictor = load(pace.threads)
-    images = split.take(np.arange(min(TRIAL_IMAGES, len(split))))
+    copies = [load(pace.threads).predict for _ in range(pace.at_once)]
+    images = split.take(np.arange(min(TRIAL_IMAGES * pace.at_once, len(split))))
     batches = list(images.batches(pace.batch_size))
     found: list[float] = []
     begin = time.perf_counter()
     while len(found) < 3 and (not found or time.perf_counter() - begin < TRIAL_SECONDS):
         start, run = time.perf_counter(), 0
-        for batch in batches:
-            predictor.predict(batch)
+        for batch, _ in zip(batches, run_all(copies, batches), strict=True):
             run += len(batch)
             if time.perf_counter() - start > TRIAL_SECONDS:
                 break

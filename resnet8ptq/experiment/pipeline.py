@@ -14,7 +14,7 @@ from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import background, cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data import locate
@@ -133,6 +133,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         loads = [bench.loader(config, artifact.path)]
         if config.dtype.name != "fp32":
             loads.append(bench.loader(as_fp32(config), baseline.path))
+        background.rest()
         timed = Latency(*latency.measure(loads, scored.test, config.latency))
 
     measurement = Measurement(
@@ -145,7 +146,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         quantize_s=trial.quantize_s,
         evaluate_s=evaluation.seconds,
         evaluate_batch_size=pace.batch_size,
-        evaluate_threads=pace.threads,
+        evaluate_threads=pace.threads * pace.at_once,
         peak_memory_bytes=peak_memory_bytes,
         latency=timed,
         single=single,
