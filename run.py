@@ -10,10 +10,12 @@ from omegaconf import DictConfig
 
 from resnet8ptq import job
 from resnet8ptq.config import loading
-from resnet8ptq.core import command
+from resnet8ptq.core import background, command
 from resnet8ptq.sweep import callback
 from resnet8ptq.sweep.objectives import to_return_value
+from resnet8ptq.tracking import store
 
+ASKS = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
 loading.register_schemas()
 
 
@@ -31,4 +33,8 @@ def run(cfg: DictConfig) -> float | list[float] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, callback.find_current))
+    with background.allowed():
+        if ASKS.isdisjoint(sys.argv):
+            background.prepare(store.import_mlflow)
+        code = command.main(run, callback.find_current)
+    sys.exit(code)

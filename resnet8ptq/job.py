@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import command
+from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, PtqError
 from resnet8ptq.core.registry import look_up
 
@@ -31,24 +31,32 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     """
     _settle_choice(cfg, several=False)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
-    check_names(config)
     if config.analysis.name == "inspect":
+        check_names(config)
         from resnet8ptq.experiment.inspecting import run_inspection
 
         words = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
         run_inspection(config, data_given=words or config.data.name != "cifar10")
         return None
-    from resnet8ptq.report import comparison, table, verdicts
-    from resnet8ptq.tracking.store import open_store
-
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
-    store = open_store(config.tracking)
-    done = record(cfg, folder, store, tags=identify(cfg))
+    from resnet8ptq.tracking import mirror
+    from resnet8ptq.tracking.store import open_store
+
+    opening = background.put(open_store, config.tracking)
+    background.prepare(mirror.warm_up)
+    check_names(config)  # meanwhile, as what follows
+    from resnet8ptq.experiment import pipeline  # noqa: F401
+    from resnet8ptq.report import comparison, table, verdicts
+
+    tags = identify(cfg)
+    store = background.result(opening)
+    done = record(cfg, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.load(store, [done])
         table.print_table([done], judged=verdicts.in_words(families, config.report))
     table.print_places(folder, store)
+    background.wait()
     return done
 
 

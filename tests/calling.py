@@ -4,25 +4,28 @@ import gc
 import io
 import logging
 import os
+import pickle
 import runpy
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache as once
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import cloudpickle
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from matplotlib.figure import Figure
 
 from resnet8ptq.__main__ import main
-from resnet8ptq.core import cache, console, figures
+from resnet8ptq.core import background, cache, console, figures
 from resnet8ptq.data import locate
 from resnet8ptq.evaluation import race
 from resnet8ptq.models import model
@@ -55,7 +58,7 @@ class Called:
 
     @property
     def client(self) -> "MlflowClient":
-        from resnet8ptq.tracking.store import mlflow
+        import mlflow
 
         return mlflow.MlflowClient(tracking_uri=f"sqlite:///{self.folder / 'mlruns' / 'mlflow.db'}")
 
@@ -96,6 +99,19 @@ class Called:
         return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
+@contextmanager
+def handed_over_here() -> Iterator[None]:
+    """Make the calls for the process beside in this one, pickled as for that one."""
+
+    def put(function: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(pickle.loads(cloudpickle.dumps(partial(function, *args, **named)))())
+        return done
+
+    with mock.patch.object(background, "put", put):
+        yield
+
+
 def call(folder: Path, *args: str, drawn: bool = False, **env: str) -> Called:
     """Call `run.py` in `folder`, as a person would; runs/ and mlruns/ land there.
 
@@ -104,7 +120,8 @@ def call(folder: Path, *args: str, drawn: bool = False, **env: str) -> Called:
     which they are loaded again.
     """
     pictures = nullcontext() if drawn else mock.patch.object(figures, "to_png", lambda _: EMPTY)
-    with pictures, mock.patch.object(race, "BLOCKS", 3):
+    here = mock.patch.object(background, "allowed", handed_over_here)
+    with pictures, here, mock.patch.object(race, "BLOCKS", 3):
         return _call(lambda: runpy.run_path(RUN, run_name="__main__"), folder, [RUN, *args], env)
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import composing
 import numpy as np
@@ -32,7 +32,8 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
-from resnet8ptq.core import isolation
+from resnet8ptq.core import files, isolation
+from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
@@ -152,6 +153,35 @@ def one_converter() -> Iterator[None]:
         pool.shutdown()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_tflite_file(cache_root: Path) -> Iterator[None]:
+    """TensorFlow converts a network with the same samples and settings to TFLite once.
+
+    It takes two seconds, and the package keeps no such file. `quantize_anew` converts again.
+    """
+
+    def call(function: Callable[..., Any], *args: Any, crashed: PtqError) -> Any:
+        if function.__module__ != CONVERTER or args[0].is_dir():
+            return call_isolated(function, *args, crashed=crashed)
+        source, samples, *settings = args
+
+        def make(folder: Path) -> None:
+            content = call_isolated(function, *args, crashed=crashed)
+            (folder / "model.tflite").write_bytes(content)
+
+        fed = f"{samples.digest} {samples.layout}" if samples else ""
+        key = {"network": files.sha256(source), "samples": fed, "settings": str(settings)}
+        return (work_cache.entry(cache_root, "tflite", key, make) / "model.tflite").read_bytes()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "call", call)
+        yield
+
+
+CONVERTER = "resnet8ptq.backends.tflite.converter"
+call_isolated = isolation.call
+
+
 @pytest.fixture
 def real_files() -> None:
     """Skip where the real CIFAR-10 and the real model are not named."""
@@ -260,8 +290,11 @@ def quantize(write: Write, shapes: Dataset, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def quantize_anew(write: Write, shapes: Dataset, tmp_path: Path) -> Quantize:
+def quantize_anew(
+    write: Write, shapes: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Quantize:
     """The same, each time anew."""
+    monkeypatch.setattr(isolation, "call", call_isolated)
 
     def run(*overrides: str) -> Cell:
         config = make_config("data=shapes", *overrides)

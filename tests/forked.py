@@ -25,7 +25,7 @@ from calling import EMPTY, RUN, Called, clean_environment
 from hydra_plugins.resnet8ptq_launchers import process_jobs
 from resnet8ptq.core import figures
 
-IMPORTED = [*process_jobs.IMPORTED, "resnet8ptq.report.page", "forked"]
+IMPORTED = [*process_jobs.IMPORTED, "resnet8ptq.report.page", "mlflow.cli", "forked"]
 PATIENCE_S = 240
 
 
@@ -35,6 +35,13 @@ def start_server() -> Any:
     context.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()
     return context
+
+
+def enter(folder: Path, env: dict[str, str]) -> None:
+    """Make this process one that was started in `folder` with these variables."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
 
 
 class Process:
@@ -108,9 +115,7 @@ def _run(
     strike: tuple[int, int] | None,
     err: Any,
 ) -> None:
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(env)
+    enter(folder, env)
     with Path(f"{os.getpid()}.out").open("wb") as out:
         os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)
@@ -130,7 +135,7 @@ def _run(
 def strike_before_results(job: int, victim: int) -> None:
     """Before job number `job` writes its results, kill `victim`.
 
-    That is a PID; 0 is this process, -PID a group of processes.
+    That is a PID; 0 is this process.
     """
     from resnet8ptq.experiment import outputs
 

@@ -1,17 +1,11 @@
 """MLflow's UI on a real sweep, looked at in a real browser."""
 
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import requests
-from calling import NO_SERVER_JOBS, Called, clean_environment
-from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
+from calling import Called
+from mlflow_server import Server
 
 from resnet8ptq.tracking import view
 
@@ -31,27 +25,9 @@ PATIENCE_MS = 60_000
 
 @pytest.fixture(scope="module")
 def ui(sweep: Called) -> Iterator[str]:
-    """Start `mlflow ui` on the sweep's store; yield its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = f"sqlite:///{sweep.folder / 'mlruns' / 'mlflow.db'}"
-    command = [str(Path(sys.executable).with_name("mlflow")), "ui", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--backend-store-uri", store, "--workers", "1"]
-    address = f"http://127.0.0.1:{port}"
-    session = requests.Session()
-    patient = Retry(total=150, backoff_factor=0.2, backoff_max=2)  # refused until it listens
-    session.mount(address, HTTPAdapter(max_retries=patient))
-    with (sweep.folder / "ui.log").open("w") as log:
-        environment = clean_environment(**NO_SERVER_JOBS)
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            assert session.get(f"{address}/health").ok
-            yield address
-        finally:
-            server.terminate()
-            server.wait()
-            session.close()
+    """Serve the sweep's store; yield the address of MLflow's UI."""
+    with Server(sweep.folder, sweep.folder / "mlruns" / "mlflow.db") as server:
+        yield server.uri
 
 
 @pytest.fixture(scope="module")

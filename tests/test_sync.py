@@ -1,34 +1,21 @@
 """A store that is away: the run's folder keeps what it found, and `sync` logs it later, once."""
 
 import json
-import os
+import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import numpy as np
 import pytest
-import requests
-from calling import (
-    NO_REAL_FILES,
-    NO_SERVER_JOBS,
-    QUICK,
-    call_beside,
-    clean_environment,
-    copy_database,
-)
+from calling import NO_REAL_FILES, QUICK, call_beside, copy_database
 from conftest import make_config
 from forked import call_process
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-from requests.adapters import HTTPAdapter, Retry
+from mlflow_server import Server
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
@@ -73,7 +60,7 @@ def only_run(store: Store) -> Any:
 
 
 def synchronize(store: Store, root: Path) -> sync.Synced:
-    return sync.sync(store, root, history.find_runs(store, "", deleted=True))
+    return sync.sync(store, root)
 
 
 def test_what_is_logged_later_is_what_would_have_been_logged(store: Store, tmp_path: Path) -> None:
@@ -115,8 +102,7 @@ def test_a_sweep_that_closes_waits_for_its_jobs_and_not_for_itself(
 
     monkeypatch.setattr(journal, "is_alive", spy)
     with start_run(store, "job", {}, tmp_path / "0", parent_id, {"job_number": "0"}):
-        known = history.find_runs(store, "", deleted=True)
-        assert sync.sync(store, tmp_path, known, wait_s=10).running == [tmp_path, tmp_path / "0"]
+        assert sync.sync(store, tmp_path, wait_s=10).running == [tmp_path, tmp_path / "0"]
     assert waits == {tmp_path: 0, tmp_path / "0": 10}
 
 
@@ -257,53 +243,11 @@ def test_wrong_words_are_one_line(tmp_path: Path, words: list[str], says: str) -
     assert done.err.count("\n") == 1
 
 
-class Server:
-    """A real MLflow server on SQLite, which can be killed and started again at its port."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self.kill()
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
-        command += ["--workers", "1"]
-        store = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
-        files = ["--artifacts-destination", f"{self.folder}/artifacts", "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*command, *store, *files],
-            cwd=self.folder,
-            env=clean_environment(**NO_SERVER_JOBS),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        with requests.Session() as session:
-            session.mount(
-                "http://", HTTPAdapter(max_retries=Retry(120, backoff_factor=0.2, backoff_max=1))
-            )
-            session.get(f"{self.uri}/health", timeout=30)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    found = Server(tmp_path)
     copy_database(_make_database, tmp_path / "server.db")
-    try:
-        found.start()
-        yield found
-    finally:
-        found.kill()
+    with Server(tmp_path, tmp_path / "server.db") as server:
+        yield server
 
 
 @pytest.mark.slow
@@ -311,8 +255,7 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
     """The server is killed in the second of three jobs; it comes back after the sweep."""
     words = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
     env = {"MLFLOW_TRACKING_URI": server.uri, **NO_REAL_FILES}
-    assert server.process is not None
-    found = call_process(tmp_path, *words, strike=(1, -server.process.pid), **env)
+    found = call_process(tmp_path, *words, strike=(1, server.pid), **env)
     assert found.code == 1, found.err
     (error,) = found.errors
     assert "`python -m resnet8ptq sync folder=" in error
@@ -322,7 +265,11 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
     server.start()
     synced = call_beside(tmp_path, "sync", **env)
     assert synced.code == 0, synced.err
-    assert "3 runs logged, 0 closed as killed, 0 still running, 1 were" in synced.out
+    # How far the uploads were when the server died is not determined; nothing is lost.
+    logged, killed, running, whole = map(
+        int, re.findall(r"(\d+) (?:runs logged|closed|still|were)", synced.out)
+    )
+    assert (logged + whole, killed, running) == (4, 0, 0) and logged
     store = open_store(TrackingConfig(uri=server.uri))
     parent = history.find_parent(store)
     assert parent is not None

@@ -14,7 +14,7 @@ def printable(text: str) -> str:
     return show(" ".join(text.split()))
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error's text, folded into one line and cut; it may quote what a file says."""
     return printable(redact(f"{type(error).__name__}: {error}"))[:300]
 

@@ -28,11 +28,12 @@ from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import figures, files
+from resnet8ptq.core import background, files
 from resnet8ptq.data.dataset import CalibrationSet
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.contract import Comparison, Task
 
 
 def write(
@@ -58,8 +59,7 @@ def write(
     for name, text in task.documents(comparison).items():
         files.write_text(folder / name, text)
     title = _title(config, task.metric.show(comparison.model.value))
-    for name, figure in task.figures(comparison, title).items():
-        figures.save(figure, folder / name)
+    background.put(_draw, folder, task, comparison, title)
     kept = {"example.npz": {"inputs": example}, "predictions.npz": task.arrays(comparison)}
     if measured.choice is not None:
         kept["choice.npz"] = task.arrays(measured.choice)
@@ -72,6 +72,13 @@ def write(
     files.write_text(folder / "ranges.json", json.dumps(ranges, indent=2))
     record = {"status": result.status, "resolved": result.resolved, "metrics": result.to_metrics()}
     files.write_text(folder / "result.json", json.dumps(record, indent=2))
+
+
+def _draw(folder: Path, task: Task, comparison: Comparison, title: str) -> None:
+    from resnet8ptq.core import figures  # only the process that draws imports matplotlib
+
+    for name, figure in task.figures(comparison, title).items():
+        figures.save(figure, folder / name)
 
 
 def _title(config: RunConfig, value: str) -> str:

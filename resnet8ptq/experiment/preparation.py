@@ -11,7 +11,7 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import figures, files
+from resnet8ptq.core import background, files
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import sequence
 from resnet8ptq.corrections.layers import Setting
@@ -19,7 +19,6 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench
-from resnet8ptq.experiment import plots
 from resnet8ptq.experiment.compatibility import settle_task
 from resnet8ptq.experiment.layers import exclusion, planning
 from resnet8ptq.experiment.recorder import Recorder
@@ -231,5 +230,12 @@ def _fine_tune(
         run.log_step(int(point["step"]), {k: v for k, v in point.items() if k != "step"})
 
     network, ranges = qat.fine_tune(settings, fp32, dataset, calibration, held_out, runtime, report)
-    figures.save(plots.fine_tuning(points), folder / "qat_loss.png")
+    background.put(_draw_curves, points, folder / "qat_loss.png")
     return network, ranges
+
+
+def _draw_curves(points: list[dict[str, float]], path: Path) -> None:
+    from resnet8ptq.core import figures  # only the process that draws imports matplotlib
+    from resnet8ptq.experiment import plots
+
+    figures.save(plots.fine_tuning(points), path)

@@ -4,7 +4,7 @@ The parent is made before the first job, which finds it by a file of the sweep's
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import command
+from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
     from filelock import FileLock
 
     from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.store import Store
     from resnet8ptq.tracking.sweep_file import Sweep
 
 
@@ -58,31 +59,29 @@ class RunningSweep:
         """
         from resnet8ptq.report import table
         from resnet8ptq.tracking import sync
-        from resnet8ptq.tracking.run import end_parent
-        from resnet8ptq.tracking.store import is_away
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         records: list[Record] = []
         failure = None
         try:
-            records += self._collect()
+            background.wait()
+        except TrackingError as error:
+            log.error("%s", error)
+            status = "failed" if status == "ok" else status
+        try:
+            records += background.ask(_collect, self.sweep)
             self._report(records, timed=status != "killed")
         except Exception as error:  # whatever it is, the sweep has ended
             failure = error
         # A search continues after a failure, and its sweeper reports none.
         if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
             status = "failed"
-        try:
-            end_parent(store, parent_id, status, folder)
-        except Exception as error:
-            if not is_away(error):
-                raise
+        if away := background.ask(_end_parent, store, parent_id, status, folder):
             table.print_table(sync.load_records(folder))
             raise TrackingError(
-                f"the tracking store does not answer ({command.one_line(error)[:200]}); the runs "
-                f"are kept in {folder}: `python -m resnet8ptq sync folder={folder}` logs them "
-                "when it is back"
-            ) from error
+                f"the tracking store does not answer ({away[:200]}); the runs are kept in "
+                f"{folder}: `python -m resnet8ptq sync folder={folder}` logs them when it is back"
+            )
         if records:
             table.print_places(folder, store)
         if failure is not None:
@@ -91,18 +90,6 @@ class RunningSweep:
                 f"resnet8ptq report run_id={parent_id}` tries again"
             ) from failure
         return status
-
-    def _collect(self) -> "list[Record]":
-        """Log the runs that the store did not take; return those to compare."""
-        from resnet8ptq.tracking import history, sync
-
-        store, parent_id = self.sweep.store, self.sweep.parent_id
-        known = history.find_runs(store, history.under(parent_id), deleted=True)
-        # Also those whose processes ended with the sweep.
-        done = sync.sync(store, self.sweep.folder, known, wait_s=10 if self.sweep.worker else 0)
-        if len(done.running) > 1:  # besides the sweep itself
-            log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
-        return history.load_compared(store, parent_id)
 
     def _report(self, records: "list[Record]", timed: bool) -> None:
         """Print the comparison; write it to the folder and the parent run.
@@ -122,17 +109,45 @@ class RunningSweep:
             except Exception:  # an artifact is gone: the figures are there all the same
                 table.print_table(records)
                 raise
-            table.print_table(records, judged=verdicts.in_words(families, self.limits))
+            chosen = page.select(families, self.limits)
+            judged = verdicts.in_words(families, self.limits, [each.judged for each in chosen])
+            table.print_table(records, judged=judged)
             if mlperf_tiny.is_suite(records):
                 mlperf_tiny.print_table(records)
-            chosen = page.select(families, self.limits)
             races = finals.race(chosen, folder) if timed else [None] * len(families)
-            page.write(store, parent_id, families, folder, self.limits, races)
+            raced = [replace(each, race=race) for each, race in zip(chosen, races, strict=True)]
+            page.write(store, parent_id, raced, folder)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.tags["folder"]).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
         made = [folder / name for name in (RESULTS_FILE, race.FILE)]
-        upload.log_files(store, parent_id, [path for path in made if path.exists()])
+        paths = [path for path in made if path.exists()]
+        background.ask(upload.log_files, store, parent_id, paths)
+
+
+def _collect(sweep: "Sweep") -> "list[Record]":
+    """Log the runs that the store did not take; return those to compare."""
+    from resnet8ptq.tracking import history, sync
+
+    # Also those whose processes ended with the sweep.
+    done = sync.sync(sweep.store, sweep.folder, wait_s=10 if sweep.worker else 0)
+    if len(done.running) > 1:  # besides the sweep itself
+        log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
+    return history.load_compared(sweep.store, sweep.parent_id)
+
+
+def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> str:
+    """Close the sweep's run; return why the store does not answer, empty where it does."""
+    from resnet8ptq.tracking.run import end_parent
+    from resnet8ptq.tracking.store import is_away
+
+    try:
+        end_parent(store, parent_id, status, folder)
+    except Exception as error:
+        if not is_away(error):
+            raise
+        return command.one_line(error)
+    return ""
 
 
 _current: RunningSweep | None = None  # of this process
@@ -163,7 +178,7 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
     """Open the store and the sweep's run: a new one, or that of the sweep to continue."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import identity, resume
-    from resnet8ptq.tracking import history, sync
+    from resnet8ptq.tracking import mirror, sync
     from resnet8ptq.tracking.run import restart_parent, start_parent
     from resnet8ptq.tracking.store import open_store
     from resnet8ptq.tracking.sweep_file import Sweep
@@ -173,6 +188,7 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
     settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
+    opening = background.put(open_store, settings)  # what follows is done meanwhile
     if limits.reference is not None:
         reference.load(limits.reference)  # a wrong name now rather than after the sweep
     objectives = prepare(config)
@@ -181,9 +197,11 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
         jobs.prepare_workers()
         if worker.at_once > 1 and config.latency.enabled:
             log.warning("%d jobs at once: each is timed while others run", worker.at_once)
-    store = open_store(settings)
     overrides = list(config.hydra.overrides.task)
     key = identity.sweep_key(overrides)
+    if worker is None:
+        from resnet8ptq.experiment import pipeline  # noqa: F401
+    store = background.result(opening)
     earlier = resume.find_sweep(store, key) if config.sweep.resume else None
     tags = {"overrides": " ".join(overrides), "sweep_key": key, **objectives}
     held = journal.lock(folder)
@@ -191,12 +209,12 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
         if config.sweep.resume:
             log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
         name = f"sweep {folder.parent.name} {folder.name}"
-        parent_id = start_parent(store, name, folder, tags)
+        parent_id = background.ask(start_parent, store, name, folder, tags)
     else:
         print(f"Resume: continuing {earlier.tags['mlflow.runName']}")  # no log is set up yet
-        known = history.find_runs(store, history.under(earlier.run_id), deleted=True)
-        sync.sync(store, Path(earlier.tags["folder"]), [earlier, *known], wait_s=5)
+        sync.sync(store, Path(earlier.tags["folder"]), wait_s=5)
         parent_id = restart_parent(store, earlier, folder)
+    background.prepare(mirror.warm_up)
     several = bool(config.hydra.sweeper.get("params")) or any(
         word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)
     )

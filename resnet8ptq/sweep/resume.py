@@ -7,6 +7,7 @@ is what a job would find again if both have the same `identity`.
 import logging
 from pathlib import Path
 
+from resnet8ptq.core import background
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.history import Record
@@ -39,8 +40,9 @@ def find_finished(
     sweep: one of another is named on this sweep's run as the job's own. With `again`, of any job of
     this sweep; it stays that job's.
     """
-    if identity is None:
+    if identity is None or not (again or _may_repeat(sweep)):
         return None
+    background.rest()  # what has just ended may not be in the store yet
     finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
     matching = _find(sweep.store, finished)
     ours = [r for r in matching if r.tags.get(journal.PARENT_TAG) == sweep.parent_id]
@@ -63,6 +65,8 @@ def find_attempts(sweep: Sweep, number: int) -> list[Record]:
     Raises:
         TrackingError: one of them is still running.
     """
+    if not _may_repeat(sweep):
+        return []
     unfinished = (
         f"{history.under(sweep.parent_id)} and tags.job_number = '{number}'"
         " and attributes.status != 'FINISHED'"
@@ -72,6 +76,11 @@ def find_attempts(sweep: Sweep, number: int) -> list[Record]:
         if not record.ended and journal.is_alive(Path(record.tags["folder"])):
             raise TrackingError(f"job {number} is still running in {record.tags['folder']}")
     return attempts
+
+
+def _may_repeat(sweep: Sweep) -> bool:
+    """Whether a job of the sweep may have run before: resumed, or started again by a launcher."""
+    return sweep.resume or sweep.worker is not None
 
 
 def _find(store: Store, filters: str) -> list[Record]:

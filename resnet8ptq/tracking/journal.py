@@ -34,8 +34,8 @@ class Journal:
 
     Attributes:
         key: of this record alone; a tag of the run, by which the store is asked whether it has it.
-        run_id: in the store; None as long as the store could not be reached.
-        datasets: as MLflow's `Dataset` entities, with the context of each.
+        run_id: in the store; None as long as the store could not be reached, or has not answered.
+        datasets: name, source, digest and context of each, with dtype and shape of its arrays.
         model: the file to log as a model, with `outputs` and `engine`, see `Recorder.log_model`.
         status: RUNNING, or one of `ENDED`.
     """
@@ -51,7 +51,7 @@ class Journal:
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
-    datasets: list[dict[str, str]] = field(default_factory=list)
+    datasets: list[dict[str, Any]] = field(default_factory=list)
     model: dict[str, Any] | None = None
 
     @property

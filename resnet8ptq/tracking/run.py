@@ -2,27 +2,24 @@
 
 import json
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import mlflow.data
-import mlflow.data.numpy_dataset
-import numpy as np
-from mlflow.tracking.context.registry import resolve_tags
-
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import interrupts, machine
-from resnet8ptq.core.text import one_line, redact
+from resnet8ptq.core import background, interrupts, machine
+from resnet8ptq.core.text import redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import journal, serving, upload
+from resnet8ptq.tracking import journal, mirror, serving, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store, is_away
+from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +34,13 @@ class Run:
     journal: Journal
     folder: Path
     _composed: Mapping[str, Any] = field(default_factory=dict)  # logged if nothing better comes
-    _away: bool = False  # the store
+    _opened: "Future[str] | None" = None  # its id in the store
 
     @property
     def run_id(self) -> str:
-        """The run's id in the store; empty where the store has not been reached."""
-        return self.journal.run_id or ""
+        """The run's id in the store; empty where the store has not been reached, or not yet."""
+        opened = self._opened
+        return opened.result() if opened is not None and opened.done() else ""
 
     @property
     def record(self) -> Record:
@@ -67,7 +65,7 @@ class Run:
     def log_params(self, params: Mapping[str, str]) -> None:
         """Log what the run has determined, besides the config."""
         self.journal.params |= params
-        self._send(upload.log_batch, params=params)
+        self._send(upload.log_batch, (), params)
 
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
@@ -85,7 +83,7 @@ class Run:
         self.journal.params |= params
         self.journal.tags |= tags
         self._send(upload.log_datasets, self.journal.datasets)
-        self._send(upload.log_batch, params=params, tags=tags)
+        self._send(upload.log_batch, (), params, tags)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""
@@ -108,29 +106,17 @@ class Run:
             self.journal.tags["reason"] = result.reason
         self._send(upload.log_batch, points, result.resolved)
 
-    def _send(self, call: Callable[..., object], *what: Any, **named: Any) -> None:
-        """Call with the store, this run and `what`, unless it is away; find out that it is."""
-        if self._away:
-            return
-        try:
-            call(self.store, self.run_id, *what, **named)
-        except Exception as error:  # MLflow's, SQLAlchemy's, requests', the disk's
-            if not is_away(error):
-                raise
-            self._away = True
-            shout = "TRACKING STORE UNAVAILABLE: the run is kept in %s (%s)"
-            log.warning(shout, self.folder, one_line(error))
+    def _send(self, call: Callable[..., object], *what: Any) -> None:
+        background.put(mirror.send, self.store, self.folder, call, *what)
 
     def open(self) -> None:
         """Note the run in its folder, and make it in the store."""
         self.journal.save(self.folder)
-        self._send(
-            lambda *_: setattr(self.journal, "run_id", upload.create(self.store, self.journal))
-        )
+        self._opened = background.put(mirror.open_run, self.store, self.journal, self.folder)
 
     def upload_folder(self) -> None:
         """Log the run's files as artifacts; Hydra's own hidden folder stays behind."""
-        self._send(upload.log_files, upload.files_of(self.folder))
+        self._send(upload.log_folder, self.folder)
 
     def fail(self, error: BaseException) -> None:
         """Log what went wrong: the config as far as it was known, one line, the traceback."""
@@ -146,28 +132,20 @@ class Run:
         Args:
             status: FINISHED, FAILED or KILLED.
         """
+        self.journal.run_id = self.run_id or None
         self.journal.end(status)
         _try_to_save(self.journal, self.folder)
-        if self._away and self.store.answers:
-            self._away = False
-            self._send(lambda store, _: upload.push(store, self.journal, self.folder))
-        else:
-            self._send(upload.finish, self.journal)
+        background.put(mirror.close_run, self.store, self.journal, self.folder)
 
 
-def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, str]:
-    """Return a data set as MLflow's fields, all of them text."""
-    source = mlflow.data.sources.LocalArtifactDatasetSource(split.source)
-    # MLflow looks at shape and type alone, so that one value stands for all: no sample is read.
-    images = np.broadcast_to(np.zeros((), split.images.dtype), split.images.shape)
-    # MLflow keeps at most 36 characters of a digest; the whole one is a tag of the run.
-    targets = split.labels  # MLflow has no words for boxes
-    if targets is not None and targets.dtype.kind == "V":
-        targets = None
-    described = mlflow.data.numpy_dataset.NumpyDataset(
-        images, source=source, targets=targets, name=name, digest=digest[:36]
-    )
-    return {**described.to_dict(), "context": context}
+def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, Any]:
+    """Return what MLflow is told of the samples of a split; see `upload.log_datasets`."""
+    described = {"name": name, "source": str(split.source), "digest": digest, "context": context}
+    arrays = {"images": split.images, "targets": split.labels}
+    if split.labels is not None and split.labels.dtype.kind == "V":
+        del arrays["targets"]  # MLflow has no words for boxes
+    kinds = {k: (str(a.dtype), list(a.shape)) for k, a in arrays.items() if a is not None}
+    return described | kinds
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -230,8 +208,10 @@ def _start_journal(
     store: Store, name: str, parent_id: str | None, tags: Mapping[str, str]
 ) -> Journal:
     parent = {journal.PARENT_TAG: parent_id} if parent_id else {}
-    every = {"status": "running", **machine.describe(), **parent, **tags}
-    return Journal(name, store.experiment_name, parent_id, tags=resolve_tags(every))
+    # Who and what else started it, MLflow finds out itself, if it may be later and elsewhere.
+    source = {"mlflow.source.name": sys.argv[0]}
+    every = {"status": "running", **source, **machine.describe(), **parent, **tags}
+    return Journal(name, store.experiment_name, parent_id, tags=every)
 
 
 def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str]) -> str:
@@ -256,23 +236,6 @@ def restart_parent(store: Store, earlier: Record, folder: Path) -> str:
     return earlier.run_id
 
 
-def replace_runs(store: Store, earlier: Sequence[Record], run: Run) -> None:
-    """Delete runs of a job that did not finish, now that it runs again as `run`.
-
-    MLflow keeps deleted runs, and shows them on request; so does the folder of each.
-    """
-    for record in earlier:
-        try:
-            upload.log_batch(store, record.run_id, tags={"run_again_as": run.run_id})
-            with interrupts.deferred():
-                store.client.delete_run(record.run_id)
-        except Exception as error:
-            if not is_away(error):
-                raise
-            # Reports take a job's newest run. A server may let only its owner delete a run.
-            log.warning("run %s stays beside %s: %s", record.run_id, run.run_id, one_line(error))
-
-
 def end_record(status: str, folder: Path) -> Journal:
     """Close a sweep's record as `ok`, `failed` or `killed`, in its folder; return it."""
     kept = Journal.load(folder)
@@ -286,6 +249,14 @@ def _try_to_save(kept: Journal, folder: Path) -> None:
         kept.save(folder)
     except OSError as error:  # the disk is full, or the folder gone: the store may take it
         log.error("the run's own record could not be written: %s", error)
+
+
+def replace_runs(store: Store, earlier: Sequence[Record], run: Run) -> None:
+    """Delete runs of a job that did not finish, now that it runs again as `run`."""
+    if earlier:
+        background.rest()  # until it has an id
+        again = [record.run_id for record in earlier]
+        background.put(upload.replace_runs, store, again, run.run_id)
 
 
 def end_parent(store: Store, parent_id: str, status: str, folder: Path) -> None:

@@ -3,15 +3,17 @@
 import logging
 import os
 import shutil
+import sqlite3
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import requests
 from filelock import FileLock
 
-# Before the import: no telemetry, and neither run URLs nor bars between our tables.
+# Before MLflow is imported: no telemetry, and neither run URLs nor bars between our tables.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -19,17 +21,16 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 
-import mlflow
-from mlflow.exceptions import MlflowException
-from sqlalchemy.exc import SQLAlchemyError
-
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.tracking import view
 
-for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model"):
+if TYPE_CHECKING:  # a second to import: only the process that uploads does
+    import mlflow
+
+for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model", "mlflow.pyfunc"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 # Of a new experiment: MLflow's UI shows the columns that matter.
@@ -47,8 +48,10 @@ class Store:
     experiment_name: str
 
     @property
-    def client(self) -> mlflow.MlflowClient:
+    def client(self) -> "mlflow.MlflowClient":
         """MLflow's client of this store."""
+        import mlflow
+
         return mlflow.MlflowClient(tracking_uri=self.uri)
 
     @property
@@ -67,6 +70,11 @@ class Store:
         if self.uri.startswith("http"):
             return f"{redact(self.uri)}{page}"
         return f"make ui, then http://127.0.0.1:5000{page}"
+
+
+def import_mlflow() -> None:
+    """Import what opening a store takes: for the process that does, ahead of it."""
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
 def open_store(config: TrackingConfig) -> Store:
@@ -105,6 +113,8 @@ def _make_database(path: Path) -> None:
     MLflow migrates an empty database through all its versions, in dozens of steps of which each
     waits for the disk: seconds in all, where the file does not lie in memory.
     """
+    import mlflow
+
     in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=in_memory) as folder:
         scratch = Path(folder) / path.name
@@ -118,6 +128,8 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
         if root is not None and not (root / "mlflow.db").exists():
             _make_database(root / "mlflow.db")
         experiment_id = _find_experiment(uri, name, root and root / "artifacts")
+        if root is not None:
+            _index_tags(root / "mlflow.db")
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
@@ -132,9 +144,17 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
     return Store(uri, experiment_id, name)
 
 
+def _index_tags(path: Path) -> None:
+    """Add an index by value that MLflow lacks: to find a tag it reads that of every run."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE INDEX IF NOT EXISTS resnet8ptq_tags ON tags (key, value)")
+
+
 def _check_answers(uri: str) -> None:
     if not uri.startswith(("http://", "https://")):
         return
+    import requests
+
     shown = redact(uri)
     try:
         requests.get(f"{uri.rstrip('/')}/health", timeout=10)
@@ -147,6 +167,9 @@ def _check_answers(uri: str) -> None:
 
 def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
     """Return the experiment's id, creating it where it is not there yet."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
     client = mlflow.MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -171,6 +194,9 @@ def is_away(error: Exception) -> bool:
     The first are connections, databases, disks and permissions; the second is what MLflow finds
     wrong with a value.
     """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
     if isinstance(error, MlflowException):
         return bool(error.get_http_status_code() != 400)
     if isinstance(error, OSError):  # requests' errors are OSErrors too

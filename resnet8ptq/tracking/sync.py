@@ -50,17 +50,17 @@ class Synced:
         )
 
 
-def sync(store: Store, root: Path, known: Sequence[Record], wait_s: float = 0) -> Synced:
+def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
     """Log every run with its record below `root` that is not whole in the store.
 
     Args:
-        known: what the store has of them.
         wait_s: how long to wait for a job whose process is about to end.
     """
-    synced, by_key = Synced(), {record.tags.get("record"): record for record in known}
+    pairs = _load_all(root, store.experiment_name)
+    synced, known = Synced(), _find_known(store, [kept for _, kept in pairs])
     ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
-    for folder, kept in track(_load_all(root, store.experiment_name), "runs", "runs"):
-        there = by_key.get(kept.key)
+    for folder, kept in track(pairs, "runs", "runs"):
+        there = known.get(kept.key)
         if there is not None:
             ids[kept.run_id] = there.run_id
         if kept.ended and there is not None and there.ended:
@@ -81,6 +81,18 @@ def sync(store: Store, root: Path, known: Sequence[Record], wait_s: float = 0) -
         if kept.parent_id is not None:
             synced.parents.add(kept.parent_id)
     return synced
+
+
+def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, Record]:
+    """Return what the store has of the runs, by their keys."""
+    by_id = history.load_runs(store, [kept.run_id for kept in journals if kept.run_id])
+    known = {record.tags["record"]: record for record in by_id.values() if "record" in record.tags}
+    for kept in journals:
+        if kept.key not in known:  # logged under another id, if at all
+            there = history.find_logged(store, kept.key)
+            if there is not None:
+                known[kept.key] = there
+    return known
 
 
 def load_records(root: Path) -> list[Record]:
@@ -121,7 +133,7 @@ def main(words: list[str]) -> None:
     if not folder.is_dir():
         raise ConfigError(f"folder: got {folder}, takes the folder of runs or sweeps")
     store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
-    synced = sync(store, folder, history.find_runs(store, "", deleted=True))
+    synced = sync(store, folder)
     for state in ("logged", "killed", "running"):
         for path in getattr(synced, state):
             print(f"{state:8} {path}")

@@ -3,16 +3,20 @@
 What writes to a database is not interrupted.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+import numpy as np
 
 from resnet8ptq.core import interrupts
+from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking import history, serving
 from resnet8ptq.tracking.journal import FILE, SWEEP_FILE, Journal, Point
-from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.store import Store, is_away
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
 
@@ -20,7 +24,9 @@ _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be m
 @interrupts.deferred()
 def create(store: Store, journal: Journal) -> str:
     """Make the run in the store; return its id."""
-    tags = {**journal.tags, "record": journal.key, "status": "running"}
+    from mlflow.tracking.context.registry import resolve_tags
+
+    tags = resolve_tags({**journal.tags, "record": journal.key, "status": "running"})
     run = store.client.create_run(store.experiment_id, journal.start_ms, tags, journal.name)
     return str(run.info.run_id)
 
@@ -34,6 +40,8 @@ def log_batch(
     tags: Mapping[str, str] | None = None,
 ) -> None:
     """Log metrics, params and tags, in as many calls as MLflow's limits ask for."""
+    from mlflow.entities import Metric, Param, RunTag
+
     metrics = [Metric(*point) for point in points]
     named = [Param(key, value) for key, value in (params or {}).items()]
     tagged = [RunTag(key, value) for key, value in (tags or {}).items()]
@@ -43,13 +51,15 @@ def log_batch(
 
 
 @interrupts.deferred()
-def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, str]]) -> None:
-    """Log the data sets of a run, given as MLflow's fields with a `context`."""
+def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, Any]]) -> None:
+    """Log the data sets of a run, as its journal describes them."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+    from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
     inputs = []
-    for fields in datasets:
-        context = InputTag(MLFLOW_DATASET_CONTEXT, fields["context"])
-        kept = {key: value for key, value in fields.items() if key != "context"}
-        inputs.append(DatasetInput(Dataset(**kept), [context]))
+    for described in datasets:
+        context = InputTag(MLFLOW_DATASET_CONTEXT, described["context"])
+        inputs.append(DatasetInput(Dataset(**_to_fields(described)), [context]))
     for last in (False, False, True):
         try:
             return store.client.log_inputs(run_id, inputs)
@@ -60,10 +70,38 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, str]
                 raise
 
 
+def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
+    """Return a data set as MLflow's fields, all of them text."""
+    if "schema" in described:  # a record of an earlier version holds the fields themselves
+        return {key: value for key, value in described.items() if key != "context"}
+    from mlflow.data.numpy_dataset import NumpyDataset
+    from mlflow.data.sources import LocalArtifactDatasetSource
+
+    # MLflow looks at shape and type alone, so that one value stands for all: no sample is read.
+    arrays = {
+        key: np.broadcast_to(np.zeros((), dtype), shape)
+        for key in ("images", "targets")
+        for dtype, shape in [described.get(key, (None, None))]
+        if dtype is not None
+    }
+    return NumpyDataset(
+        arrays["images"],
+        source=LocalArtifactDatasetSource(described["source"]),
+        targets=arrays.get("targets"),
+        name=described["name"],
+        digest=described["digest"][:36],  # what MLflow keeps; the whole one is a tag of the run
+    ).to_dict()
+
+
 def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
     """Add files to a run, replacing those of the same name."""
     for path in paths:
         store.client.log_artifact(run_id, str(path))
+
+
+def log_folder(store: Store, run_id: str, folder: Path) -> None:
+    """Add the files of a run's folder to it."""
+    log_files(store, run_id, files_of(folder))
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -71,6 +109,23 @@ def files_of(folder: Path) -> list[Path]:
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
     paths = (path for path in sorted(folder.iterdir()) if path.is_file())
     return [path for path in paths if not path.name.startswith(".") and path.name not in private]
+
+
+def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
+    """Delete runs, by their ids, that run again as another one.
+
+    MLflow keeps deleted runs, and shows them on request; so does the folder of each.
+    """
+    for old in earlier:
+        try:
+            log_batch(store, old, tags={"run_again_as": run_id})
+            with interrupts.deferred():
+                store.client.delete_run(old)
+        except Exception as error:
+            if not is_away(error):
+                raise
+            # Reports take a job's newest run. A server may let only its owner delete a run.
+            log.warning("run %s stays beside %s: %s", old, run_id, one_line(error))
 
 
 @interrupts.deferred()
@@ -84,14 +139,14 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 
 def push(store: Store, journal: Journal, folder: Path) -> str:
     """Log an ended run to the store, which may have parts of it; return the run's id."""
-    there = history.find_runs(store, f"tags.record = '{journal.key}'", most=1, deleted=True)
-    run_id = there[0].run_id if there else create(store, journal)
+    there = history.find_logged(store, journal.key)
+    run_id = create(store, journal) if there is None else there.run_id
     serving.log_model(
         store, run_id, journal, folder
     )  # first: MLflow copies the run's metrics to it
     log_datasets(store, run_id, journal.datasets)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
     log_batch(store, run_id, journal.points, journal.params, tags)
-    log_files(store, run_id, files_of(folder))
+    log_folder(store, run_id, folder)
     finish(store, run_id, journal)
     return run_id

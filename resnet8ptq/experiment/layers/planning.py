@@ -8,7 +8,6 @@ not calibrate.
 """
 
 import copy
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.weights import read_weights, write_weights
 from resnet8ptq.precision.plan import Plan
-
-log = logging.getLogger(__name__)
 
 FILE = "plan.csv"
 _STEPS = 1000

@@ -18,7 +18,6 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.console import track
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Trial, as_fp32
-from resnet8ptq.experiment.layers import sensitivity_table
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.subject import open_subject
@@ -47,6 +46,9 @@ def analyse(config: RunConfig, folder: Path, run: Recorder) -> SensitivityResult
         result = _analyse(config, judge, network, measured)
     params = {**resolved.to_params(), "sqnr_of": output, **subject.digests}
     result = replace(result, output=output, resolved=params)
+
+    # It draws, which a run that only excludes layers does not.
+    from resnet8ptq.experiment.layers import sensitivity_table
 
     sensitivity_table.write(folder, subject.config, result)
     sensitivity_table.print_table(result, sensitivity_table.describe(subject.config))

@@ -1,0 +1,54 @@
+"""Hydra's own sweeper, which composes each job once: Hydra does it to check them and to run them.
+
+It takes the place of Hydra's as `hydra/sweeper=basic`, the default. A composition takes a tenth of
+a second, a twentieth of a sweep of many small runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
+from hydra.core.config_store import ConfigStore
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+
+@dataclass
+class Sweeper(BasicSweeperConf):
+    """The settings of Hydra's own."""
+
+    _target_: str = "hydra_plugins.resnet8ptq_launchers.sweeper.ComposingOnce"
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="basic", node=Sweeper, provider="hydra")
+
+
+@dataclass
+class _Loader:
+    """Hydra's config loader, which hands out what it has composed before; each once."""
+
+    loader: Any
+    composed: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> Any:
+        """Return the config of a job."""
+        ready = self.composed.pop(tuple(sweep_overrides), None)
+        return ready or self.loader.load_sweep_config(master_config, sweep_overrides)
+
+
+class ComposingOnce(BasicSweeper):
+    """Keeps what it composed to check the jobs, for the launcher that runs them here."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Compose the jobs of a batch, so that a wrong setting ends the sweep before the first."""
+        if not isinstance(self.launcher, BasicLauncher):
+            return super().validate_batch_is_legal(batch)
+        assert self.hydra_context is not None and self.config is not None
+        loader = _Loader(self.hydra_context.config_loader)
+        for overrides in batch:
+            loaded = loader.loader.load_sweep_config(self.config, list(overrides))
+            loader.composed[tuple(overrides)] = loaded
+        context: Any = HydraContext
+        self.launcher.hydra_context = context(loader, self.hydra_context.callbacks)
