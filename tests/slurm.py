@@ -1,90 +1,121 @@
-"""A Slurm of one machine, as far as submitit sees one: sbatch, srun, sacct and scancel on PATH.
+"""A Slurm of one node: the daemons of Debian's packages, on this machine's loopback alone.
 
-Jobs run one after the other and, as those of a cluster may, inherit no environment.
+Jobs inherit, as those of a cluster may, next to nothing of the environment.
 """
 
 import os
-import re
 import shutil
-import stat
+import socket
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-KEPT = ("PATH", "HOME", "PYTHONPATH")
+import pytest
 
-
-def install(folder: Path) -> Path:
-    """Write the commands; return the folder to put on PATH."""
-    folder.mkdir()
-    for name in ("sbatch", "srun", "sacct", "scancel"):
-        path = folder / name
-        path.write_text(
-            f"#!{sys.executable}\nimport sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
-            f"import slurm\nslurm.{name}(slurm.Path(__file__).parent, sys.argv[1:])\n"
-        )
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return folder
-
-
-def sbatch(folder: Path, args: list[str]) -> None:
-    """Start the tasks of an array in the background."""
-    script = Path(args[0])
-    shutil.copy(script, folder / "script.sh")
-    array = re.search(r"--array=0-(\d+)", script.read_text())
-    tasks = range(int(array[1]) + 1) if array else [0]
-    jobs = [f"7_{task}" if array else "7" for task in tasks]
-    code = "import sys, slurm; slurm.run(slurm.Path(sys.argv[1]), sys.argv[2:])"
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, folder, *jobs],
-            env={name: os.environ[name] for name in KEPT if name in os.environ}
-            | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    (folder / "pid").write_text(str(process.pid))
-    print("Submitted batch job 7")
+PACKAGES = "slurmctld slurmd slurm-client munge"
+MUNGE = "munge"  # a user, for munged refuses to run as root
+CONF = """
+ClusterName=tests
+SlurmctldHost=localhost
+SlurmctldPort={0}
+SlurmdPort={1}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SlurmUser=root
+AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+NodeName=localhost CPUs=2 RealMemory=4096
+PartitionName=all Nodes=ALL Default=YES
+"""
 
 
-def run(folder: Path, jobs: list[str]) -> None:
-    """Run the tasks of an array, and keep their states."""
-    for job in jobs:
-        array, _, task = job.partition("_")
-        told = {"SLURM_JOB_ID": job.replace("_", ""), "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
-        told |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
-        if task:
-            told |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
-        else:
-            told |= {"SLURM_JOB_ID": array}
-        code = subprocess.call(["bash", folder / "script.sh"], env={**os.environ, **told})
-        (folder / f"{job}.state").write_text("FAILED" if code else "COMPLETED")
+class Cluster:
+    """A running one, which the commands of Slurm find by the environment."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through the processes of its jobs."""
+        for line in call("scontrol", "listpids").splitlines()[1:]:
+            yield int(line.split()[0])
+
+    def list_jobs(self, *states: str) -> list[str]:
+        """Return the ids of the jobs in these states."""
+        return call("squeue", "-h", "-r", "-o%i", f"--states={','.join(states)}").split()
+
+    def cancel(self, job_id: str) -> None:
+        call("scancel", job_id)
+
+    def kill_jobs(self) -> None:
+        """Kill every job, and return when none is left."""
+        call("scancel", "--me", "--state=PENDING")
+        call("scancel", "--me", "--full", "--signal=KILL")
+        while self.list_jobs("PENDING", "RUNNING", "COMPLETING"):
+            pass
 
 
-def srun(folder: Path, args: list[str]) -> None:
-    """Become the command, with its output where `--output` and `--error` say."""
-    task = os.environ.get("SLURM_ARRAY_TASK_ID")
-    array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    names = {"%j": os.environ["SLURM_JOB_ID"], "%A": array or "", "%a": task or "", "%t": "0"}
-    for option, target in (("--output", sys.stdout), ("--error", sys.stderr)):
-        path = args[args.index(option) + 1]
-        for short, value in names.items():
-            path = path.replace(short, value)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), target.fileno())
-    command = args[args.index("--error") + 2 :]
-    os.execvp(command[0], command)
+def call(*words: str) -> str:
+    # `scontrol listpids` fails where there are none.
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
 
-def sacct(folder: Path, args: list[str]) -> None:
-    """Print the states of the tasks that have ended."""
-    print("JobID|State|NodeList")
-    for path in sorted(folder.glob("*.state")):
-        print(f"{path.stem}|{path.read_text()}|here")
+@contextmanager
+def run() -> Iterator[Cluster]:
+    """Start one, and end it with all of its jobs."""
+    if os.getuid() or not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))):
+        pytest.skip(f"needs root, and Slurm (apt-get install {PACKAGES})")
+    with (
+        TemporaryDirectory() as name,
+        (Path(name) / "log").open("w+") as log,
+        pytest.MonkeyPatch.context() as patch,
+        ExitStack() as daemons,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        write_conf(folder)
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        patch.setenv("SBATCH_EXPORT", "PATH,HOME,PYTHONPATH")
+        known = {key: os.environ[key] for key in ("PATH", "SLURM_CONF")}
+        files = ("socket", "key-file", "pid-file", "log-file", "seed-file")
+        munged = ["munged", "--foreground", *(f"--{f}={folder}/munge/{f}" for f in files)]
+        started = []
+        for words, user in (
+            (munged, MUNGE),
+            (["slurmctld", "-D"], "root"),
+            (["slurmd", "-D", "-N", "localhost"], "root"),
+        ):
+            process = subprocess.Popen(words, env=known, stdout=log, stderr=log, user=user)
+            started.append(daemons.enter_context(process))
+            daemons.callback(process.terminate)
+        cluster = Cluster()
+        daemons.callback(cluster.kill_jobs)
+        while subprocess.run(["scontrol", "ping"], capture_output=True, check=False).returncode:
+            if any(process.poll() is not None for process in started):
+                log.seek(0)
+                pytest.fail(log.read())
+        yield cluster
 
 
-def scancel(folder: Path, args: list[str]) -> None:
-    """End all of them."""
-    os.killpg(int((folder / "pid").read_text()), 9)
+def write_conf(folder: Path) -> None:
+    """Write its configuration, with free ports, and munge's key."""
+    with socket.socket() as one, socket.socket() as other:
+        ports = []
+        for probe in (one, other):
+            probe.bind(("127.0.0.1", 0))
+            ports.append(probe.getsockname()[1])
+    (folder / "slurm.conf").write_text(CONF.format(*ports, folder=folder))
+    munge = folder / "munge"
+    munge.mkdir()
+    key = munge / "key-file"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    for path in (munge, key):
+        shutil.chown(path, MUNGE, MUNGE)

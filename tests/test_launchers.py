@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import forked
 import numpy as np
 import pytest
 import slurm
-from calling import NO_REAL_FILES, QUICK, Called
+from calling import NO_REAL_FILES, QUICK, Called, call
 from conftest import FAILS, new_store
 from forked import Process, call_process
 from mlflow.entities import ViewType
@@ -48,17 +48,28 @@ def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[slurm.Cluster]:
+    """A Slurm; without root or its packages, what needs it is skipped."""
+    with slurm.run() as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
-def parallel(launcher: str, tmp_path_factory: pytest.TempPathFactory, started: "Started") -> Called:
+def parallel(
+    launcher: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    started: "Started",
+    request: pytest.FixtureRequest,
+) -> Called:
+    if launcher == "slurm":
+        request.getfixturevalue("cluster")
     folder = tmp_path_factory.mktemp(launcher)
     new_store(folder / "mlruns")
     if launcher in ("processes", "ray_local"):
         cells = CELLS if launcher == "ray_local" else AFTER_KILLED
         return call_and_kill(folder, started, *cells, *LAUNCHERS[launcher])
-    path = os.environ["PATH"]
-    if launcher == "slurm":
-        path = f"{slurm.install(folder / 'bin')}{os.pathsep}{path}"
-    return call_process(folder, "-m", *CELLS, *LAUNCHERS[launcher], **NO_REAL_FILES, PATH=path)
+    return call_process(folder, "-m", *CELLS, *LAUNCHERS[launcher], **NO_REAL_FILES)
 
 
 def test_jobs_have_one_parent_and_lose_no_run(
@@ -167,25 +178,75 @@ def test_interrupted_jobs_are_closed_and_leave_no_process(tmp_path: Path, starte
     assert list(started) == []
 
 
-def call_and_kill(folder: Path, started: Started, *args: str) -> Called:
-    """Call a sweep, and kill its first job."""
+@pytest.mark.usefixtures("shapes_model")
+def test_interrupted_jobs_of_slurm_are_cancelled(tmp_path: Path, cluster: slurm.Cluster) -> None:
+    found = interrupt(tmp_path, signal.SIGINT, {"0", "1"}, *LAUNCHERS["slurm"])
+    assert found.code == 130
+    assert len(found.children) == 2
+    for run in (found.parent, *found.children):
+        assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
+    assert "Traceback" not in found.err
+    assert cluster.list_jobs("PENDING", "RUNNING") == []
+
+
+def test_what_slurm_ends_is_named_and_run_again(tmp_path: Path, cluster: slurm.Cluster) -> None:
+    cells = (*QUICK, "dtype=int8,uint8,u8s8")
+    new_store(tmp_path / "mlruns")
+    one_at_once = (*LAUNCHERS["slurm"][:1], "hydra.launcher.array_parallelism=1")
+    with Process(tmp_path, "-m", *cells, *one_at_once, **NO_REAL_FILES) as process:
+        process.wait_for_jobs({"0"})
+        os.kill(find_job(0, cluster), signal.SIGKILL)
+        process.wait_for_jobs({"1"})
+        (running,) = cluster.list_jobs("RUNNING")
+        cluster.cancel(running)
+        ended = process.wait()
+    assert ended.code == 1
+    killed, cancelled, _ = (run.info.run_id for run in sorted_children(ended))
+    assert [run.data.tags["status"] for run in sorted_children(ended)] == ["killed", "killed", "ok"]
+    said = " ".join(ended.err.split())
+    for number, state in enumerate(("FAILED", "CANCELLED")):
+        assert f"job #{number} " in said
+        assert f"Slurm says {state}, and it left no result" in said
+
+    resumed = call(tmp_path, "-m", *cells, "sweep.resume=true", **NO_REAL_FILES)
+    assert resumed.code == 0, resumed.err
+    assert "Skipped: 1 of 3 runs" in resumed.out
+    children = sorted_children(resumed)
+    assert [run.data.tags["job_number"] for run in children] == ["0", "1", "2"]
+    assert {run.data.tags["status"] for run in children} == {"ok"}
+    assert not {killed, cancelled} & {run.info.run_id for run in children}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_slurm_refuses_is_told_in_one_line(tmp_path: Path) -> None:
+    new_store(tmp_path / "mlruns")
+    nowhere = "hydra.launcher.partition=nowhere"
+    found = call(tmp_path, "-m", *QUICK, "dtype=int8", *LAUNCHERS["slurm"], nowhere)
+    assert found.code == 1
+    assert "Traceback" not in found.err
+    assert "hydra/launcher=slurm: " in found.err
+    assert "Invalid partition name specified" in found.err
+
+
+def call_and_kill(folder: Path, pids: Iterable[int], *args: str) -> Called:
+    """Call a sweep, and kill its first job, which is one of the processes `pids`."""
     with Process(folder, "-m", *args, **NO_REAL_FILES) as process:
         process.wait_for_jobs({"0"})
-        os.kill(find_first_job(started), signal.SIGKILL)
+        os.kill(find_job(0, pids), signal.SIGKILL)
         return process.wait()
 
 
-def find_first_job(started: Started) -> int:
-    """Return the process that writes the log of job 0."""
-    for process in started:
+def find_job(number: int, pids: Iterable[int]) -> int:
+    """Return the process that writes the log of the job."""
+    for process in pids:
         for file in Path(f"/proc/{process}/fd").glob("*"):
             try:
                 target = file.readlink()
             except OSError:  # closed meanwhile
                 continue
-            if target.name == "run.log" and target.parent.name.startswith("0_"):
+            if target.name == "run.log" and target.parent.name.startswith(f"{number}_"):
                 return process
-    pytest.fail("job 0 has no process")
+    pytest.fail(f"job {number} has no process")
 
 
 def sorted_children(sweep: Called) -> list["Run"]:

@@ -3,7 +3,9 @@
 submitit pickles them into `.submitit/` in the sweep's folder; what they print lands there too.
 """
 
+import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,9 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core.errors import JobError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.sweep.jobs import fit, variables
 from resnet8ptq.tracking.sweep_file import Worker
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 
@@ -26,8 +30,59 @@ _SHARED = {"timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "m
 _SHARED |= {"name", "stderr_to_stdout"}
 
 
+_GONE = "nothing of it any more"  # cancelled while it waited, or ended longer ago than MinJobAge
+_ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "TIMEOUT", _GONE),
+}
+
+
+class _Queue:
+    """What Slurm says of jobs, in the place of submitit's own watcher.
+
+    That one asks sacct, and never learns of a job that died where Slurm keeps no accounting.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}  # by the jobs' ids
+        self.started_s = self.next_s = time.monotonic()
+
+    def register_job(self, job_id: str) -> None:
+        """Take note of a job that was submitted."""
+        self.states[job_id] = "PENDING"
+
+    def get_state(self, job_id: str, mode: str = "") -> str:
+        """Return a job's state, as Slurm calls it, when it was last asked for."""
+        return self.states[job_id]
+
+    def is_done(self, job_id: str, mode: str = "") -> bool:
+        """Tell whether the job has ended; asks for all jobs at once, and less often with time."""
+        now_s = time.monotonic()
+        if now_s >= self.next_s:
+            self.next_s = now_s + min(60, max(2, (now_s - self.started_s) / 2))
+            self._ask()
+        return self.states[job_id] in _ENDED
+
+    def _ask(self) -> None:
+        which = ["--all", f"--user={os.getuid()}", "--states=all", "--array"]
+        command = ["squeue", *which, "--noheader", "--format=%i|%T"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode:  # the controller is away; the jobs go on
+            log.warning("%s", printable(answer.stderr))
+            return
+        listed = dict(line.split("|") for line in answer.stdout.splitlines())
+        for job_id, state in self.states.items():
+            if state not in _ENDED:
+                self.states[job_id] = listed.get(job_id, _GONE)
+
+
 class _SlurmJob(Job):
     """Starts again, from the beginning, where Slurm preempts it."""
+
+    def __call__(self) -> JobReturn:
+        """Run the job. submitit would go on after SIGTERM, and could finish what is cancelled."""
+        signal.signal(signal.SIGTERM, _end_unless_preempted)
+        return super().__call__()
 
     def checkpoint(self) -> Any:
         """Return what submitit queues again."""
@@ -53,7 +108,7 @@ class SlurmJobs(JobsLauncher):
         """Submit the jobs, and take their results as they end; cancel them when interrupted."""
         # Inherited by way of sbatch; no setting of ours reaches OpenMP and BLAS.
         os.environ.setdefault("OMP_NUM_THREADS", str(self.settings["cpus_per_task"]))
-        submitted = self._make_executor().submit_array([_SlurmJob(**vars(job)) for job in jobs])
+        submitted = self._submit([_SlurmJob(**vars(job)) for job in jobs])
         running = {job.number: (job, one) for job, one in zip(jobs, submitted, strict=True)}
         ended = {}
         try:
@@ -67,11 +122,11 @@ class SlurmJobs(JobsLauncher):
             raise
         return ended
 
-    def _make_executor(self) -> Any:
-        """Make submitit's executor.
+    def _submit(self, jobs: Sequence[_SlurmJob]) -> list[Any]:
+        """Queue the jobs.
 
         Raises:
-            JobError: this machine cannot submit to Slurm, or Slurm has no such setting.
+            JobError: this machine cannot submit to Slurm, or Slurm refuses a setting.
         """
         import submitit
 
@@ -81,21 +136,40 @@ class SlurmJobs(JobsLauncher):
         folder, retries = (
             settings.pop(f"slurm_{k}") for k in ("submitit_folder", "max_num_timeout")
         )
+        # By default srun exports what sbatch did: maybe nothing, not even that it is submitit's.
+        settings["slurm_srun_args"] = ["--export=ALL"]
+        submitit.SlurmJob.watcher = _Queue()
         try:
             made = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=retries)
             made.update_parameters(**settings)
+            return list(made.submit_array(jobs))
         except (RuntimeError, NameError, ValueError, AssertionError) as error:
             raise JobError(f"hydra/launcher=slurm: {one_line(error)}") from error
-        return made
+
+
+def _end_unless_preempted(*_: object) -> None:
+    """Let the run be closed as killed, and end, where Slurm ends the job.
+
+    One that is preempted with a `GraceTime` goes on: Slurm queues it again only if it has to end
+    it. Until then its state is RUNNING.
+    """
+    job_id = os.environ["SLURM_JOB_ID"]  # for one of its jobs also the whole array's
+    command = ["squeue", f"--job={job_id}", "--noheader", "--format=%A|%T"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if f"{job_id}|RUNNING" not in answer.stdout.splitlines():
+        sys.exit(143)
 
 
 def _take(job: Job, submitted: Any) -> JobReturn:
     """Return a job's result, and show what it logged."""
     sys.stderr.write(submitted.stderr() or "")
+    state = submitted.state
     try:
-        return submitted.result()
+        if submitted.paths.result_pickle.exists() or state == "COMPLETED":
+            found: JobReturn = submitted.result()  # waits for a slow file system
+            return found
     except Exception:  # submitit's own, or of reading the result
-        return job.died(
-            f"Slurm says {submitted.state}, and it left no result; its output: "
-            f"{submitted.paths.stderr}"
-        )
+        pass
+    return job.died(
+        f"Slurm says {state}, and it left no result; its output: {submitted.paths.stderr}"
+    )
