@@ -25,8 +25,8 @@ check: .venv/.dev ## Format, lint, types, and which package imports which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/.dev ## Measure time and memory beside the bare libraries: benchmarks/RESULTS.md
-	$(BIN)/python -m benchmarks
+bench: .venv/.dev ## Measure time beside the bare libraries, and memory and stores too with BENCH=all: benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks $(if $(filter all,$(BENCH)),--all)
 
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri $(STORE)

@@ -31,7 +31,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # takes the running child along
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:
         setting = Setting(Path(scratch), arguments.rounds)
-        for name in [] if arguments.render else arguments.sections or results.SECTIONS:
+        for name in [] if arguments.render else _chosen(arguments):
             if name in arguments.skip:
                 continue
             if name in OPTIONAL and not OPTIONAL[name][0].is_available():
@@ -45,11 +45,17 @@ def main() -> int:
     return 0
 
 
+def _chosen(arguments: argparse.Namespace) -> list[str]:
+    return arguments.sections or [*(results.SECTIONS if arguments.all else results.QUICK)]
+
+
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = list(results.SECTIONS)
     parser.add_argument("sections", nargs="*", metavar="section", help=", ".join(names))
+    quick = ", ".join(results.QUICK)
+    parser.add_argument("--all", action="store_true", help=f"every section; default: {quick}")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side (default: 3)")
     parser.add_argument(
         "--skip", nargs="*", choices=names, default=[], help="sections to leave out"

@@ -16,6 +16,7 @@ from benchmarks import (
     parallel,
     startup,
     steps,
+    stores,
     sweeps,
 )
 from benchmarks.setting import REPO, Record, Setting
@@ -47,8 +48,11 @@ SECTIONS = {
     "steps": Section(steps.measure, {"Where the time goes": steps.render}),
     "startup": Section(startup.measure, {"Start-up": startup.render}),
     "parallel": Section(parallel.measure, {"Jobs at once": parallel.render}),
+    "stores": Section(stores.measure, {"Stores of real size": stores.render}),
     "equality": Section(equality.measure, {"Same results": equality.render}),
 }
+
+QUICK = ("sweep4", "evaluation", "startup")  # without `--all`: a few minutes each
 
 
 def load(folder: Path = FOLDER) -> Record:

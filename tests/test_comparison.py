@@ -126,7 +126,7 @@ def test_predictions_are_an_integer_for_each_image(tmp_path: Path, name: str, dt
     for wrong in (np.arange(3).astype(dtype), np.arange(4), np.arange(3)[None]):
         np.savez(tmp_path / "predictions.npz", **{**good, name: wrong})
         with pytest.raises(ValueError, match="not one number for each item"):
-            comparison._read_predictions(Classification(), tmp_path / "predictions.npz")
+            comparison._read_predictions(Classification(), tmp_path / "predictions.npz", {})
 
 
 @pytest.mark.parametrize("kind", ["activations", "weights"])

@@ -5,6 +5,7 @@ corrected together (Holm, 1979): the runs against their FP32 baselines, the same
 runs against the best one.
 """
 
+import hashlib
 import json
 import zipfile
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.report import families, table
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.contract import CHOICE, Paired, Task
+from resnet8ptq.tasks.contract import CHOICE, Array, Paired, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
@@ -40,7 +41,8 @@ class Cell:
         adjusted_p: of the run against its baseline, corrected; None where nothing was measured.
         worse_classes: classes that lost significantly, after correction.
         choice: on the samples that the sweep chooses by; None where there are none.
-        ranges: `ranges.json` of the run: activations and weights.
+        ranges: `ranges.json` of the run: activations and weights; of the first run alone of each
+            backend and calibration, which the figures show.
     """
 
     record: Record
@@ -114,23 +116,35 @@ def load(store: Store, records: Sequence[Record]) -> list[Family]:
 
 
 def _load_family(store: Store, records: Sequence[Record]) -> Family:
-    labels = table.labels(records)
-    task = table.task_of(records)
-    return compare([_load_cell(store, task, *pair) for pair in zip(records, labels, strict=True)])
+    labels, task = table.labels(records), table.task_of(records)
+    kept: dict[bytes, Array] = {}
+    cells, shown = [], set()
+    for record, label in zip(records, labels, strict=True):
+        cell = _load_cell(store, task, record, label, kept)
+        kind = cell.backend, record.params.get("calib")
+        if cell.quantized and kind not in shown:
+            with history.artifact(store, record, "ranges.json") as path:
+                cell = replace(cell, ranges=_read(record, path, _read_ranges))
+            if cell.ranges["activations"]:
+                shown.add(kind)
+        cells.append(cell)
+    return compare(cells)
 
 
-def _load_cell(store: Store, task: Task, record: Record, label: str) -> Cell:
-    if task.metric.name not in record.metrics:
+def _load_cell(
+    store: Store, task: Task, record: Record, label: str, kept: dict[bytes, Array]
+) -> Cell:
+    # A run that was killed may have logged its figures and not yet its files.
+    if task.metric.name not in record.metrics or record.tags.get("status") != "ok":
         return Cell(record, label)
+    reader = partial(_read_predictions, task, kept=kept)
     with history.artifact(store, record, "predictions.npz") as path:
-        paired = _read(record, path, partial(_read_predictions, task))
+        paired = _read(record, path, reader)
     choice = None
     if f"{CHOICE}{task.metric.name}" in record.metrics:
         with history.artifact(store, record, "choice.npz") as path:
-            choice = _read(record, path, partial(_read_predictions, task))
-    with history.artifact(store, record, "ranges.json") as path:
-        ranges = _read(record, path, _read_ranges)
-    return Cell(record, label, paired, choice=choice, ranges=ranges)
+            choice = _read(record, path, reader)
+    return Cell(record, label, paired, choice=choice)
 
 
 def _read(record: Record, path: Path, reader: Callable[[Path], T]) -> T:
@@ -147,12 +161,18 @@ def _read(record: Record, path: Path, reader: Callable[[Path], T]) -> T:
         ) from None
 
 
-def _read_predictions(task: Task, path: Path) -> Paired:
+def _read_predictions(task: Task, path: Path, kept: dict[bytes, Array]) -> Paired:
+    """Read predictions; arrays that another run has too, such as labels, are `kept` once."""
     with zipfile.ZipFile(path) as archive:
         if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
     with np.load(path, allow_pickle=False) as arrays:
-        return task.paired.read(arrays)
+        return task.paired.read({name: _keep(arrays[name], kept) for name in arrays})
+
+
+def _keep(array: Array, kept: dict[bytes, Array]) -> Array:
+    content = f"{array.dtype} {array.shape} ".encode() + array.tobytes()
+    return kept.setdefault(hashlib.sha256(content).digest(), array)
 
 
 def _read_ranges(path: Path) -> dict[str, Any]:

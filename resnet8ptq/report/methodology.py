@@ -6,11 +6,12 @@ from resnet8ptq.report.comparison import Family
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.history import Record
 
+NAMED = 10  # values of one setting
 BASELINE = ", against the FP32 baseline of the same framework"
 
 
 def describe(family: Family) -> list[tuple[str, str]]:
-    """Return (subject, text) pairs; where runs differ, every value is named."""
+    """Return (subject, text) pairs; where runs differ, up to `NAMED` values are named."""
     runs = [record for record in family.records if "total" in record.metrics]
     task = family.task
     if not runs:
@@ -75,5 +76,6 @@ def describe(family: Family) -> list[tuple[str, str]]:
 
 
 def _values(runs: Sequence[Record], read: Callable[[Record], str | None]) -> str:
-    values = dict.fromkeys(value for run in runs if (value := read(run)) is not None)
-    return " / ".join(values) or "unknown"
+    values = list(dict.fromkeys(value for run in runs if (value := read(run)) is not None))
+    more = f" / and {len(values) - NAMED} more" if len(values) > NAMED else ""
+    return " / ".join(values[:NAMED]) + more or "unknown"

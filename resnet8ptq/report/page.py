@@ -10,18 +10,24 @@ sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged o
 """
 
 import base64
+import html
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
 from matplotlib.figure import Figure
 
+from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import command, figures, files
+from resnet8ptq.core import background, command, figures, files
 from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import one_line, printable, safe_name
 from resnet8ptq.evaluation.race import FILE, Race
@@ -36,38 +42,38 @@ from resnet8ptq.report import (
     verdicts,
 )
 from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, recommend, why_none
-from resnet8ptq.report.verdicts import OUTCOMES
+from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, why_none
+from resnet8ptq.report.verdicts import OUTCOMES, Verdict
+from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
 Images = Mapping[str, bytes]  # file name -> PNG
+FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
 
 
 def write(
     store: Store,
     parent_id: str,
-    families: Sequence[Family],
+    chosen: Sequence[Selection],
     folder: Path,
-    limits: ReportConfig,
-    races: Sequence[Race | None],
 ) -> list[Path]:
     """Write the report of a sweep's runs into `folder`, and log it on their parent run.
 
     Args:
-        races: of the best models of each family.
+        chosen: of each family.
 
     Returns:
         Its files.
     """
     images: dict[str, bytes] = {}
-    chosen = select(families, limits, races)
+    families = [selected.family for selected in chosen]
     for prefix, selected in zip(_prefixes(families), chosen, strict=True):
         family = selected.family
         drawn = _draw(selected)
-        if (best := recommend(selected)) and best[0].choice is not None:
+        if (best := selected.recommendations) and best[0].choice is not None:
             drawn |= _figures_of(store, best[0].choice.record, family.task.figure_files)
         images |= {prefix + name: image for name, image in drawn.items()}
     paths = []
@@ -84,7 +90,7 @@ def write(
     ):
         files.write_text(folder / name, text)
         paths.append(folder / name)
-    upload.log_files(store, parent_id, paths)
+    background.ask(upload.log_files, store, parent_id, paths)
     return paths
 
 
@@ -118,9 +124,10 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
-        autoescape=False,  # Markdown: the filter `md` escapes, and the page is made without HTML
+        autoescape=False,  # Markdown: the filter `md` escapes; the page takes no HTML but `FOLD`
     )
     environment.filters["md"] = _escape
+    environment.filters["html"] = lambda text: html.escape(printable(text))
     families = [selected.family for selected in chosen]
     text = environment.get_template("report.md.j2").render(
         title=_title(families),
@@ -153,11 +160,11 @@ def _render(
 ) -> str:
     """Return all that is said of one family, whose figures' names begin with `prefix`."""
     found, limits = selected.family, selected.limits
-    recommendations = recommend(selected)
-    judged = verdicts.in_words([found], limits)
-    columns, rows = table.without_empty(
-        table.columns(found.records), table.rows(found.records, judged)
-    )
+    recommendations = selected.recommendations
+    judged = verdicts.in_words([found], limits, [selected.judged])
+    lines = table.rows(found.records, judged)
+    heads, (shown, cut) = table.columns(found.records), table.shorten(found.records, lines)
+    losses = [(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes]
     return environment.get_template("family.md.j2").render(
         level="###" if prefix else "##",
         summary=summarize(selected, recommendations),
@@ -169,12 +176,15 @@ def _render(
         front=pareto.find(found),
         metric=found.task.metric,
         least=verdicts.least_of(found.task.metric, limits),
-        columns=columns,
+        table=table.without_empty(heads, shown),
+        cut=cut,
+        folds=_fold(selected, heads, lines[len(lines) - len(found.records) :]) if cut else [],
         numeric=table.numeric(found.records),
-        rows=rows,
+        many=table.MANY,
         notes=table.notes(found.records, judged),
         class_names=found.class_names,
-        losses=[(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes],
+        losses=losses,
+        losing=Counter(name for _, classes in losses for name in classes).most_common(),
         figures={
             name: f"{prefix}{name}.png" if f"{prefix}{name}.png" in figures else None
             for name in ("trade_offs", "class_impact")
@@ -192,9 +202,44 @@ def _render(
     )
 
 
+def _fold(
+    selected: Selection, heads: Sequence[str], lines: Sequence[list[str]]
+) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
+    """Return a heading and a table for the runs of each combination, the best one's first."""
+    records, metric = selected.family.records, selected.family.task.metric
+    groups: dict[Combination, list[int]] = {}
+    for place in table.best_first(records):
+        groups.setdefault(table.combination(records[place]), []).append(place)
+    return [
+        (
+            _head(name, [records[place] for place in places], selected.judged, metric),
+            table.without_empty(heads, [lines[place] for place in places]),
+        )
+        for name, places in groups.items()
+    ]
+
+
+def _head(
+    name: Combination, records: Sequence[Record], judged: Mapping[str, Verdict], metric: Metric
+) -> str:
+    """Say of the runs of a combination how many there are, and what they came to."""
+    values = [run.metrics[metric.name] for run in records if metric.name in run.metrics]
+    outcomes = Counter(
+        judged[run.run_id].outcome if run.run_id in judged else run.tags.get("status", "?")
+        for run in records
+    )
+    parts = [f"{len(records):,} runs" if len(records) > 1 else "1 run"]
+    if values:
+        ends = sorted({metric.show(end) for end in (min(values), max(values))})
+        parts.append(f"{metric.title} {' to '.join(ends)}")
+    parts.append(", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items()))
+    return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
+
+
 def to_html(markdown: str, title: str, images: Images) -> str:
     """Return a report as one page with its figures inside; text from outside is escaped."""
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
+    parser.add_render_rule("html_block", _render_fold)
     setattr(parser, "validateLink", lambda url: url in images)  # noqa: B010 # nothing else
     body = parser.render(markdown)
     for name, image in images.items():  # not before: the parser would read it all
@@ -206,6 +251,12 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     environment = Environment(loader=PackageLoader("resnet8ptq.report"), autoescape=True)
     page = environment.get_template("report.html.j2")
     return page.render(title=printable(f"Quantization report: {title}"), body=body)
+
+
+def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], place: int, *_: object) -> str:
+    """Let through what folds, and no other HTML."""
+    text = tokens[place].content
+    return text if FOLD.fullmatch(text.strip()) else escapeHtml(text)
 
 
 def summarize(selected: Selection, recommendations: Sequence[Recommendation]) -> list[str]:
@@ -312,8 +363,8 @@ def main(words: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     limits = ReportConfig(given.max_drop, given.min_accuracy, given.reference)
     families = comparison.load(store, history.load_compared(store, parent.run_id))
-    races = _load_races(store, parent, len(families))
-    for path in write(store, parent.run_id, families, folder, limits, races):
+    chosen = select(families, limits, _load_races(store, parent, len(families)))
+    for path in write(store, parent.run_id, chosen, folder):
         print(path)
 
 

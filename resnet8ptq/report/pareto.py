@@ -18,9 +18,11 @@ def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
 
     A point is dominated by one that is nowhere worse and somewhere better; equal points are not.
     """
-    no_worse = (costs[:, None] <= costs[None]).all(axis=2)  # [n, n]: the row's than the column's
-    better = (costs[:, None] < costs[None]).any(axis=2)
-    return np.asarray(~(no_worse & better).any(axis=0))
+    dominated = [
+        ((costs <= point).all(axis=1) & (costs < point).any(axis=1)).any()
+        for point in costs  # one by one: of n points the memory would be n * n
+    ]
+    return ~np.array(dominated, dtype=bool)
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,18 @@ _CALIBRATIONS = {
 
 
 def class_impact(family: Family) -> Figure | None:
-    """Accuracy change by class and run, in points; significant losses are framed."""
+    """Accuracy change by class and run, in points; significant losses are framed.
+
+    Of many runs the best, as in the table.
+    """
     cells, names = family.measured, family.class_names
     if not cells or not names:
         return None
+    shown = ""
+    if len(cells) > table.MANY:
+        shown = f"\nthe {table.FIRST} best of {len(cells):,} runs by {family.task.metric.title}"
+        places = table.best_first([cell.record for cell in cells])[: table.FIRST]
+        cells = [cells[place] for place in places]
     change = 100 * np.array([family.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
@@ -51,7 +59,7 @@ def class_impact(family: Family) -> Figure | None:
             axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
     axes.set_xticks(range(len(names)), [plain(n) for n in names], rotation=45, ha="right")
     axes.set_yticks(range(len(cells)), [plain(cell.label) for cell in cells], fontsize=8)
-    axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)")
+    axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)" + shown)
     figure.colorbar(mesh, ax=axes, label="points", shrink=0.8)
     return figure
 

@@ -125,6 +125,11 @@ class Selection:
         name = f"{CHOICE}drop"
         return [cell for cell in self.candidates if cell.metric(name) <= self.limits.max_drop]
 
+    @cached_property
+    def recommendations(self) -> "list[Recommendation]":
+        """One for each use that the sweep can answer, see `recommend`."""
+        return recommend(self)
+
     def cost(self, cell: Cell) -> float:
         """Return what models are chosen by, lower always better."""
         return self._cost(cell, CHOICE if self.apart else "")

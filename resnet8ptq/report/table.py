@@ -1,6 +1,8 @@
 """The table of runs: for the terminal, and as cells and CSV for the report."""
 
 import json
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +30,9 @@ WIDE = ("interval", "ms")  # left out where there is little room
 CHOICES = ("framework", "dtype", "calibration", "weights")
 COSTS = ("size kB", "reduction", "ms", "speedup")
 LIMIT = "limit"  # see `verdicts`
+MANY = 50  # runs of a family; above, not all are shown at once
+FIRST = 20  # of many: the best
+NAMED = 12  # runs behind one note
 _BASELINE_KEYS = ("backend", "backend.flow", "data", "model.fold", "evaluate.split")
 P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same images{correction}."
@@ -54,6 +59,7 @@ SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
     "run's. A run and its FP32 are measured in turns, two runs at different times."
 )
+FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}."
 FAMILIES_NOTE = (
     "The runs were scored on {count} different sets of images, or by different metrics. Each set "
     "stands apart: runs are ranked, tested and recommended only against runs on the same images."
@@ -120,6 +126,36 @@ def rows(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[lis
         figures = _figures(task, record, adjusted.get(record.run_id), limit)
         runs.append([*combination(record).cells, *extra, *figures])
     return [*_baseline_rows(task, records, [""] * len(keys)), *runs]
+
+
+def best_first(records: Sequence[Record]) -> list[int]:
+    """Return the places of the runs by their metric, the best first, those without it last."""
+    metric = task_of(records).metric
+
+    def cost(place: int) -> float:
+        value = records[place].metrics.get(metric.name)  # as the column has it
+        return math.inf if value is None else metric.cost(value)
+
+    return sorted(range(len(records)), key=cost)
+
+
+def shorten(records: Sequence[Record], lines: Sequence[list[str]]) -> tuple[list[list[str]], str]:
+    """Return the lines of `rows` to show at once, and in words what is left out.
+
+    All of them, and nothing, unless the runs are `MANY`; else those of the baselines and of the
+    best runs.
+    """
+    if len(records) <= MANY:
+        return list(lines), ""
+    places, baselines = best_first(records), len(lines) - len(records)
+    left = Counter(records[place].tags.get("status", "?") for place in places[FIRST:])
+    note = FIRST_NOTE.format(
+        first=FIRST,
+        total=f"{len(records):,}",
+        title=task_of(records).metric.title,
+        others=", ".join(f"{count:,} {status}" for status, count in left.items()),
+    )
+    return [*lines[:baselines], *(lines[baselines + place] for place in places[:FIRST])], note
 
 
 def without_empty(
@@ -212,7 +248,7 @@ def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[st
             reasons.setdefault(record.params["doubt"], []).append(label)
         if record.params.get("float_operators"):
             reasons.setdefault(f"in float: {record.params['float_operators']}", []).append(label)
-    lines = [f"{text} ({'; '.join(group)})" for text, group in reasons.items()]
+    lines = [f"{text} ({_name(group)})" for text, group in reasons.items()]
     if any("delta_ci95_low" in record.metrics for record in records):
         lines.append(INTERVAL_NOTE.format(how=task.intervals))
     if tested := len(adjusted_p(records)):
@@ -227,16 +263,26 @@ def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[st
             lines.append(GROUPED_NOTE)
     if task.note and any(task.metric.name in record.metrics for record in records):
         lines.append(task.note)
-    for record, label in zip(records, labels(records), strict=True):
-        if (alone := record.metrics.get(f"batch1_{task.metric.name}")) is not None:
-            value, title = task.metric.show(alone), task.metric.title
-            lines.append(DYNAMIC_NOTE.format(label=label, title=title, value=value))
+    alone = f"batch1_{task.metric.name}"
+    dynamic = [
+        pair for pair in zip(records, labels(records), strict=True) if alone in pair[0].metrics
+    ]
+    for record, label in dynamic[:NAMED]:
+        value, title = task.metric.show(record.metrics[alone]), task.metric.title
+        lines.append(DYNAMIC_NOTE.format(label=label, title=title, value=value))
+    if len(dynamic) > NAMED:
+        lines.append(f"The same for {len(dynamic) - NAMED:,} more runs ({alone} in runs.csv).")
     if any(r.params.get("execution") == "simulated" for r in records):
         lines.append(SIMULATED_NOTE)
     threads = {r.params.get("latency.threads", "?") for r in records if "speedup" in r.metrics}
     if threads:
         lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
     return lines
+
+
+def _name(group: Sequence[str]) -> str:
+    more = f"; and {len(group) - NAMED:,} more" if len(group) > NAMED else ""
+    return "; ".join(group[:NAMED]) + more
 
 
 def print_table(
@@ -263,7 +309,8 @@ def _print_family(
         collapse_padding=narrow,
     )
     figures = numeric(records)
-    heads, lines = without_empty(columns(records), rows(records, judged), WIDE if narrow else ())
+    shown, cut = shorten(records, rows(records, judged))
+    heads, lines = without_empty(columns(records), shown, WIDE if narrow else ())
     for column in heads:
         # In a narrow terminal words are folded, numbers stay whole.
         figure = column in figures
@@ -275,6 +322,8 @@ def _print_family(
         cells = [Text(show(value)) for value in row]  # as it is: a setting may be in brackets
         table.add_row(*cells, style=None if row[-1] in ("ok", "baseline") else "yellow")
     console.print(table)
+    if cut:
+        console.print(f"{cut} All: report.html, runs.csv.", highlight=False)
     for note in notes(records, judged):
         console.print(show(note), highlight=False, markup=False, soft_wrap=True)
 

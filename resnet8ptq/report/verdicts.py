@@ -6,7 +6,7 @@ where the bound from the other side lies beyond; both for all models of a family
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.config.schema import ReportConfig
@@ -42,14 +42,22 @@ class Verdict:
         return f"undecided (about {_round(self.needed):,})"
 
 
-def in_words(families: Sequence[Family], limits: ReportConfig) -> Judged:
-    """Return what tables say of the runs of all families."""
+def in_words(
+    families: Sequence[Family],
+    limits: ReportConfig,
+    judged: Sequence[Mapping[str, Verdict]] | None = None,
+) -> Judged:
+    """Return what tables say of the runs of all families.
+
+    Args:
+        judged: what `judge` has said of each family; None: it is asked.
+    """
     texts = {}
-    for family in families:
-        metric, judged = family.task.metric, judge(family, limits.max_drop)
+    judged = judged or [judge(family, limits.max_drop) for family in families]
+    for family, verdicts in zip(families, judged, strict=True):
         for cell in family.measured:
             run_id = cell.record.run_id
-            texts[run_id] = say(metric, cell, judged[run_id], limits)
+            texts[run_id] = say(family.task.metric, cell, verdicts[run_id], limits)
     return Judged(texts, limits.max_drop)
 
 
