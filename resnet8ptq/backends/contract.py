@@ -1,6 +1,6 @@
 """What stands between the pipeline and a framework."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import QuantizationConfig
-from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 
@@ -197,3 +197,15 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
         if given not in values:
             shown = str(given).lower() if isinstance(given, bool) else given
             raise UnsupportedError(f"{key.removesuffix('.name')}={shown}: {reason}")
+
+
+def check_same(whole: Run, small: Run, batches: Iterable[NDArray[np.float32]]) -> None:
+    """Run a file and its slim copy on batches of samples.
+
+    Raises:
+        QuantizationError: one bit of one output differs.
+    """
+    for batch in batches:
+        pairs = zip(whole(batch), small(batch), strict=True)
+        if not all(np.array_equal(one, other) for one, other in pairs):
+            raise QuantizationError("slim: the slimmed file predicts differently")

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import CorrectionsConfig
+from resnet8ptq.config.schema import CORRECTIONS, CorrectionsConfig
 from resnet8ptq.core import files
 from resnet8ptq.corrections import bias_correction, equalization, layers
 from resnet8ptq.corrections.layers import Setting
@@ -23,7 +23,6 @@ from resnet8ptq.models.model import Fp32Model
 log = logging.getLogger(__name__)
 
 FILE = "corrected.onnx"
-SWITCHES = ("equalization", "adaround", "reconstruction", "bias_correction")
 
 
 def correct(
@@ -44,7 +43,7 @@ def correct(
         ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names no node.
         QuantizationError: no layer with weights is left to quantize.
     """
-    if not any(vars(chosen)[name] for name in SWITCHES):
+    if not any(vars(chosen)[name] for name in CORRECTIONS):
         return model, None
     fp32 = corrected = onnx.load(model.onnx_path)
     before = layers.errors(fp32, corrected, setting)

@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow.exceptions import MlflowException
-
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.report import page
-from resnet8ptq.report.recommend import recommend
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.serving import EXAMPLE
 from resnet8ptq.tracking.store import Store
 
 SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")
-_MADE_OF = ("example.npz", "predictions.npz", "detections.json")
+_MADE_OF = (EXAMPLE, "predictions.npz", "detections.json")
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def find(
     found = {
         (each.key, number): each
         for number, selected in enumerate(selections)
-        for each in recommend(selected)
+        for each in selected.recommendations
     }
     takes = " | ".join(dict.fromkeys(key for key, _ in found)) or "nothing: no run passes"
     chosen = [each for (key, _), each in found.items() if key == use]
@@ -104,6 +102,8 @@ def _limits(children: Sequence[Record], max_drop: float | None) -> ReportConfig:
 
 
 def _load(store: Store, key: str, run_id: str) -> Record:
+    from mlflow.exceptions import MlflowException
+
     try:
         run = store.client.get_run(run_id)
     except MlflowException:
@@ -117,7 +117,7 @@ def fetch(store: Store, record: Record, use: str, folder: Path) -> Source:
     """Copy a run's artifact and what belongs to it into `folder`.
 
     Raises:
-        ConfigError: the run is a sweep's, did not finish, or was unsupported.
+        ConfigError: the run is a sweep's, did not finish, was unsupported, or runs on its CPU only.
         TrackingError: it has no artifact, or another than it measured.
     """
     status = record.tags.get("status", "?")
@@ -140,4 +140,10 @@ def fetch(store: Store, record: Record, use: str, folder: Path) -> Source:
             f"run {record.run_id}: {models[0]} is not the file that was measured (its SHA-256 is "
             f"{files.sha256(artifact)}, the run has logged {known})"
         )
-    return Source(record, load_config(folder / CONFIG_FILE), artifact, use)
+    config = load_config(folder / CONFIG_FILE)
+    if getattr(config.backend, "flow", None) == "inductor":
+        raise ConfigError(
+            f"run_id: run {record.run_id} has backend.flow=inductor, a shared object that runs on "
+            "its own CPU and cannot be checked; takes a run of another flow or backend"
+        )
+    return Source(record, config, artifact, use)

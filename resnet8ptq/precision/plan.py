@@ -1,12 +1,11 @@
 """How many bits the weights of each layer get."""
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from resnet8ptq.config.schema import PrecisionConfig
-from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.selection import check_known
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,6 @@ class Plan:
         Raises:
             ConfigError: the plan names another layer; lists the nearest.
         """
-        for name in self.bits:
-            if name not in layers:
-                nearest = difflib.get_close_matches(name, layers, n=3, cutoff=0.2) or [*layers][:3]
-                raise ConfigError(
-                    f"precision.plan: got {name!r}, takes layers; nearest: {', '.join(nearest)}"
-                )
+        check_known("precision.plan", self.bits, [*layers], "layers")
         schemes = {name: self.scheme(name) for name in layers}
         return {name: scheme for name, scheme in schemes.items() if scheme.bits < 8}

@@ -1,7 +1,7 @@
 """Which nodes of a graph stay in float, by name and by operator."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -50,14 +50,14 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     chosen = set(names)
     if selection.op_types is not None:
         operators = sorted({node.op_type for node in graph.node})
-        _check_known("op_types", selection.op_types, operators, "operators of the model")
+        check_known("op_types", selection.op_types, operators, "operators of the model")
         chosen = {node.name for node in graph.node if node.op_type in selection.op_types}
         chosen |= _activations_behind(graph, chosen)
     if selection.nodes_to_quantize is not None:
-        _check_known("nodes_to_quantize", selection.nodes_to_quantize, names)
+        check_known("nodes_to_quantize", selection.nodes_to_quantize, names)
         named = set(selection.nodes_to_quantize)
         chosen &= named | _activations_behind(graph, named)
-    _check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
+    check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
     chosen -= set(selection.nodes_to_exclude)
     if selection.float_tail:
         chosen -= {node.name for node in find_tail(graph)[1]} - _activations_behind(graph, chosen)
@@ -79,9 +79,17 @@ def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
     }
 
 
-def _check_known(
-    key: str, given: Sequence[str], names: list[str], kind: str = "names of the model's ONNX nodes"
+def check_known(
+    key: str,
+    given: Collection[str],
+    names: list[str],
+    kind: str = "names of the model's ONNX nodes",
 ) -> None:
+    """Check names that a setting gives.
+
+    Raises:
+        ConfigError: one is not in `names`; lists the nearest.
+    """
     for name in given:
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]

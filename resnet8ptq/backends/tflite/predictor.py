@@ -42,13 +42,18 @@ def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float
     if tuple(taken["shape"]) != batch.shape:
         interpreter.resize_tensor_input(taken["index"], batch.shape)
         interpreter.allocate_tensors()
-    if taken["dtype"] == np.int8:
-        scale, zero_point = taken["quantization"]
-        levels = np.rint(batch / np.float32(scale)) + np.float32(zero_point)
-        batch = np.clip(levels, -128, 127).astype(np.int8)
-    interpreter.set_tensor(taken["index"], batch)
+    interpreter.set_tensor(taken["index"], to_taken(batch, taken))
     interpreter.invoke()
     return tuple(_read(interpreter, given) for given in interpreter.get_output_details())
+
+
+def to_taken(batch: NDArray[np.float32], taken: dict[str, Any]) -> NDArray[Any]:
+    """Return network inputs as an interpreter's input takes them: integers, or as they are."""
+    if taken["dtype"] != np.int8:
+        return batch
+    scale, zero_point = taken["quantization"]
+    levels = np.rint(batch / np.float32(scale)) + np.float32(zero_point)
+    return np.clip(levels, -128, 127).astype(np.int8)
 
 
 def _read(interpreter: Any, given: dict[str, Any]) -> NDArray[np.float32]:

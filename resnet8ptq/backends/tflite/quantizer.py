@@ -22,12 +22,19 @@ from typing import Any, ClassVar, NoReturn
 import onnx
 from ai_edge_litert.schema_py_generated import TensorType
 
-from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, Takes, refuse_others
+from resnet8ptq.backends.contract import (
+    Artifact,
+    Predictor,
+    Resolved,
+    Takes,
+    check_same,
+    refuse_others,
+)
 from resnet8ptq.backends.tflite import contents, converter, predictor, rewriting, slim
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
-from resnet8ptq.config.schema import QuantizationConfig, TfliteConfig
+from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
@@ -63,18 +70,17 @@ _TAKES: Takes = {
     "symmetric.weights": ([None, True], "TFLite's weights have no zero point"),
 }
 _DYNAMIC = "with method=dynamic the converter's weights stay as they are"
-_CORRECTIONS = ("equalization", "bias_correction", "adaround", "reconstruction")
 _DYNAMIC_TAKES: Takes = {
     "dtype.name": (["int8"], _DYNAMIC),
     "precision.plan": ([None], _DYNAMIC),
-    **{f"corrections.{name}": ([False], _DYNAMIC) for name in _CORRECTIONS},
+    **{f"corrections.{name}": ([False], _DYNAMIC) for name in CORRECTIONS},
 }
 _FILE = "backend.file is scored as it is"
 _FILE_TAKES: Takes = {
     "dtype.name": (["int8"], "backend.file holds int8"),
     "method": (["static", "dynamic"], _FILE),
     "precision.plan": ([None], _FILE),
-    **{f"corrections.{name}": ([False], _FILE) for name in _CORRECTIONS},
+    **{f"corrections.{name}": ([False], _FILE) for name in CORRECTIONS},
     "slim": ([False], _FILE),
 }
 
@@ -225,7 +231,7 @@ class TfliteQuantizer:
         whole, small = (
             predictor.open_run(each, self.runtime.threads) for each in (content, slimmed)
         )
-        slim.check_same(whole, small, calibration.batches(self.config.calib.batch_size))
+        check_same(whole, small, calibration.batches(self.config.calib.batch_size))
         return slimmed
 
     def _read(self, content: bytes, path: Path, check: bool = True) -> Artifact:

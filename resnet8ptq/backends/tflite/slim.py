@@ -1,13 +1,6 @@
 """`slim`: a .tflite file without what inference does not read."""
 
-from collections.abc import Iterable
-
-import numpy as np
-from numpy.typing import NDArray
-
-from resnet8ptq.backends.contract import Run
 from resnet8ptq.backends.tflite import contents
-from resnet8ptq.core.errors import QuantizationError
 
 
 def slim(content: bytes) -> bytes:
@@ -26,15 +19,3 @@ def slim(content: bytes) -> bytes:
         if tensor.quantization is not None:
             tensor.quantization.min = tensor.quantization.max = None
     return contents.write(model, share=True)
-
-
-def check_same(whole: Run, small: Run, batches: Iterable[NDArray[np.float32]]) -> None:
-    """Run both on batches of samples.
-
-    Raises:
-        QuantizationError: one bit of one output differs.
-    """
-    for batch in batches:
-        pairs = zip(whole(batch), small(batch), strict=True)
-        if not all(np.array_equal(one, other) for one, other in pairs):
-            raise QuantizationError("slim: the slimmed file predicts differently")
