@@ -229,8 +229,9 @@ def run(folder: Path, *overrides: str) -> Path:
     """Run the whole pipeline but for MLflow, which this does not concern."""
     folder.mkdir()
     few = ("data=shapes", "calib.samples_per_class=5", "latency.enabled=false")
+    scored = ("evaluate.split=held_out", "held_out_images=50")
     pipeline.run_experiment(
-        make_config(*few, *overrides), folder, mock.create_autospec(Run, instance=True)
+        make_config(*few, *scored, *overrides), folder, mock.create_autospec(Run, instance=True)
     )
     return folder
 

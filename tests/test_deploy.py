@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import mlflow_server
 import numpy as np
 import onnx
 import pytest
@@ -392,9 +393,8 @@ def test_example_preprocesses_as_runs_do(layout: tuple[int, ...] | None) -> None
 def servers(runs: Called, deployed: dict[str, Deployed]) -> Iterator[dict[str, str]]:
     """Serve the registered model of every backend as its card says; yield their addresses."""
     store = f"sqlite:///{runs.folder / 'mlruns' / 'mlflow.db'}"
-    mlflow = Path(sys.executable).with_name("mlflow")
     environment = clean_environment(MLFLOW_TRACKING_URI=store)
-    environment["PATH"] = f"{mlflow.parent}{os.pathsep}{environment['PATH']}"
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     addresses = {}
     with ExitStack() as stack:
         for name in deployed:
@@ -403,12 +403,10 @@ def servers(runs: Called, deployed: dict[str, Deployed]) -> Iterator[dict[str, s
                 port = probe.getsockname()[1]
             card = (deployed[name].folder / "README.md").read_text()
             (words,) = re.findall(r"^    mlflow models serve (.*) -p 5001$", card, re.MULTILINE)
-            command = [str(mlflow), "models", "serve", *words.replace('"', "").split()]
-            log = stack.enter_context((runs.folder / f"serve_{name}.log").open("w"))
-            server = subprocess.Popen(
-                [*command, "-p", str(port)], env=environment, stdout=log, stderr=log
-            )
-            stack.callback(server.wait)
+            command = ["models", "serve", *words.replace('"', "").split(), "-p", str(port)]
+            log = runs.folder / f"serve_{name}.log"
+            server = mlflow_server.start(command, Path.cwd(), log, environment)
+            stack.callback(server.join)
             stack.callback(server.terminate)
             addresses[name] = f"http://127.0.0.1:{port}"
         session = stack.enter_context(requests.Session())

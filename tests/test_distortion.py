@@ -120,7 +120,7 @@ def test_sqnr_of_a_quantized_model(
     predictor = quantizer_of(config).load(path, THREADS)
     images = shapes.test.take(np.arange(200))
     before = predictor.predict(next(iter(images.batches(200))))[0]
-    logits = evaluate.collect_logits(predictor, images, batch_size=64)
+    logits = evaluate.collect_logits([predictor], images, batch_size=64)
     [found] = bench_of(config, shapes_model).evaluate(config, path, images).outputs.values
     assert logits is not None
     assert logits.dtype == np.float32

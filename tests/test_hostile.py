@@ -411,7 +411,7 @@ def test_hostile_predictions_are_one_error(tmp_path: Path, write: Callable[[Path
     path = tmp_path / "predictions.npz"
     write(path)
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
-        reader = partial(comparison._read_predictions, Classification())
+        reader = partial(comparison._read_predictions, Classification(), kept={})
         comparison._read(Record("id", {}, {}, {}), path, reader)
     line(caught.value)
 
@@ -479,7 +479,7 @@ def test_no_setting_takes_control_characters(key: str, bad: str) -> None:
 
 @pytest.mark.parametrize("name", ["../../../x", "/tmp/x_of_experiment"])
 def test_artifacts_of_an_experiment_stay_in_the_store(tmp_path: Path, name: str) -> None:
-    from resnet8ptq.tracking.store import mlflow
+    import mlflow
 
     root = tmp_path / "a" / "b" / "mlruns"
     new_store(root)

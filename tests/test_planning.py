@@ -157,9 +157,10 @@ def test_what_does_not_fit_together_is_told(given: str, message: str) -> None:
 
 
 def test_a_run_within_a_budget(tmp_path: Path) -> None:
-    settings = ("data=shapes", "calib.samples_per_class=2", "held_out_images=50", "slim=true")
+    settings = ("data=shapes", "calib.samples_per_class=2", "slim=true")
+    scored = ("evaluate.split=held_out", "held_out_images=50")
     plan = ("dtype=w4a8", "per_channel=true", "precision.plan=auto", "precision.max_bytes=50000")
-    found = call(tmp_path, *settings, *plan, "latency.enabled=false")
+    found = call(tmp_path, *settings, *scored, *plan, "latency.enabled=false")
     assert found.code == 0, found.err
     [table] = tmp_path.glob("runs/**/plan.csv")
     [file] = tmp_path.glob("runs/**/model.onnx")

@@ -13,6 +13,7 @@ from ai_edge_litert.schema_py_generated import TensorType
 from conftest import THREADS, Quantize, make_config, quantizer_of, runtime_of
 from numpy.typing import NDArray
 
+from resnet8ptq.backends.contract import check_same
 from resnet8ptq.backends.tflite import contents, predictor, rewriting, slim
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
@@ -431,6 +432,6 @@ def test_a_file_that_predicts_differently_is_not_taken(
 ) -> None:
     whole, other = (predictor.open_run(converted(each), THREADS) for each in (True, False))
     batches = list(shapes.test.take(np.arange(100)).batches(50))
-    slim.check_same(whole, whole, batches)
+    check_same(whole, whole, batches)
     with pytest.raises(QuantizationError, match=r"^slim: .* predicts differently"):
-        slim.check_same(whole, other, batches)
+        check_same(whole, other, batches)
