@@ -241,6 +241,10 @@ def test_slim_file_predicts_the_same_to_the_bit(
     assert (proto.graph.input[0].name, proto.graph.output[0].name) == ("input", "probabilities")
     assert not proto.graph.value_info and not proto.producer_name and not proto.metadata_props
     assert all(not node.name for node in proto.graph.node)
+    standard = [node for node in proto.graph.node if not node.domain]
+    said = {attribute.name for node in standard for attribute in node.attribute}
+    assert not said & {"auto_pad", "dilations", "group", "alpha"}
+    assert {"strides", "pads"} <= said
     domains = {node.domain for node in proto.graph.node}
     assert {opset.domain for opset in proto.opset_import} == domains
     values = [tensor.SerializeToString() for tensor in map(_unnamed, proto.graph.initializer)]

@@ -24,7 +24,7 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 from resnet8ptq.simulation import network
-from resnet8ptq.simulation.fake_quantization import FakeQuantize, Round
+from resnet8ptq.simulation.fake_quantization import FakeQuantize, FakeQuantizeNarrowWeight, Round
 
 SMALL = ("data=shapes", "held_out_images=50", "calib.samples_per_class=5", "threads=1")
 QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-4")
@@ -126,6 +126,52 @@ def test_gradients_are_those_of_torchs_own_learnable_quantization():
     torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.2)
 
 
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["int4", "int3", "int2"]),
+    st.booleans(),
+    st.floats(-3, 3),
+    st.sampled_from([0.0, 1e-20, 1e-3, 1.0]),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_learned_step_is_found_again_in_its_weights(seed, dtype, per_channel, growth, size):
+    scheme = WeightScheme(dtype, per_channel)
+    random = np.random.default_rng(seed)
+    weights = torch.from_numpy(random.standard_t(3, (3, 8)).astype(np.float32))
+    weights[1] *= size
+    quantizer = FakeQuantizeNarrowWeight(scheme, weights)
+    with torch.no_grad():
+        assert np.allclose(
+            quantizer(weights), scheme.grid(weights.numpy(), 0).round(weights.numpy())
+        )
+        quantizer.log_growth += growth
+        rounded = quantizer(weights).numpy()
+    assert np.isfinite(rounded).all()
+    for rows in rounded if per_channel else [rounded]:
+        assert len(np.unique(rows)) <= 2 * scheme.levels[1] + 1
+    assert np.allclose(scheme.grid(rounded, 0).round(rounded), rounded, rtol=1e-5, atol=0)
+
+
+def test_gradients_of_weights_and_their_step_are_those_of_torch():
+    weights = torch.randn((1, 200), generator=torch.manual_seed(0))
+    weights = weights[:, (weights.abs()[0] - 0.7).abs() > 0.05]  # see above
+    factors = torch.randn(weights.shape, generator=torch.manual_seed(1))
+    quantizer = FakeQuantizeNarrowWeight(WeightScheme("int4"), weights)
+    with torch.no_grad():
+        quantizer.log_growth += torch.log(0.1 / quantizer.initial)
+    weights.requires_grad_()
+    scale = torch.tensor([0.1], requires_grad=True)
+    rounded = torch._fake_quantize_learnable_per_tensor_affine(
+        weights, scale, torch.zeros(1), -7, 7, 1.0
+    )
+    theirs = torch.autograd.grad((rounded * factors).sum(), (weights, scale))
+    ours = torch.autograd.grad(
+        (quantizer(weights) * factors).sum(), (weights, quantizer.log_growth)
+    )
+    torch.testing.assert_close(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1].sum(), (theirs[1] * scale).sum())
+
+
 def prepare(fp32: model.Fp32Model, calibration: Split, *overrides: str):
     config = make_config(*overrides)
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
@@ -167,6 +213,7 @@ def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
     "overrides",
     [
         ("per_channel=true",),
+        ("per_channel=true", "dtype=w4a8"),
         ("dtype=u8s8", "float_output=true", "nodes_to_exclude=[functional_1/conv2d_3_1/BiasAdd]"),
     ],
 )

@@ -105,3 +105,28 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
         array = weights.detach().numpy()
         rounded = torch.from_numpy(self.scheme.grid(array, axis=0).round(array))
         return weights + (rounded - weights).detach()
+
+
+class FakeQuantizeNarrowWeight(nn.Module):  # type: ignore[misc]
+    """Round weights, [out, ...], to the few levels of a learned step: Esser et al. as in `Round`.
+
+    Learned is the logarithm of the step's growth, as of the ranges in `FakeQuantize`. No step is
+    larger than one that takes the largest weight to the last level: from weights of which one has
+    that level, `WeightScheme.grid` finds the step again.
+    """
+
+    def __init__(self, scheme: WeightScheme, weights: torch.Tensor) -> None:
+        super().__init__()
+        self.highest = scheme.levels[1]
+        self.dims = tuple(range(1, weights.ndim)) if scheme.per_channel else ()  # all
+        step = scheme.grid(weights.detach().numpy(), axis=0).scale
+        self.register_buffer("initial", torch.from_numpy(step))  # [out, 1, ..] or [1, 1, ..]
+        self.log_growth = nn.Parameter(torch.zeros_like(self.initial))
+
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weights on their grid."""
+        largest = weights.detach().abs().amax(self.dims, keepdim=True) / self.highest
+        bound = largest.clamp(min=torch.finfo(torch.float32).tiny)  # of zeros: any step
+        step = torch.minimum(self.initial * self.log_growth.exp(), bound)
+        levels = (weights / step).clamp(-self.highest, self.highest)
+        return (levels + (levels.round() - levels).detach()) * step

@@ -17,9 +17,13 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import channel_axis, consumers, weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
-from resnet8ptq.precision.grid import ActivationScheme
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
-from resnet8ptq.simulation.fake_quantization import FakeQuantize, FakeQuantizeWeight
+from resnet8ptq.simulation.fake_quantization import (
+    FakeQuantize,
+    FakeQuantizeNarrowWeight,
+    FakeQuantizeWeight,
+)
 
 # The frameworks give the output of these the scale and zero_point of their input.
 _SHARING = {
@@ -93,11 +97,16 @@ def prepare(
     for name, node in _layers(graph).items():
         layer = find_layer(body, node)
         if node.name not in skipped:
-            scheme = FakeQuantizeWeight(weights.scheme(name))
-            parametrize.register_parametrization(layer, "weight", scheme)
+            parametrize.register_parametrization(
+                layer, "weight", _quantize_weight(weights.scheme(name), layer.weight)
+            )
     quantizers = quantize_activations(body, graph, skipped, ranges, activations, float_output)
     entrance = quantizers.get(graph.input[0].name, nn.Identity())
     return Student(nn.Sequential(entrance, body).eval(), quantizers)
+
+
+def _quantize_weight(scheme: WeightScheme, weights: torch.Tensor) -> nn.Module:
+    return FakeQuantizeNarrowWeight(scheme, weights) if scheme.clips else FakeQuantizeWeight(scheme)
 
 
 def quantize_activations(
@@ -133,13 +142,19 @@ def quantize_activations(
 
 
 def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
-    """Return the network with the student's weights and biases, unrounded; all names stay."""
+    """Return the network with the student's weights and biases; all names stay.
+
+    Weights are rounded where their grid was learned, and unrounded elsewhere.
+    """
     proto = onnx.load(onnx_path)
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     for node in _layers(proto.graph).values():
         layer = find_layer(student.module[1], node)
-        trained = parametrize.is_parametrized(layer)
-        weights = layer.parametrizations.weight.original if trained else layer.weight
+        weights = layer.weight
+        if parametrize.is_parametrized(layer):
+            (quantizer,) = layer.parametrizations.weight
+            if isinstance(quantizer, FakeQuantizeWeight):
+                weights = layer.parametrizations.weight.original
         weights = weights.movedim(0, channel_axis(node))
         for name, values in zip(node.input[1:], (weights, layer.bias), strict=False):
             array = np.ascontiguousarray(values.detach().numpy())

@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from resnet8ptq.backends import contract
 from resnet8ptq.graph.session import open_runner
 
+# What windows have where nothing is said; the operators' schemas only describe it.
+_UNSAID = {"strides": 1, "dilations": 1, "pads": 0}
+
 
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without descriptions, long names, unused opsets and doubled constants.
+    """Return a copy without descriptions, long names, unused opsets, defaults, doubled constants.
 
     Names of inputs and outputs stay. The graph computes the same, which `check_same` checks.
     """
@@ -26,6 +29,9 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph = onnx.GraphProto(name="g", **parts)
     _merge_constants(graph)
     _rename(graph)
+    versions = {opset.domain: opset.version for opset in proto.opset_import}
+    for node in graph.node:
+        _drop_defaults(node, versions[node.domain])
     used = {node.domain for node in graph.node}
     opsets = [opset for opset in proto.opset_import if opset.domain in used]
     return onnx.ModelProto(ir_version=proto.ir_version, opset_import=opsets, graph=graph)
@@ -64,6 +70,23 @@ def _merge_constants(graph: onnx.GraphProto) -> None:
         for name in first.values()
         if name in used
     )
+
+
+def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
+    """Leave out the attributes that would be the same without them."""
+    if not onnx.defs.has(node.op_type, node.domain):  # ONNX Runtime's own
+        return
+    known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
+    for attribute in [*node.attribute]:
+        schema, value = known[attribute.name], helper.get_attribute_value(attribute)
+        if attribute.name in _UNSAID:
+            implied = set(value) <= {_UNSAID[attribute.name]}
+        elif attribute.name == "kernel_shape":  # that of the weights
+            implied = True
+        else:
+            implied = helper.get_attribute_value(schema.default_value) == value
+        if implied and not schema.required:
+            node.attribute.remove(attribute)
 
 
 def _rename(graph: onnx.GraphProto) -> None:
