@@ -71,6 +71,7 @@ _ONNX = (
     *("backend=onnx", "dtype=u8s8", "reduce_range=true", "per_channel=true", "float_output=true"),
     *("format=qoperator", "slim=true", "calib=percentile"),
 )
+_ALL_BITS = "reduce_range=false"
 _TORCH = (
     "backend=torch",
     "dtype=int8",
@@ -92,6 +93,11 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "onnx mse adaround": (*_ONNX, "calib=mse", *_ADAROUND),
     "onnx qdq": (*_ONNX, "calib=minmax", "format=qdq"),  # where the last layer is a convolution
     "onnx qdq adaround": (*_ONNX, "calib=minmax", "format=qdq", *_ADAROUND),
+    # For CPUs with VNNI, where 8-bit weights do not saturate.
+    "onnx 8-bit": (*_ONNX, "calib=minmax", _ALL_BITS),
+    "onnx 8-bit adaround": (*_ONNX, "calib=minmax", _ALL_BITS, *_ADAROUND),
+    "onnx 8-bit qdq": (*_ONNX, "calib=minmax", _ALL_BITS, "format=qdq"),
+    "onnx 8-bit qdq adaround": (*_ONNX, "calib=minmax", _ALL_BITS, "format=qdq", *_ADAROUND),
     "onnx blocks": (*_ONNX, *_BLOCKS),
     "torch": _TORCH,
     "torch bias": (*_TORCH, _BIAS),

@@ -20,7 +20,7 @@ from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.experiment.compatibility import settle_task
-from resnet8ptq.experiment.layers import exclusion, planning
+from resnet8ptq.experiment.layers import bits_search, exclusion
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
@@ -165,7 +165,7 @@ def _plan(
     calibration: Split,
     correct: Callable[[RunConfig], tuple[Fp32Model, table.Provenance, Ranges | None]],
     folder: Path,
-) -> tuple[planning.Bits, planning.Tried]:
+) -> tuple[bits_search.Bits, bits_search.Tried]:
     """Choose the bits of each layer; write `plan.csv` into `folder`, also where none is found.
 
     Args:
@@ -178,15 +178,15 @@ def _plan(
     """
     targets = targets_of(setting.images)
     reference = task.score(load_baseline(bench, config, fp32, setting.images).outputs, targets)
-    tried: list[planning.Tried] = []
+    tried: list[bits_search.Tried] = []
 
-    def attempt(bits: planning.Bits) -> planning.Tried:
+    def attempt(bits: bits_search.Bits) -> bits_search.Tried:
         settled = replace(config, precision=replace(config.precision, plan=dict(bits)))
         with tempfile.TemporaryDirectory() as scratch:
             if config.precision.max_bytes is not None:
                 quantizer = make_quantizer(settled, bench.runtime)
                 size = quantizer.quantize(fp32, calibration, Path(scratch)).size_bytes
-                tried.append(planning.Tried(bits, size))
+                tried.append(bits_search.Tried(bits, size))
             else:
                 network, _, ranges = correct(settled)
                 trial = bench.run(
@@ -194,16 +194,16 @@ def _plan(
                 )
                 found = task.compare(task.score(trial.evaluation.outputs, targets), reference)
                 drop = task.metric.drop(found.fair_delta, found.baseline.fair)
-                tried.append(planning.Tried(bits, trial.size_bytes, drop))
+                tried.append(bits_search.Tried(bits, trial.size_bytes, drop))
         return tried[-1]
 
     widths = make_quantizer(config, bench.runtime).widths
-    plans = planning.find_plans(planning.measure_options(fp32.onnx_path, setting, widths))
+    plans = bits_search.find_plans(bits_search.measure_options(fp32.onnx_path, setting, widths))
     limits = config.precision.max_bytes, config.precision.max_drop
     try:
-        chosen = planning.choose(plans, attempt, *limits)
+        chosen = bits_search.choose(plans, attempt, *limits)
     finally:
-        files.write_text(folder / planning.FILE, planning.to_csv(tried))
+        files.write_text(folder / bits_search.FILE, bits_search.to_csv(tried))
     log.info(
         "precision.plan=auto: %d bytes: {%s}",
         chosen.size_bytes,

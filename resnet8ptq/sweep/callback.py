@@ -99,7 +99,7 @@ class RunningSweep:
         """
         from resnet8ptq.evaluation import race
         from resnet8ptq.report import comparison, mlperf_tiny, page, table, verdicts
-        from resnet8ptq.sweep import finals
+        from resnet8ptq.sweep import final_race
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
@@ -114,7 +114,7 @@ class RunningSweep:
             table.print_table(records, judged=judged)
             if mlperf_tiny.is_suite(records):
                 mlperf_tiny.print_table(records)
-            races = finals.race(chosen, folder) if timed else [None] * len(families)
+            races = final_race.run(chosen, folder) if timed else [None] * len(families)
             raced = [replace(each, race=race) for each, race in zip(chosen, races, strict=True)]
             page.write(store, parent_id, raced, folder)
         if self.sweep.resume:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.experiment.layers.planning import Option, Tried, choose, find_plans
+from resnet8ptq.experiment.layers.bits_search import Option, Tried, choose, find_plans
 from resnet8ptq.graph.layers import channel_axis, weight_layers
 from resnet8ptq.graph.weights import read_weights
 from resnet8ptq.models.model import Fp32Model

@@ -1,0 +1,88 @@
+"""After a sweep's last run: its best models timed against each other and against FP32."""
+
+import json
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config.loading import CONFIG_FILE, load_config
+from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core.text import one_line
+from resnet8ptq.data import locate
+from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation.pace import Load
+from resnet8ptq.evaluation.race import Race
+from resnet8ptq.evaluation.trial import Bench, as_fp32
+from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.recommend import Selection, finalists, fp32_name
+
+log = logging.getLogger(__name__)
+
+
+def run(chosen: Sequence[Selection], folder: Path) -> list[Race | None]:
+    """Time the finalists of each family, and keep the latencies in `folder`.
+
+    Returns:
+        None for a family of which nothing was timed, or not on this machine.
+    """
+    races = [_race(selected) for selected in chosen]
+    if any(races):
+        kept = [None if found is None else found.to_json() for found in races]
+        files.write_text(folder / race.FILE, json.dumps(kept))
+    return races
+
+
+def _race(selected: Selection) -> Race | None:
+    models = finalists(selected)
+    timed = [cell for cell in selected.family.measured if "speedup" in cell.record.metrics]
+    baselines = {fp32_name(cell): _folder(cell) for cell in timed}
+    if not models or not baselines:
+        return None
+    cpu = machine.describe().get("cpu")
+    if any(cell.record.tags.get("cpu") != cpu for cell in (*models, *timed)):
+        log.warning("the best models ran on other machines, and are not timed against each other")
+        return None
+    try:
+        return _run({cell.record.run_id: _folder(cell) for cell in models}, baselines)
+    except Exception as error:  # the runs are whole without it
+        log.warning("the best models could not be timed against each other: %s", one_line(error))
+        return None
+
+
+def _folder(cell: Cell) -> Path:
+    return Path(cell.record.tags["folder"])
+
+
+def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
+    """Load models again from the folders of their runs, and time them in turns.
+
+    Args:
+        models: the folders by name; of the same network and data.
+        baselines: the folder of a run of each framework whose FP32 network takes part, by name.
+
+    Raises:
+        PtqError: a file of a run is gone or damaged.
+    """
+    folders = {*models.values(), *baselines.values()}
+    configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}
+    first = configs[next(iter(models.values()))]
+    runtime = cache.runtime(first.cache_dir, first.threads)
+    settled = replace(first, data=locate.settle(first.data))
+    data, fp32 = load(settled, runtime.cache_root)
+    bench = Bench(fp32.sha256, runtime)
+    loads: dict[str, Load] = {}
+    with ExitStack() as stack:
+        for name, folder in models.items():
+            [path] = [each for each in folder.glob("model.*") if each.suffix != ".json"]
+            loads[name] = bench.loader(configs[folder], path)
+        for name, folder in baselines.items():
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            plain = as_fp32(configs[folder])
+            made = make_quantizer(plain, runtime).quantize(fp32, data.test, scratch)
+            loads[name] = bench.loader(plain, made.path)
+        return race.run(loads, data.test, first.latency)
