@@ -21,7 +21,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import history, journal, sync
+from resnet8ptq.tracking import history, journal, mirror, sync, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.run import Run, _start_journal, end_parent, start_parent, start_run
 from resnet8ptq.tracking.store import Store, _make_database, open_store
@@ -127,6 +127,23 @@ def test_a_store_that_goes_away_in_the_middle_gets_the_rest_when_it_is_back(
     assert found.data.params["weight_dtype"] == "int8"
     assert len(store.client.get_metric_history(run_id, "loss")) == 3
     assert synchronize(store, tmp_path).logged == []
+
+
+def test_a_run_that_a_store_refuses_is_one_error_and_is_logged_when_it_ends(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise ValueError("refused")
+
+    kept = _start_journal(store, "a run", None, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(upload, "create", refuse)
+        with pytest.raises(ValueError, match="refused"):
+            mirror.open_run(store, kept, tmp_path)
+    mirror.send(store, tmp_path, refuse)
+    kept.end("FINISHED", {"status": "ok"})
+    mirror.close_run(store, kept, tmp_path)
+    assert only_run(store).data.tags["status"] == "ok"
 
 
 def test_what_a_store_will_never_take_fails_the_run(

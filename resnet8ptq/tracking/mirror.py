@@ -24,7 +24,7 @@ class _Mirror:
 
     Attributes:
         run_id: empty where the store could not be reached.
-        away: the store was not there for a call: the run is logged as a whole when it ends.
+        away: the store did not take a call: the run is logged as a whole when it ends.
     """
 
     run_id: str = ""
@@ -49,8 +49,11 @@ def warm_up() -> None:
 def open_run(store: Store, journal: Journal, folder: Path) -> str:
     """Make the run of a folder in the store; return its id, empty where the store is away."""
     mirror = _open[folder] = _Mirror()
-    found = _send(store, folder, lambda *_: upload.create(store, journal))
-    mirror.run_id = found or ""
+    try:
+        mirror.run_id = _send(store, folder, lambda *_: upload.create(store, journal)) or ""
+    except Exception:
+        mirror.away = True  # one error is enough for a run that is refused
+        raise
     return mirror.run_id
 
 
