@@ -72,13 +72,7 @@ _ONNX = (
     *("format=qoperator", "slim=true", "calib=percentile"),
 )
 _ALL_BITS = "reduce_range=false"
-_TORCH = (
-    "backend=torch",
-    "dtype=int8",
-    "per_channel=true",
-    "float_output=true",
-    "calib=percentile",
-)
+_TORCH = ("backend=torch", "dtype=int8", "per_channel=true", "calib=percentile")
 _TFLITE = ("backend=tflite", "dtype=int8", "per_channel=true")
 _BIAS = "corrections.bias_correction=true"
 _ADAROUND = ("corrections.adaround=true", "corrections.adaround_iterations=500", _BIAS)
