@@ -77,6 +77,37 @@ def test_a_value_on_the_grid_keeps_its_level(
     assert grid.lowest <= grid.quantize(beyond).min() <= grid.quantize(beyond).max() <= grid.highest
 
 
+def test_levels_below_8_bits_are_never_reduced() -> None:
+    for dtype, lowest, highest in (("int4", -8, 7), ("int3", -4, 3), ("int2", -2, 1)):
+        for reduced in (False, True):
+            assert WeightScheme(dtype, True, True, reduced).levels == (-highest, highest)
+            assert WeightScheme(dtype, True, False, reduced).levels == (lowest, highest)
+    schemes = {dtype: WeightScheme(dtype) for dtype in ("int8", "uint8", "int4", "int3", "int2")}
+    assert [scheme.bits for scheme in schemes.values()] == [8, 8, 4, 3, 2]
+    assert [dtype for dtype, scheme in schemes.items() if scheme.clips] == ["int4", "int3", "int2"]
+
+
+@given(st.sampled_from(["int4", "int3", "int2"]), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=30)
+def test_below_8_bits_the_range_is_the_share_of_least_squared_error(
+    dtype: str, per_channel: bool, seed: int
+) -> None:
+    """From all of the largest weight to 30% of it, by hundredths."""
+    weights = np.random.default_rng(seed).standard_t(3, (3, 40)).astype(np.float32)
+    scheme = WeightScheme(dtype, per_channel)
+    highest, shares = scheme.levels[1], 1 - np.arange(71) / 100
+    grid = scheme.grid(weights, 0)
+    assert not grid.zero_point.any()
+    for scale, rows in zip(grid.scale, weights if per_channel else [weights], strict=True):
+        full = np.abs(rows).max() / highest
+        errors = [
+            np.square(np.clip(np.round(rows / tried), -highest, highest) * tried - rows).sum()
+            for tried in [scale.item(), *(full * shares)]
+        ]
+        assert errors[0] <= min(errors) * (1 + 1e-5)
+        assert np.abs(scale.item() / full - shares).min() < 1e-5
+
+
 @pytest.mark.parametrize(("steps", "scale"), [(126, 1), (127, np.finfo(np.float32).tiny)])
 def test_a_channel_too_small_for_a_scale_counts_as_zeros(steps: int, scale: float) -> None:
     tiny = np.full((1, 2), steps * np.finfo(np.float32).tiny, np.float32)
