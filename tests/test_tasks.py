@@ -601,6 +601,37 @@ def test_samples_without_a_value_are_left_out_where_they_are_few():
     assert statistics.bootstrap_margin(losses, 100).p_within == 1
 
 
+@pytest.mark.parametrize("items", [2, 3, 50])
+def test_a_margin_of_replicates_has_the_error_of_the_items(items):
+    """A bootstrap sample of n items varies less than n items do, by (n - 1) / n."""
+    excess = np.array([-0.03, -0.01, -0.02, 0.01])
+    error = np.sqrt(np.square(excess - excess.mean()).sum() / 3 * items / (items - 1))
+    expected = statistics.Margin.student(excess.mean(), error, items)
+    assert statistics.bootstrap_margin(excess, items).z == pytest.approx(expected.z)
+
+
+def test_samples_without_a_value_are_at_most_a_hundredth():
+    excess = np.arange(-300, -100) / 1000
+    for unknown, outcome in ((0, True), (2, True), (3, False)):
+        excess[:unknown] = np.nan
+        assert np.isfinite(statistics.bootstrap_margin(excess, 50).correction) == outcome
+
+
+@pytest.mark.parametrize(
+    ("differences", "p_value"),
+    [
+        (np.arange(1, 100), 0.02),
+        (np.append(np.arange(1, 99), -1), 0.04),
+        (np.append(np.arange(1, 99), 0), 0.04),
+        (np.array([-1, 0, 1, 2, 3]), 1.0),
+        (np.zeros(9), 1.0),
+    ],
+)
+def test_p_values_of_replicates_by_hand(differences, p_value):
+    for sign in (1, -1):
+        assert statistics.bootstrap_p(sign * differences) == pytest.approx(p_value)
+
+
 def test_a_limit_that_is_a_fraction_is_as_uncertain_as_the_baseline():
     """With errors of exactly 1.5 times FP32's, a limit of 0.5 is met by none or all replicates."""
     random = np.random.default_rng(1)
