@@ -50,6 +50,13 @@ def test_a_grid_is_that_of_onnxruntime(scheme: WeightScheme, weights: NDArray[np
         np.testing.assert_array_equal(grid.quantize(weights), levels)
 
 
+@pytest.mark.parametrize(("sign", "zero_point"), [(1, 0), (-1, 255)])
+def test_weights_of_one_sign_leave_zero_at_the_end(sign: int, zero_point: int) -> None:
+    weights = np.array([[0.5, 0.75]], np.float32) * sign
+    grid = WeightScheme("uint8", symmetric=False).grid(weights, 0)
+    assert (grid.scale.item(), grid.zero_point.item()) == (np.float32(0.75 / 255), zero_point)
+
+
 @given(scheme, weights, st.integers(-3, 2))
 @settings(deadline=None, max_examples=50)
 def test_a_grid_of_channels_is_one_for_each(
