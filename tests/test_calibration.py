@@ -536,6 +536,7 @@ def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, par
         assert (found.low, found.high) == whole
         assert found.batches == ends
         assert found.counts.size == found.zeros == 0
+        assert found.counts.dtype == np.int64
 
 
 @given(values=tensor)
@@ -543,6 +544,7 @@ def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, par
 def test_a_histogram_counts_every_value_once(values):
     stats = observe(values, bins=64)
     assert stats.counts.sum() == values.size
+    assert stats.counts.dtype == np.int64
     assert stats.zeros == np.count_nonzero(values == 0)
     assert len(stats.edges) == len(stats.counts) + 1
     assert (-stats.edges[0], stats.edges[-1]) == (stats.threshold, stats.threshold)
