@@ -608,6 +608,7 @@ def test_a_margin_of_replicates_has_the_error_of_the_items(items):
     error = np.sqrt(np.square(excess - excess.mean()).sum() / 3 * items / (items - 1))
     expected = statistics.Margin.student(excess.mean(), error, items)
     assert statistics.bootstrap_margin(excess, items).z == pytest.approx(expected.z)
+    assert math.isinf(statistics.bootstrap_margin(excess, 1).correction)
 
 
 def test_samples_without_a_value_are_at_most_a_hundredth():
