@@ -57,6 +57,11 @@ def test_an_entry_is_made_once(tmp_path, make):
     assert (first / "two.bin").read_bytes() == b"two"
 
 
+def test_the_folders_of_the_first_entry_are_made(tmp_path, make):
+    root = tmp_path / "deep" / "cache"
+    assert cache.entry(root, "models", KEY, make).parent == root / "models"
+
+
 def test_an_entry_says_what_it_is(tmp_path, make):
     folder = cache.entry(tmp_path, "models", KEY, make)
     record = json.loads((folder / "entry.json").read_text())
@@ -191,6 +196,15 @@ def test_a_whole_entry_is_taken_without_a_warning(tmp_path, make, caplog):
     assert caplog.records == []
 
 
+def test_a_record_is_read_up_to_16_mib(tmp_path, make):
+    record = cache.entry(tmp_path, "models", KEY, make) / "entry.json"
+    text = record.read_bytes()
+    for size, calls in ((2**24, 1), (2**24 + 1, 2)):
+        record.write_bytes(text.ljust(size))
+        cache.entry(tmp_path, "models", KEY, make)
+        assert make.calls == calls
+
+
 def test_a_file_in_place_of_an_entry_is_made_again(tmp_path, make):
     folder = cache.entry(tmp_path, "models", KEY, make)
     folder.rename(tmp_path / "elsewhere")
@@ -219,6 +233,7 @@ def test_what_a_killed_build_left_is_cleared_away(tmp_path, make):
     for folder in (left, others):
         folder.mkdir(parents=True)
         (folder / "half").touch()
+    place.with_name(f".{place.name}-y").touch()  # no folder: it stays, and is in nobody's way
 
     def look(folder: Path) -> None:
         """It is built where a rename is enough, under a name that the next one clears away."""

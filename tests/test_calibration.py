@@ -22,6 +22,7 @@ from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data import locate, registry
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models import model
 
@@ -305,6 +306,33 @@ def test_which_methods_do_without_a_histogram():
     assert without == ["minmax", "moving_average", "histogram"]  # the last is torch's own
 
 
+def test_a_method_is_described_with_what_it_reads():
+    config = CalibConfig(name="percentile", percentile=99.5, num_bins=64, batch_size=7)
+    assert methods.describe_method(config) == {
+        "name": "percentile",
+        "percentile": 99.5,
+        "num_bins": 64,
+    }
+    config = replace(config, name="moving_average", averaging_constant=0.5)
+    expected = {"name": "moving_average", "averaging_constant": 0.5, "batch_size": 7}
+    assert methods.describe_method(config) == expected
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_pass_takes_all_batches(name):
+    images = np.arange(5, dtype=np.float32)[:, None]
+    split = Split(images, None, "here")
+    passes = list(methods.run_passes(split, CalibConfig(name=name, batch_size=2)))
+    stages = ["ranges"] * 3
+    if methods.METHODS[name].histogram:
+        stages += ["histograms"] * 3
+    assert [stage for stage, _ in passes] == stages
+    for start in range(0, len(passes), 3):
+        seen = [batch for _, batch in passes[start : start + 3]]
+        assert [len(batch) for batch in seen] == [2, 2, 1]
+        assert np.array_equal(np.concatenate(seen), images)
+
+
 def test_moving_average_by_hand():
     stats = observe(*(np.array(batch, np.float32) for batch in ([-1, 2], [-3, 6], [0, 0])))
     config = CalibConfig(name="moving_average", averaging_constant=0.25)
@@ -495,11 +523,29 @@ def test_statistics_do_not_depend_on_batches_or_order(values, data):
     assert np.array_equal(split.counts, whole.counts)
 
 
+@given(values=batches, parts=st.integers(1, 4))
+@settings(deadline=None, max_examples=50)
+def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, parts):
+    stats, config = TensorStats(), CalibConfig()
+    for batch in values:
+        for place, part in enumerate(np.array_split(batch, min(parts, batch.size))):
+            stats.observe(part, "ranges", config, new_batch=place == 0)
+    ends = [(batch.min(), batch.max()) for batch in values]
+    whole = min(low for low, _ in ends), max(high for _, high in ends)
+    for found in (stats, TensorStats.of_batches(np.array(ends, np.float64))):
+        assert (found.low, found.high) == whole
+        assert found.batches == ends
+        assert found.counts.size == found.zeros == 0
+        assert found.counts.dtype == np.int64
+
+
 @given(values=tensor)
 @settings(deadline=None, max_examples=100)
 def test_a_histogram_counts_every_value_once(values):
     stats = observe(values, bins=64)
     assert stats.counts.sum() == values.size
+    assert stats.counts.dtype == np.int64
+    assert stats.zeros == np.count_nonzero(values == 0)
     assert len(stats.edges) == len(stats.counts) + 1
     assert (-stats.edges[0], stats.edges[-1]) == (stats.threshold, stats.threshold)
 

@@ -364,6 +364,62 @@ def test_hashes_are_of_every_byte(count):
     assert split.pixel_hashes.tolist() == [found.rstrip(b"\0") for found in each]  # as numpy has it
 
 
+def test_a_digest_has_the_dtype_and_the_groups_and_not_the_order_in_memory():
+    images = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+    labels, groups = np.arange(4), np.array([0, 0, 1, 1])
+    head = b"(4, 3, 2)<f4" + images.tobytes()
+    for stored in (images, np.asfortranarray(images)):
+        bare = Split(stored, None, "here")
+        assert bare.digest == hashlib.sha256(head).hexdigest()
+        grouped = Split(stored, labels, "there", groups=groups).digest
+        assert grouped == hashlib.sha256(head + labels.tobytes() + groups.tobytes()).hexdigest()
+    strided = Split(images, np.repeat(labels, 2)[::2], "here", groups=np.repeat(groups, 2)[::2])
+    assert strided.digest == grouped
+
+
+def test_samples_of_samples_keep_their_labels_and_groups():
+    images = np.arange(10, dtype=np.uint8)[:, None]
+    labels, groups = np.arange(10) % 3, np.arange(10) // 2
+    chosen = Split(images, labels, "here", groups=groups).take(np.array([7, 2, 9]))
+    again = chosen.take(np.array([2, 0]))
+    assert np.asarray(again.images).ravel().tolist() == [9, 7]
+    assert again.labels.tolist() == [0, 1]
+    assert again.groups.tolist() == [4, 3]
+    bare = Split(images, None, "here").take(np.array([1]))
+    assert (bare.labels, bare.groups) == (None, None)
+
+
+def test_only_classes_are_strata():
+    images = np.zeros((4, 2, 2, 3), np.uint8)
+    of_classes = Split(images, np.array([0, 2, 0, 1]), "here").strata(3)
+    expected = [[True, False, True, False], [False] * 3 + [True], [False, True, False, False]]
+    assert [members.tolist() for members in of_classes] == expected
+    for labels in (None, np.zeros(4, np.float32)):
+        [every] = Split(images, labels, "here").strata(3)
+        assert every.tolist() == [True] * 4
+
+
+def test_a_batch_has_no_more_than_the_network_takes_at_once():
+    split = Split(np.zeros((7, 2), np.uint8), None, "here")
+    for at_once, size, expected in ((None, 4, [4, 3]), (3, 4, [3, 3, 1]), (3, 2, [2, 2, 2, 1])):
+        assert [len(batch) for batch in replace(split, at_once=at_once).batches(size)] == expected
+
+
+def test_samples_of_their_own_calibrate_where_there_are_any():
+    data = make_dataset()
+    assert data.calibrating is data.train
+    own = data.train.take(np.arange(5))
+    given = replace(data, calibration=own)
+    assert given.calibrating is own
+    arranged = given.arranged((2, 0, 1), at_once=3)
+    for split in (arranged.train, arranged.test, arranged.calibration):
+        assert (split.layout, split.at_once) == ((2, 0, 1), 3)
+    assert arranged.arranged((2, 0, 1), at_once=3) is arranged
+    assert arranged.arranged((2, 0, 1)).test.at_once is None
+    assert arranged.arranged(None, at_once=3).test.layout is None
+    assert data.arranged((2, 0, 1)).calibration is None
+
+
 # Held-out images
 
 

@@ -50,6 +50,13 @@ def test_a_grid_is_that_of_onnxruntime(scheme: WeightScheme, weights: NDArray[np
         np.testing.assert_array_equal(grid.quantize(weights), levels)
 
 
+@pytest.mark.parametrize(("sign", "zero_point"), [(1, 0), (-1, 255)])
+def test_weights_of_one_sign_leave_zero_at_the_end(sign: int, zero_point: int) -> None:
+    weights = np.array([[0.5, 0.75]], np.float32) * sign
+    grid = WeightScheme("uint8", symmetric=False).grid(weights, 0)
+    assert (grid.scale.item(), grid.zero_point.item()) == (np.float32(0.75 / 255), zero_point)
+
+
 @given(scheme, weights, st.integers(-3, 2))
 @settings(deadline=None, max_examples=50)
 def test_a_grid_of_channels_is_one_for_each(
@@ -75,6 +82,37 @@ def test_a_value_on_the_grid_keeps_its_level(
     np.testing.assert_array_equal(grid.quantize(values), levels.reshape(5, 5, 2))
     beyond = (grid.dequantize(np.array([[[grid.lowest, grid.highest]]])) * 2).astype(np.float32)
     assert grid.lowest <= grid.quantize(beyond).min() <= grid.quantize(beyond).max() <= grid.highest
+
+
+def test_levels_below_8_bits_are_never_reduced() -> None:
+    for dtype, lowest, highest in (("int4", -8, 7), ("int3", -4, 3), ("int2", -2, 1)):
+        for reduced in (False, True):
+            assert WeightScheme(dtype, True, True, reduced).levels == (-highest, highest)
+            assert WeightScheme(dtype, True, False, reduced).levels == (lowest, highest)
+    schemes = {dtype: WeightScheme(dtype) for dtype in ("int8", "uint8", "int4", "int3", "int2")}
+    assert [scheme.bits for scheme in schemes.values()] == [8, 8, 4, 3, 2]
+    assert [dtype for dtype, scheme in schemes.items() if scheme.clips] == ["int4", "int3", "int2"]
+
+
+@given(st.sampled_from(["int4", "int3", "int2"]), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=30)
+def test_below_8_bits_the_range_is_the_share_of_least_squared_error(
+    dtype: str, per_channel: bool, seed: int
+) -> None:
+    """From all of the largest weight to 30% of it, by hundredths."""
+    weights = np.random.default_rng(seed).standard_t(3, (3, 40)).astype(np.float32)
+    scheme = WeightScheme(dtype, per_channel)
+    highest, shares = scheme.levels[1], 1 - np.arange(71) / 100
+    grid = scheme.grid(weights, 0)
+    assert not grid.zero_point.any()
+    for scale, rows in zip(grid.scale, weights if per_channel else [weights], strict=True):
+        full = np.abs(rows).max() / highest
+        errors = [
+            np.square(np.clip(np.round(rows / tried), -highest, highest) * tried - rows).sum()
+            for tried in [scale.item(), *(full * shares)]
+        ]
+        assert errors[0] <= min(errors) * (1 + 1e-5)
+        assert np.abs(scale.item() / full - shares).min() < 1e-5
 
 
 @pytest.mark.parametrize(("steps", "scale"), [(126, 1), (127, np.finfo(np.float32).tiny)])

@@ -1,5 +1,6 @@
 """The choices, from sweeps made by hand."""
 
+import numpy as np
 import pytest
 from cells import predictions, sweep
 
@@ -80,6 +81,24 @@ def test_smallest_passes_on_the_samples_to_choose_by() -> None:
     assert "smallest" not in by_use(*cells, choices=[beyond, beyond])
 
 
+def test_a_loss_as_measured_of_just_the_limit_is_within_it() -> None:
+    family = sweep(("a", predictions(), {}), choices=[predictions(lost=16)])
+    loss = family.measured[0].metric("choice_drop")
+    assert "smallest" in {r.key for r in recommend(select(family, limits=ReportConfig(loss)))}
+    less = ReportConfig(np.nextafter(loss, 0))
+    assert "smallest" not in {r.key for r in recommend(select(family, limits=less))}
+
+
+def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
+    sizes = {"least": 100_000.0, "edge": 105_000.0, "over": 105_001.0}
+    found = by_use(*[(n, predictions(), {"size_bytes": v, "seed": n}) for n, v in sizes.items()])
+    smallest = found["smallest"]
+    assert chosen(smallest) == "least"
+    assert [cell.record.run_id for cell in smallest.equals] == ["edge"]
+    assert smallest.equals_mean == "within 5%"
+    assert smallest.why == "100.0 kB, 66.7% less than FP32, at 90.00%"
+
+
 def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
     for lost, words in (
         (16, "whose loss there is within the limit"),
@@ -98,6 +117,17 @@ def test_what_fails_is_not_recommended() -> None:
     assert recommend(select(sweep(("a", predictions(lost=100), {})))) == []
     below = ReportConfig(max_drop=0.02, min_accuracy=0.95)
     assert recommend(select(sweep(("a", predictions(), {})), limits=below)) == []
+    # Nor where there are samples to choose by, and it is good on those; nor is its choice told.
+    apart = select(sweep(("a", predictions(lost=100), {}), choices=[predictions()]))
+    assert recommend(apart) == []
+    assert other_choice(apart) == ""
+
+
+def test_what_fails_is_a_candidate_only_beside_samples_to_choose_by() -> None:
+    cells = (("good", predictions(), {}), ("bad", predictions(lost=100), {"calib": "mse"}))
+    for choices, kept in (((), ["good"]), ([predictions()] * 2, ["good", "bad"])):
+        found = select(sweep(*cells, choices=choices)).candidates
+        assert [cell.record.run_id for cell in found] == kept
 
 
 def test_what_is_reported_does_not_choose() -> None:
@@ -134,11 +164,18 @@ def test_the_fastest_is_that_of_the_race_with_fp32_in_it() -> None:
     found = by_use(*cells, race=race(a=0.2, b=0.1, onnx_fp32=0.15))
     assert chosen(found[SINGLE]) == chosen(found[BATCHES]) == "b"
     assert "1.50 times as fast (95% interval 1.50 to 1.50) as onnx fp32" in found[SINGLE].why
+    assert found[SINGLE].why.endswith("the fastest FP32")
     assert found[SINGLE].equals == ()
     fp32 = by_use(*cells, race=race(a=0.2, b=0.18, onnx_fp32=0.15))[SINGLE]
-    assert (fp32.choice, fp32.label, fp32.verdict) == (None, "onnx fp32", "")
+    assert (fp32.choice, fp32.label, fp32.verdict, fp32.command) == (None, "onnx fp32", "", "")
     assert "of the models within the limit the fastest is onnx int8 entropy" in fp32.why
     assert "0.83 times as fast" in fp32.why
+
+
+def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race() -> None:
+    found = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
+    assert chosen(found) == "a"
+    assert found.why.endswith("the fastest FP32: not faster, as far as can be told")
 
 
 def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster() -> None:
@@ -161,6 +198,27 @@ def test_without_a_race_the_runs_own_latencies_are_told_as_that() -> None:
     slow = {**TIMED, "latency_p50_ms": 0.4}
     assert by_use(("a", predictions(), slow))[SINGLE].label == "onnx fp32"
     assert not any(use.startswith("fastest") for use in by_use(("a", predictions(), {})))
+
+
+def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster() -> None:
+    other = {**TIMED, "backend": "torch", "baseline_latency_p50_ms": 0.25}
+    cells = (("a", predictions(), TIMED), ("b", predictions(), other), ("c", predictions(), {}))
+    found = by_use(*cells)[SINGLE]  # the third was not timed
+    assert "1.25 times as fast as torch fp32" in found.why
+    equal = by_use(("a", predictions(), {**TIMED, "baseline_latency_p50_ms": 0.2}))[SINGLE]
+    assert (equal.choice, equal.label) == (None, "onnx fp32")
+
+
+def test_the_fastest_run_names_those_within_a_twentieth_of_its_latency() -> None:
+    def timed(latency: float) -> dict[str, float | str]:
+        both = {"latency_p50_ms": latency, "baseline_latency_p50_ms": 2.0}
+        return {**TIMED, **both, "seed": str(latency)}
+
+    cells = [(str(each), predictions(), timed(each)) for each in (1.0, 1.05, 1.06)]
+    fastest = by_use(*cells)[SINGLE]
+    assert chosen(fastest) == "1.0"
+    assert [cell.record.run_id for cell in fastest.equals] == ["1.05"]
+    assert fastest.equals_mean == "within 5%"
 
 
 def test_finalists_are_the_fastest_the_smallest_and_the_best() -> None:
@@ -197,6 +255,8 @@ def test_why_nothing_is_recommended() -> None:
     assert "report.max_drop=0.01, report.min_accuracy=0.95" in lines[0]
     assert lines[1] == "FP32 itself has 90.00%, less than report.min_accuracy."
     assert "per_channel=true; " in lines[2]
+    enough = why_none(lost.family, ReportConfig(min_accuracy=0.9), lost.judged)  # of FP32
+    assert not any(line.startswith("FP32 itself") for line in enough)
     kept = select(sweep(("a", predictions(), {"per_channel": "true"})))
     assert len(why_none(kept.family, LIMITS, kept.judged)) == 1
 

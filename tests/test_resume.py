@@ -6,11 +6,12 @@ import pytest
 from calling import NO_REAL_FILES, QUICK, Called, call
 from conftest import make_config, new_store
 from forked import call_process
+from PIL import Image
 from test_cifar10 import write_folder
 
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.data import shapes
+from resnet8ptq.data import locate, shapes
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.sweep import identity, resume
 from resnet8ptq.tracking import history, journal
@@ -96,6 +97,37 @@ def test_another_table_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
         path.write_text(content)
         found.append(identity.find(make_config(*SHAPES, f"calib.table={path}")))
     assert found[0] == found[1] != found[2]
+
+
+def test_other_pictures_that_calibrate_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
+    found = [identity.find(make_config(*SHAPES))]
+    for name, grey in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (32, 32), (grey,) * 3).save(tmp_path / name / "picture.png")
+        found.append(identity.find(make_config(*SHAPES, f"calib.images={tmp_path / name}")))
+    assert found[1] == found[2]
+    assert len(set(found)) == 3
+
+
+def test_other_code_of_the_users_own_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for number in (1, 1, 2):
+        code = f"def metric(outputs, targets):\n    return {number}\n"
+        (tmp_path / "metric_of_a_run.py").write_text(code)
+        settings = "task=custom", "task.metric._target_=metric_of_a_run.metric"
+        found.append(identity.find(make_config(*SHAPES, *settings)))
+    assert found[0] == found[1] != found[2]
+
+
+def test_data_that_stands_in_is_not_warned_of_twice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(locate, "_find_cifar10", lambda: (None, "nowhere"))
+    identity.find(make_config("data=cifar10"))
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_other_images_are_another_run_wherever_they_lie(tmp_path: Path) -> None:

@@ -504,6 +504,7 @@ def test_tango_as_published():
 
 
 @given(st.tuples(*[st.integers(0, 40)] * 4), st.floats(-0.9, 0.9))
+@example((0, 0, 0, 1), 0.3)
 @settings(max_examples=60)
 def test_tango_takes_the_likeliest_probabilities_under_the_limit(cells, limit):
     """Against a search over the multinomial likelihood."""
@@ -573,6 +574,23 @@ def test_margins_of_means_are_student_s():
     assert statistics.bootstrap_margin(constant - 0.01, 50).p_beyond == 1
 
 
+def test_two_items_have_a_margin_and_a_far_one_stays_finite():
+    two = statistics.Margin.student(-0.01, 0.005, 2)
+    assert two.p_within == pytest.approx(stats.t.cdf(-2, 1))
+    assert two.p_beyond == pytest.approx(stats.t.sf(-2, 1))
+    far = statistics.Margin.student(-1.0, 1e-3, 10_000)
+    assert -40 < far.z < -37
+
+
+def test_as_many_items_as_needed_tell_four_times_in_five():
+    margin = statistics.tango(30, 10, 1000, 0.01)
+    for level in (0.05, 0.01):
+        items = margin.items_needed(1000, level)
+        z = margin.z * math.sqrt(items / 1000)  # a margin grows with the root of the items
+        assert stats.norm.cdf(z - stats.norm.ppf(1 - level)) == pytest.approx(0.8)
+    assert statistics.Margin(0.0).items_needed(1000, 0.05) == math.inf
+
+
 def test_samples_without_a_value_are_left_out_where_they_are_few():
     """A bootstrap sample of detections may have no object."""
     losses = np.random.default_rng(0).normal(-0.02, 0.01, 1000)
@@ -581,6 +599,38 @@ def test_samples_without_a_value_are_left_out_where_they_are_few():
     assert statistics.bootstrap_margin(losses, 100).z == pytest.approx(whole.z, abs=0.1)
     losses[:50] = np.nan
     assert statistics.bootstrap_margin(losses, 100).p_within == 1
+
+
+@pytest.mark.parametrize("items", [2, 3, 50])
+def test_a_margin_of_replicates_has_the_error_of_the_items(items):
+    """A bootstrap sample of n items varies less than n items do, by (n - 1) / n."""
+    excess = np.array([-0.03, -0.01, -0.02, 0.01])
+    error = np.sqrt(np.square(excess - excess.mean()).sum() / 3 * items / (items - 1))
+    expected = statistics.Margin.student(excess.mean(), error, items)
+    assert statistics.bootstrap_margin(excess, items).z == pytest.approx(expected.z)
+    assert math.isinf(statistics.bootstrap_margin(excess, 1).correction)
+
+
+def test_samples_without_a_value_are_at_most_a_hundredth():
+    excess = np.arange(-300, -100) / 1000
+    for unknown, outcome in ((0, True), (2, True), (3, False)):
+        excess[:unknown] = np.nan
+        assert np.isfinite(statistics.bootstrap_margin(excess, 50).correction) == outcome
+
+
+@pytest.mark.parametrize(
+    ("differences", "p_value"),
+    [
+        (np.arange(1, 100), 0.02),
+        (np.append(np.arange(1, 99), -1), 0.04),
+        (np.append(np.arange(1, 99), 0), 0.04),
+        (np.array([-1, 0, 1, 2, 3]), 1.0),
+        (np.zeros(9), 1.0),
+    ],
+)
+def test_p_values_of_replicates_by_hand(differences, p_value):
+    for sign in (1, -1):
+        assert statistics.bootstrap_p(sign * differences) == pytest.approx(p_value)
 
 
 def test_a_limit_that_is_a_fraction_is_as_uncertain_as_the_baseline():
@@ -612,6 +662,45 @@ def test_delong_agrees_with_a_bootstrap(seed):
     error = statistics.bootstrap(difference, 400, 300).std()
     assert (high - low) / (2 * statistics.Z95) == pytest.approx(error, rel=0.25)
     assert low <= found[0].value - found[1].value <= high
+
+
+@given(
+    arrays.arrays(np.float64, (2, 12), elements=st.sampled_from([0.0, 0.25, 0.5, 0.75])),
+    st.integers(1, 11),
+)
+@settings(deadline=None, max_examples=50)
+def test_delong_s_variance_is_that_of_the_structural_components(scores, positives):
+    """By all pairs of a positive and a negative; of a single one the variance is taken for 0."""
+
+    def variance(pairs):
+        """Of pairs [positives, negatives]."""
+        of = (pairs.mean(axis=1), pairs.mean(axis=0))
+        return sum(values.var(ddof=1) / values.size for values in of if values.size > 1)
+
+    positive = np.arange(12) < positives
+    found = [statistics.auc(each, positive) for each in scores]
+    pairs = [(np.sign(each[positive][:, None] - each[~positive]) + 1) / 2 for each in scores]
+    value, half_width = pairs[0].mean(), statistics.Z95 * np.sqrt(variance(pairs[0]))
+    assert found[0].value == pytest.approx(value)
+    assert found[0].of_positives == pytest.approx(pairs[0].mean(axis=1))
+    assert found[0].of_negatives == pytest.approx(pairs[0].mean(axis=0))
+    ends = max(value - half_width, 0), min(value + half_width, 1)
+    assert found[0].interval == pytest.approx(ends, abs=1e-7)
+
+    difference, error = pairs[0].mean() - pairs[1].mean(), np.sqrt(variance(pairs[0] - pairs[1]))
+    assert statistics.delong_error(*found) == pytest.approx(error, abs=1e-7)
+    (low, high), p_value = statistics.delong(*found)
+    assert (low + high) / 2 == pytest.approx(difference, abs=1e-7)
+    assert (high - low) / 2 == pytest.approx(statistics.Z95 * error, abs=1e-7)
+    if error > 1e-7:
+        assert p_value == pytest.approx(2 * stats.norm.sf(abs(difference) / error))
+
+
+def test_delong_without_spread_takes_the_difference_for_certain():
+    positive = np.arange(6) < 3
+    best, worst = (statistics.auc(sign * positive, positive) for sign in (1.0, -1.0))
+    assert statistics.delong(best, best) == ((0, 0), 1)
+    assert statistics.delong(best, worst) == ((1, 1), 0)
 
 
 def test_delong_keeps_its_level():

@@ -109,7 +109,7 @@ def _least_error(
     for share in _SHARES:
         tried = (scale * share).astype(np.float32).astype(np.float64)
         levels = np.clip(np.round(weights / tried), -highest, highest)
-        error = np.square(levels * tried - weights, dtype=np.float64)
+        error = np.square(levels * tried - weights)
         errors.append(error.sum(axis=reduced, keepdims=True))
         shares.append(tried)
     best = np.argmin(errors, axis=0)[None]

@@ -103,7 +103,7 @@ class Margin:
         if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
             return cls(0.0, math.inf)
         tail = float(stdtr(items - 1, -abs(excess) / error))
-        return cls(math.copysign(float(-ndtri(max(tail, sys.float_info.min))), excess))
+        return cls(math.copysign(float(ndtri(max(tail, sys.float_info.min))), excess))
 
 
 UNKNOWN = Margin(0.0, math.inf)
