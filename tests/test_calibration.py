@@ -263,6 +263,20 @@ def test_mse_finds_the_least_error_to_a_thousandth(low, high):
     np.testing.assert_allclose(ends, (low, high), atol=0.5001 / 1024)
 
 
+def test_mse_tries_sixteenths_and_then_closer_on_both_sides_of_the_best():
+    tried = set()
+
+    def error(edges, counts, low, high):
+        tried.add(-low)
+        return (low + 0.5) ** 2 + high**2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods, "_squared_error", error)
+        find_range(TensorStats(-1.0, 4.0, np.ones(64, np.int64)), CalibConfig(name="mse"))
+    around = {0.5 + k / spacing for spacing in (64, 256, 1024) for k in range(-4, 5)}
+    assert tried == {k / 16 for k in range(1, 17)} | {1 / 1024} | around
+
+
 # By hand
 
 
