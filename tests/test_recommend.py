@@ -64,7 +64,9 @@ def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
     assert "would have said onnx int8 minmax per tensor: 91.20%" in told
     same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
     assert "would have said the same" in other_choice(same)
-    assert "biased towards good" in other_choice(select(sweep(("a", predictions(), {}))))
+    alone = other_choice(select(sweep(("a", predictions(), {}))))
+    assert alone.startswith("The best are chosen on the samples they are reported on, ")
+    assert alone.endswith("biased towards good.")
 
 
 def test_smallest_passes_on_the_samples_to_choose_by() -> None:
@@ -125,7 +127,8 @@ def test_what_fails_is_not_recommended() -> None:
 
 def test_what_fails_is_a_candidate_only_beside_samples_to_choose_by() -> None:
     cells = (("good", predictions(), {}), ("bad", predictions(lost=100), {"calib": "mse"}))
-    for choices, kept in (((), ["good"]), ([predictions()] * 2, ["good", "bad"])):
+    for number, kept in ((0, ["good"]), (1, ["good"]), (2, ["good", "bad"])):
+        choices = [predictions()] * number  # with one, not all have such samples
         found = select(sweep(*cells, choices=choices)).candidates
         assert [cell.record.run_id for cell in found] == kept
 
@@ -141,10 +144,49 @@ def test_what_is_reported_does_not_choose() -> None:
     assert (chosen(best), best.verdict) == ("unlucky", "fail, accuracy < 85.00%")
 
 
-def test_runs_that_have_chosen_by_the_same_samples_are_told() -> None:
-    cells = (("a", predictions(), {}), ("b", predictions(), {"nodes_to_exclude": "auto"}))
-    family = sweep(*cells, choices=[predictions(), predictions()])
-    assert "which favours them" in other_choice(select(family))
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("nodes_to_exclude", "auto", True),
+        ("precision.plan", "auto", True),
+        ("method", "qat", True),
+        ("method", "ptq", False),
+    ],
+)
+def test_runs_that_have_chosen_by_the_same_samples_are_told(
+    key: str, value: str, told: bool
+) -> None:
+    cells = (("a", predictions(), {}), ("b", predictions(), {key: value}))
+    said = other_choice(select(sweep(*cells, choices=[predictions(), predictions()])))
+    words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat have chosen"
+    assert (f"reported.{words}" in said) is told
+
+
+def test_the_samples_that_choose_are_told_by_their_name() -> None:
+    for named, words in (({"chosen_by": "500 images"}, "500 images"), ({}, "other samples")):
+        selected = select(sweep(("a", predictions(), named), choices=[predictions()]))  # type: ignore[arg-type]
+        assert other_choice(selected) == (
+            f"The best were chosen by {words} that have no part in what is reported. "
+            "Choosing on the reported samples would have said the same."
+        )
+
+
+def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands() -> None:
+    cells = (("a", predictions(), {}), ("b", predictions(won=5), {"calib": "entropy"}))
+    said = other_choice(select(sweep(*cells, choices=[predictions(won=5), predictions()])))
+    assert "would have said onnx int8 entropy per tensor: 90.50%" in said
+
+
+def test_what_is_undecided_is_not_within_the_limit() -> None:
+    selected = select(sweep(("a", predictions(lost=16), {})))
+    assert [cell.record.run_id for cell in selected.candidates] == ["a"]
+    assert selected.within == []
+
+
+def test_a_change_that_is_not_known_is_not_told() -> None:
+    family = sweep(("a", predictions(), {}))
+    del family.measured[0].record.metrics["delta"]
+    assert recommend(select(family))[0].why == "90.00%"
 
 
 def race(**times: float) -> Race:
@@ -170,12 +212,33 @@ def test_the_fastest_is_that_of_the_race_with_fp32_in_it() -> None:
     assert (fp32.choice, fp32.label, fp32.verdict, fp32.command) == (None, "onnx fp32", "", "")
     assert "of the models within the limit the fastest is onnx int8 entropy" in fp32.why
     assert "0.83 times as fast" in fp32.why
+    assert "; to try: python -m resnet8ptq advise, " in fp32.why
+    assert (fp32.equals, fp32.equals_mean) == ((), "")
 
 
 def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race() -> None:
     found = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
     assert chosen(found) == "a"
     assert found.why.endswith("the fastest FP32: not faster, as far as can be told")
+
+
+def test_models_race_where_others_did_not() -> None:
+    cells = [(name, predictions(), {**TIMED, "seed": name}) for name in "abc"]
+    found = by_use(*cells, race=race(a=0.1, b=0.1, onnx_fp32=0.2, torch_fp32=0.3))
+    assert (found[SINGLE].key, found[BATCHES].key) == ("fastest", "fastest_batch")
+    assert found[SINGLE].why.endswith("2.00) as onnx fp32, the fastest FP32")
+    assert [cell.record.run_id for cell in found[SINGLE].equals] == ["b"]
+    assert found[SINGLE].equals_mean == "no slower, as far as can be told"
+
+
+def test_finalists_of_each_use_are_its_fastest() -> None:
+    single, batch = (3, 4, 1, 5, 2, 6, 7, 8), (6, 5, 7, 4, 8, 1, 2, 3)
+    cells = [
+        (name, predictions(), {"seed": name, "latency_p50_ms": a, "latency_batch_p50_ms": b})
+        for name, a, b in zip("bacdefgh", single, batch, strict=True)
+    ]
+    names = {cell.record.run_id for cell in finalists(select(sweep(*cells)))}  # type: ignore[arg-type]
+    assert names == {"b", *"bce", *"fgh"}  # the first of equal ones, as the best and the smallest
 
 
 def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster() -> None:
@@ -202,9 +265,10 @@ def test_without_a_race_the_runs_own_latencies_are_told_as_that() -> None:
 
 def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster() -> None:
     other = {**TIMED, "backend": "torch", "baseline_latency_p50_ms": 0.25}
-    cells = (("a", predictions(), TIMED), ("b", predictions(), other), ("c", predictions(), {}))
-    found = by_use(*cells)[SINGLE]  # the third was not timed
+    cells = (("c", predictions(), {}), ("a", predictions(), TIMED), ("b", predictions(), other))
+    found = by_use(*cells)[SINGLE]  # the first was not timed
     assert "1.25 times as fast as torch fp32" in found.why
+    assert found.key == "fastest"
     equal = by_use(("a", predictions(), {**TIMED, "baseline_latency_p50_ms": 0.2}))[SINGLE]
     assert (equal.choice, equal.label) == (None, "onnx fp32")
 
@@ -249,16 +313,62 @@ def test_recommendations_name_their_keys_and_the_command_that_deploys_them() -> 
     assert keys["best_torch"].command == "python -m resnet8ptq deploy run_id=b 'root=my runs'"
 
 
+def test_a_command_says_where_the_run_is_unless_it_is_where_runs_are() -> None:
+    usual = {"tracking.root": "mlruns", "tracking.experiment_name": "resnet8ptq"}
+    best = by_use(("a", predictions(), {**usual, "tracking.uri": "null"}))["best accuracy"]
+    assert best.command == "python -m resnet8ptq deploy run_id=a"
+    other = {"tracking.uri": "http://host:5000", "tracking.experiment_name": "pets"}
+    best = by_use(("a", predictions(), other))["best accuracy"]
+    expected = "python -m resnet8ptq deploy run_id=a uri=http://host:5000 experiment=pets"
+    assert best.command == expected
+
+
+def test_frameworks_are_told_in_the_order_of_their_names() -> None:
+    names = ("torch", "c", "onnx", "b", "tflite", "a")
+    found = by_use(*((name, predictions(), {"backend": name}) for name in names))
+    keys = [each.key for each in found.values()]
+    assert [key for key in keys if key.startswith("best_")] == [
+        f"best_{name}" for name in sorted(names)
+    ]
+
+
 def test_why_nothing_is_recommended() -> None:
     lost = select(sweep(("a", predictions(lost=100), {})))
     lines = why_none(lost.family, ReportConfig(min_accuracy=0.95), lost.judged)
     assert "report.max_drop=0.01, report.min_accuracy=0.95" in lines[0]
     assert lines[1] == "FP32 itself has 90.00%, less than report.min_accuracy."
-    assert "per_channel=true; " in lines[2]
+    assert lines[2].startswith("To lose less: per_channel=true; another calibration (calib=); ")
     enough = why_none(lost.family, ReportConfig(min_accuracy=0.9), lost.judged)  # of FP32
     assert not any(line.startswith("FP32 itself") for line in enough)
     kept = select(sweep(("a", predictions(), {"per_channel": "true"})))
     assert len(why_none(kept.family, LIMITS, kept.judged)) == 1
+
+
+def test_advice_is_only_for_what_was_not_tried() -> None:
+    cells = (
+        ("a", predictions(lost=100), {}),
+        ("b", predictions(lost=100), {"per_channel": "true"}),
+    )
+    lost = select(sweep(*cells))
+    advice = why_none(lost.family, LIMITS, lost.judged)[1]
+    assert advice.startswith("To lose less: another calibration")
+    some = select(sweep(cells[0], ("c", predictions(), {"per_channel": "true"})))
+    assert len(why_none(some.family, LIMITS, some.judged)) == 1
+
+
+def test_fp32_is_told_only_where_it_has_less_than_is_asked() -> None:
+    cells = [
+        (name, predictions(), {"seed": name, "baseline_accuracy": value})
+        for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.95), ("d", 0.85))
+    ]
+    selected = select(sweep(*cells))
+    asked = ReportConfig(max_drop=0.02, min_accuracy=0.95)
+    _, *told = why_none(selected.family, asked, selected.judged)
+    assert [line.split()[3] for line in told] == ["80.00%,", "85.00%,", "90.00%,"]
+    (line,) = why_none(
+        selected.family, ReportConfig(max_drop=0.02, min_accuracy=None), selected.judged
+    )
+    assert "(report.max_drop=0.02)" in line
 
 
 def test_what_ran_on_no_integer_kernels_is_never_recommended() -> None:

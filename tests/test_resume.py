@@ -150,6 +150,14 @@ def test_other_code_or_versions_are_another_run_and_another_sweep(
     assert before[1] != after[1]
 
 
+def test_the_order_of_a_plan_is_no_setting() -> None:
+    plans = ("{a: 4, b: 8}", "{b: 8, a: 4}", "{a: 8, b: 4}")
+    one, same, other = (
+        identity.find(make_config(*SHAPES, f"precision.plan={plan}")) for plan in plans
+    )
+    assert one == same != other
+
+
 def test_a_sweep_is_known_by_what_it_asks_for() -> None:
     asked = identity.sweep_key(["dtype=int8,uint8"])
     assert identity.sweep_key(["dtype=int8,uint8", "sweep.resume=true", "cache_dir=/x"]) == asked
