@@ -18,6 +18,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow_server import Server
 
 from resnet8ptq.config.schema import TrackingConfig
+from resnet8ptq.core import background
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
@@ -144,6 +145,23 @@ def test_a_run_that_a_store_refuses_is_one_error_and_is_logged_when_it_ends(
     kept.end("FINISHED", {"status": "ok"})
     mirror.close_run(store, kept, tmp_path)
     assert only_run(store).data.tags["status"] == "ok"
+
+
+def test_a_run_that_a_store_refuses_is_kept_in_its_folder(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise ValueError("refused")
+
+    monkeypatch.setattr(upload, "create", refuse)
+    with background.allowed():
+        assert log_everything(store, tmp_path / "run") == ""
+    assert "refused" in caplog.text
+    kept = Journal.load(tmp_path / "run")
+    assert (kept.status, kept.run_id) == ("FINISHED", None)
 
 
 def test_what_a_store_will_never_take_fails_the_run(

@@ -38,9 +38,11 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """The run's id in the store; empty where the store has not been reached, or not yet."""
+        """The run's id in the store; empty where it is not there, or not yet."""
         opened = self._opened
-        return opened.result() if opened is not None and opened.done() else ""
+        if opened is None or not opened.done() or opened.exception() is not None:
+            return ""
+        return opened.result()
 
     @property
     def record(self) -> Record:
