@@ -96,10 +96,14 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "torch": _TORCH,
     "torch bias": (*_TORCH, _BIAS),
     "torch adaround": (*_TORCH, *_ADAROUND),
+    "torch minmax adaround": (*_TORCH, "calib=minmax", *_ADAROUND),
+    "torch mse adaround": (*_TORCH, "calib=mse", *_ADAROUND),
     "torch blocks": (*_TORCH, *_BLOCKS),
     "tflite": _TFLITE,
     "tflite bias": (*_TFLITE, _BIAS),
     "tflite adaround": (*_TFLITE, *_ADAROUND),
+    "tflite percentile adaround": (*_TFLITE, "calib=percentile", *_ADAROUND),
+    "tflite mse adaround": (*_TFLITE, "calib=mse", *_ADAROUND),
     "tflite blocks": (*_TFLITE, *_BLOCKS),
 }
 SIDES = ("held_out", "test")

@@ -41,7 +41,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
     from resnet8ptq.tracking import mirror
-    from resnet8ptq.tracking.store import open_store
+    from resnet8ptq.tracking.store import find_store, open_store
 
     opening = background.put(open_store, config.tracking)
     background.prepare(mirror.warm_up)
@@ -50,7 +50,8 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     from resnet8ptq.report import comparison, table, verdicts
 
     tags = identify(cfg)
-    store = background.result(opening)
+    # Whatever is wrong with a store that was there before, `background.wait` tells at the end.
+    store = find_store(config.tracking) or background.result(opening)
     done = record(cfg, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.load(store, [done])

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from resnet8ptq.sweep import callback
 from resnet8ptq.tracking import history, journal, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store, find_store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
 URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
@@ -188,6 +189,31 @@ def test_deleted_experiment_is_refused(own_store: Store, tmp_path: Path) -> None
     client(own_store).delete_experiment(own_store.experiment_id)
     with pytest.raises(TrackingError, match="'resnet8ptq' was deleted"):
         open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
+
+
+@pytest.mark.parametrize("folder", ["mlruns", "of mine #1"])
+def test_a_local_store_is_found_without_mlflow(folder: str, tmp_path: Path) -> None:
+    config = TrackingConfig(root=str(tmp_path / folder))
+    assert find_store(config) is None
+    assert not (tmp_path / folder).exists()
+    opened = new_store(tmp_path / folder)
+    assert find_store(config) == opened == open_store(config)
+    assert find_store(replace(config, experiment_name="another")) is None
+    client(opened).delete_experiment(opened.experiment_id)
+    assert find_store(config) is None
+
+
+def test_only_a_local_store_is_found(
+    own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrackingConfig(root=str(tmp_path / "mlruns"))
+    assert find_store(config) == own_store
+    assert find_store(replace(config, uri="http://127.0.0.1:5000")) is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert find_store(config) is None
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    (tmp_path / "mlruns" / "mlflow.db").write_bytes(b"no database" * 1000)
+    assert find_store(config) is None
 
 
 def test_file_in_the_way_of_the_root_is_refused(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def time_in_turns(
     Args:
         limit: of seconds; where it is passed, `LEAST` repeats are enough.
     """
-    warm_up = max(3, repeats // 10)  # torch compiles in its first two runs of a shape
+    warm_up = max(2, repeats // 10)  # torch compiles in its first two runs of a shape
     times: list[list[float]] = [[] for _ in predictors]
     places = list(range(len(predictors)))
     begin = time.perf_counter()

@@ -183,6 +183,7 @@ def _scatter(
     axes.plot(*front[front[:, 0].argsort()].T, "k--", lw=1, zorder=0)
     allowed = metric.allowed(max_drop, cells[0].metric(f"baseline_{metric.name}"))
     axes.axhline(metric.scale * allowed, color="C3", lw=1, ls=":", zorder=0)
+    axes.margins(x=0.1)  # room for the words at FP32, which is the largest and the slowest
     axes.invert_yaxis()  # better is higher
     unit = ", points" if metric.percent else ""
     title = f"loss of {plain(metric.title)} against FP32{unit}  (bars: 95% interval)"

@@ -35,6 +35,7 @@ for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model", "mlflo
 
 # Of a new experiment: MLflow's UI shows the columns that matter.
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
+_DATABASE = "mlflow.db"
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 
@@ -77,6 +78,26 @@ def import_mlflow() -> None:
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
+def find_store(config: TrackingConfig) -> Store | None:
+    """Return a local store that has the experiment, as its database says; None for another one.
+
+    Takes milliseconds where `open_store` imports MLflow, for seconds, to find out whether the store
+    can be used: a run begins meanwhile.
+    """
+    if config.uri or os.environ.get("MLFLOW_TRACKING_URI"):
+        return None
+    path = Path(config.root).absolute() / _DATABASE
+    query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            found = connection.execute(query, (config.experiment_name,)).fetchone()
+    except sqlite3.Error:
+        return None
+    if found is None or not os.access(path.parent, os.W_OK):
+        return None
+    return Store(f"sqlite:///{path}", str(found[0]), config.experiment_name)
+
+
 def open_store(config: TrackingConfig) -> Store:
     """Find or make the store and the experiment, under a lock; fail now rather than later.
 
@@ -97,7 +118,7 @@ def open_store(config: TrackingConfig) -> Store:
     if uri:
         _check_answers(uri)
         return _open(uri, config.experiment_name, None)
-    uri = f"sqlite:///{root / 'mlflow.db'}"
+    uri = f"sqlite:///{root / _DATABASE}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
@@ -125,11 +146,11 @@ def _make_database(path: Path) -> None:
 
 def _open(uri: str, name: str, root: Path | None) -> Store:
     try:
-        if root is not None and not (root / "mlflow.db").exists():
-            _make_database(root / "mlflow.db")
+        if root is not None and not (root / _DATABASE).exists():
+            _make_database(root / _DATABASE)
         experiment_id = _find_experiment(uri, name, root and root / "artifacts")
         if root is not None:
-            _index_tags(root / "mlflow.db")
+            _index_tags(root / _DATABASE)
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
@@ -137,7 +158,7 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
         reason = " ".join(str(error).split())[:300].replace(uri, shown)
         if root is not None and any(words in reason for words in _DAMAGED):
             raise TrackingError(
-                f"tracking.root: {root / 'mlflow.db'} is damaged; move it away, and "
+                f"tracking.root: {root / _DATABASE} is damaged; move it away, and "
                 "`python -m resnet8ptq sync` makes it again from the folders of the runs"
             ) from error
         raise TrackingError(f"tracking.uri: {shown} cannot be used ({reason})") from error

@@ -1,4 +1,8 @@
-"""A TorchScript file, an exported program or a compiled package behind MLflow's pyfunc."""
+"""A TorchScript file, an exported program or a compiled package behind MLflow's pyfunc.
+
+torch is imported when a file is loaded: MLflow imports this module to log it, where two seconds of
+importing torch would be waited for at the end of a run.
+"""
 
 import json
 import zipfile
@@ -8,7 +12,6 @@ from typing import Any
 
 import mlflow
 import numpy as np
-import torch
 
 _OPERATORS = "torch.ao.quantization.fx._decomposed"  # importing it registers a program's
 
@@ -18,6 +21,8 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
     def load_context(self, context: Any) -> None:
         """Load the file, its weights packed for the engine that it was measured on."""
+        import torch
+
         self.names = context.model_config["outputs"]
         engine, path = context.model_config.get("engine"), context.artifacts["model"]
         if engine is not None:
@@ -29,6 +34,8 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
     def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, Any]:
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
+        import torch
+
         given: Any = model_input  # by the name that the signature has, where that names it
         values = next(iter(given.values())) if isinstance(given, dict) else given
         batch = torch.from_numpy(np.ascontiguousarray(values, np.float32))
@@ -40,6 +47,8 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
 
 def _load_program(path: str) -> Any:
+    import torch
+
     import_module(_OPERATORS)
     return torch.export.load(path).module()
 
@@ -58,6 +67,8 @@ def _load_package(path: str) -> Any:
     lacking = sorted({*made_on["cpu_flags"].split()} - {*Path("/proc/cpuinfo").read_text().split()})
     if lacking:
         raise RuntimeError(f"compiled for {made_on['cpu']}; this CPU lacks {', '.join(lacking)}")
+    import torch._inductor
+
     return torch._inductor.aoti_load_package(path)
 
 
