@@ -67,10 +67,13 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
     Args:
         settings: Hydra's own: the sweep's folder, the job's number and overrides.
     """
-    from resnet8ptq.sweep import jobs, resume
+    from resnet8ptq.sweep import callback, jobs, resume
     from resnet8ptq.tracking.sweep_file import Sweep
 
-    sweep, number = Sweep.load(Path(settings.sweep.dir)), settings.job.num
+    sweep, number = (
+        callback.open_current() or Sweep.load(Path(settings.sweep.dir)),
+        settings.job.num,
+    )
     if sweep.worker:
         jobs.enter(sweep.worker)
     _settle_choice(cfg, sweep.several)

@@ -202,9 +202,10 @@ def test_sweep_that_cannot_be_composed_has_failed(
     assert named in found.errors[0]
     assert "Traceback" not in found.err
     assert found.code == 2
-    assert [run.info.status for run in found.runs] == recorded
     assert "Browse:" not in found.out  # there is nothing to see
-    assert {run.data.tags["status"] for run in found.runs} <= {"failed"}
+    runs = found.runs if (tmp_path / "mlruns").exists() else []
+    assert [run.info.status for run in runs] == recorded
+    assert {run.data.tags["status"] for run in runs} <= {"failed"}
 
 
 PASSWORD = "http://user:hunter2@127.0.0.1:9"

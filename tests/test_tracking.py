@@ -427,7 +427,7 @@ def test_sweep_with_a_password_in_its_config_does_not_start(
     assert err.startswith("error: tracking.uri: holds a password")
     assert err.count("\n") == 1
     assert "hunter2" not in err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [".lock"]
 
 
 def test_password_of_the_environment_stays_in_the_sweeps_private_file(
@@ -441,7 +441,7 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(
     monkeypatch.setattr("resnet8ptq.tracking.run.start_parent", lambda _, *args: make(store, *args))
     monkeypatch.setattr(callback, "_current", None)
     callback.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
-    current = callback.find_current()
+    current = callback.open_current()
     assert current is not None
     holders = [
         path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
@@ -449,7 +449,7 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(
     (private,) = holders
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     assert Sweep.load(tmp_path / "sweep").store == reached
-    parent = history.load_run(store, current.sweep.parent_id)
+    parent = history.load_run(store, current.parent_id)
     assert "hunter2" not in json.dumps([parent.params, parent.tags])
 
 

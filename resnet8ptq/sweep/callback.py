@@ -1,10 +1,14 @@
 """A sweep: one parent run in MLflow, its jobs as children, and the table at the end.
 
-The parent is made before the first job, which finds it by a file of the sweep's folder.
+The parent is made before the first job, which finds it by a file of the sweep's folder. Where the
+jobs run in this process, they are composed while MLflow is imported to make it.
 """
 
 import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
 
     from resnet8ptq.tracking.history import Record
     from resnet8ptq.tracking.store import Store
-    from resnet8ptq.tracking.sweep_file import Sweep
+    from resnet8ptq.tracking.sweep_file import Sweep, Worker
 
 
 log = logging.getLogger(__name__)
@@ -36,13 +40,19 @@ class RunningSweep:
     """A sweep whose jobs run, and that this process is to close.
 
     Attributes:
+        open: waits for the store, and returns the sweep with its run.
         limits: what a model must keep to be recommended.
         lock: on the sweep's folder, held as long as the sweep runs.
     """
 
-    sweep: "Sweep"
+    open: "Callable[[], Sweep]"
     limits: ReportConfig
     lock: "FileLock"
+
+    @cached_property
+    def sweep(self) -> "Sweep":
+        """The sweep, once its run is in the store; see `open_current`."""
+        return self.open()
 
     def close(self, status: str) -> str:
         """Print the comparison, write it to the folder and the parent run, close the parent.
@@ -158,29 +168,47 @@ def find_current() -> RunningSweep | None:
     return _current
 
 
+def open_current() -> "Sweep | None":
+    """Return the sweep that this process has started, once it is open, and its file written.
+
+    Raises:
+        SystemExit: it cannot be opened; the error is printed. No job could be recorded.
+    """
+    global _current
+    if _current is None:
+        return None
+    try:
+        if "sweep" not in vars(_current):
+            _current.sweep.save()
+        return _current.sweep
+    except command.EXPECTED as error:
+        _current = None
+        # Hydra turns an exception of a callback into a warning, and would go on.
+        raise SystemExit(command.report(error)) from None
+
+
 class SweepCallback(Callback):
     """Hydra calls this before the first job of a multirun."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Open the store and the parent run, or end the program: no job could be recorded."""
+        """Begin to open the store and the parent run, or end the program."""
         global _current
         folder = Path(config.hydra.sweep.dir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _current = _start(config, folder)
-            _current.sweep.save()
+            worker = jobs.plan(config.hydra.launcher)
+            _current = _start(config, folder, worker)
         except command.EXPECTED as error:
-            # Hydra turns an exception of a callback into a warning, and would go on.
             raise SystemExit(command.report(error)) from None
+        if worker:  # other processes read its file
+            open_current()
 
 
-def _start(config: DictConfig, folder: Path) -> RunningSweep:
-    """Open the store and the sweep's run: a new one, or that of the sweep to continue."""
+def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> RunningSweep:
+    """Check what can be wrong before the first job, while the store is opened."""
     from resnet8ptq.report import reference
-    from resnet8ptq.sweep import identity, resume
-    from resnet8ptq.tracking import mirror, sync
-    from resnet8ptq.tracking.run import restart_parent, start_parent
-    from resnet8ptq.tracking.store import open_store
+    from resnet8ptq.sweep import identity
+    from resnet8ptq.tracking import mirror
     from resnet8ptq.tracking.sweep_file import Sweep
 
     if config.analysis.name == "inspect":
@@ -188,35 +216,60 @@ def _start(config: DictConfig, folder: Path) -> RunningSweep:
     settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
-    opening = background.put(open_store, settings)  # what follows is done meanwhile
+    overrides = list(config.hydra.overrides.task)
+    tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
+    tags |= prepare(config)
+    held = journal.lock(folder)
+    if config.sweep.resume:
+        begun = _continue(settings, folder, tags)
+    else:
+        begun = background.put(_begin, settings, folder, tags)  # what follows is done meanwhile
+    background.prepare(mirror.warm_up)
     if limits.reference is not None:
         reference.load(limits.reference)  # a wrong name now rather than after the sweep
-    objectives = prepare(config)
-    worker = jobs.plan(config.hydra.launcher)
     if worker:
         jobs.prepare_workers()
         if worker.at_once > 1 and config.latency.enabled:
             log.warning("%d jobs at once: each is timed while others run", worker.at_once)
-    overrides = list(config.hydra.overrides.task)
-    key = identity.sweep_key(overrides)
-    if worker is None:
-        from resnet8ptq.experiment import pipeline  # noqa: F401
-    store = background.result(opening)
-    earlier = resume.find_sweep(store, key) if config.sweep.resume else None
-    tags = {"overrides": " ".join(overrides), "sweep_key": key, **objectives}
-    held = journal.lock(folder)
-    if earlier is None:
-        if config.sweep.resume:
-            log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
-        name = f"sweep {folder.parent.name} {folder.name}"
-        parent_id = background.ask(start_parent, store, name, folder, tags)
     else:
-        print(f"Resume: continuing {earlier.tags['mlflow.runName']}")  # no log is set up yet
-        sync.sync(store, Path(earlier.tags["folder"]), wait_s=5)
-        parent_id = restart_parent(store, earlier, folder)
-    background.prepare(mirror.warm_up)
+        from resnet8ptq.experiment import pipeline  # noqa: F401
     several = bool(config.hydra.sweeper.get("params")) or any(
         word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)
     )
-    sweep = Sweep(store, parent_id, folder, worker, config.sweep.resume, several)
-    return RunningSweep(sweep, limits, held)
+
+    def open_sweep() -> Sweep:
+        store, parent_id = background.result(begun)
+        return Sweep(store, parent_id, folder, worker, config.sweep.resume, several)
+
+    return RunningSweep(open_sweep, limits, held)
+
+
+def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
+    """Open the store and make the sweep's run; return its id too."""
+    from resnet8ptq.tracking.run import start_parent
+    from resnet8ptq.tracking.store import open_store
+
+    store = open_store(settings)
+    name = f"sweep {folder.parent.name} {folder.name}"
+    return store, start_parent(store, name, folder, tags)
+
+
+def _continue(
+    settings: TrackingConfig, folder: Path, tags: Mapping[str, str]
+) -> "Future[tuple[Store, str]]":
+    """Open the store and the newest sweep of the same overrides; without one, begin another."""
+    from resnet8ptq.sweep import resume
+    from resnet8ptq.tracking import sync
+    from resnet8ptq.tracking.run import restart_parent
+    from resnet8ptq.tracking.store import open_store
+
+    store = background.ask(open_store, settings)
+    earlier = resume.find_sweep(store, tags["sweep_key"])
+    if earlier is None:
+        log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
+        return background.put(_begin, settings, folder, tags)
+    print(f"Resume: continuing {earlier.tags['mlflow.runName']}")  # no log is set up yet
+    sync.sync(store, Path(earlier.tags["folder"]), wait_s=5)
+    found: Future[tuple[Store, str]] = Future()
+    found.set_result((store, restart_parent(store, earlier, folder)))
+    return found
