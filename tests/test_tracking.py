@@ -518,6 +518,21 @@ def test_logged_onnx_model_loads_back(
     assert any(node.op_type == "QuantizeLinear" for node in graph.node)
 
 
+def test_a_torch_file_is_logged_without_loading_it(
+    store: Store, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "model.pt").write_text("what torch would refuse")
+    np.savez(folder / "example.npz", inputs=np.zeros((1, 4), np.float32))
+    with start_run(store, "name", {}, folder) as run:
+        run.log_model(folder / "model.pt", {"scores": [3]}, "onednn")
+    assert not caplog.records  # MLflow warns of an example that it has tried in vain
+    (output,) = client(store).get_run(run.run_id).outputs.model_outputs
+    info = mlflow.models.get_model_info(f"models:/{output.model_id}")
+    assert info.saved_input_example_info is not None
+    (takes,), (gives,) = info.signature.inputs.inputs, info.signature.outputs.inputs
+    assert (takes.shape, gives.shape, gives.name) == ((-1, 4), (-1, 3), "scores")
+
+
 def test_children_come_back_in_order(store: Store, folder: Path) -> None:
     parent_id = start_parent(store, "sweep", folder, {"overrides": "dtype=int8,uint8"})
     for name in ("first", "second", "third"):

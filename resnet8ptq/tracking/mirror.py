@@ -4,7 +4,6 @@ The calls come in order, in the process that uploads (`core.background`) or in t
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +40,6 @@ def warm_up() -> None:
 
     from resnet8ptq.core import figures  # noqa: F401
 
-    # MLflow loads a torch model to check it; what torch warns of then, it has warned the run of.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     warn_dependency_requirement_mismatches(["numpy"])  # looks through all that is installed, once
 
 

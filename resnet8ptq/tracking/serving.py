@@ -25,6 +25,20 @@ _SERVED = {
 }
 
 
+class _Unchecked:
+    """MLflow's pyfunc for a file that MLflow is not to load in order to check it.
+
+    That imports torch, two seconds at the end of a run that has loaded and measured the file.
+    """
+
+    @staticmethod
+    def save_model(validate_serving_input: bool, **given: Any) -> None:
+        """Save it; the first argument is that of `Model.log`, which hands it on."""
+        from mlflow import pyfunc
+
+        pyfunc.save_model(**given)
+
+
 @interrupts.deferred()
 def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
     """Log the run's artifact as an MLflow model; once."""
@@ -56,16 +70,21 @@ def add_model(
             example = arrays["inputs"]
     shape = more["image_shape"] if example is None else example.shape[1:]
     if code:
-        from mlflow import pyfunc as flavor
+        from mlflow import pyfunc
 
+        flavor: Any = pyfunc
+        if "torch" in packages:
+            flavor = _Unchecked
+            settings |= {"validate_serving_input": False, "flavor_name": pyfunc.__name__}
         settings["python_model"] = str(_CODE / code)
         settings["artifacts"] = {"model": str(path)}
         settings["model_config"] = {"outputs": list(outputs), "engine": more.get("engine")}
         taken = "input"
     else:
         import onnx
-        from mlflow import onnx as flavor
+        from mlflow import onnx as onnx_flavor
 
+        flavor = onnx_flavor
         proto = onnx.load(path)
         settings = {"onnx_model": proto, "save_as_external_data": False}
         settings["onnx_execution_providers"] = ["CPUExecutionProvider"]  # as it was measured
