@@ -67,7 +67,8 @@ class RunningSweep:
             TrackingError: the store is away, and the runs are in the sweep's folder; or the report
                 could not be made, and the sweep's run is closed all the same.
         """
-        from resnet8ptq.report import table
+        # All that draws is imported now, while the last runs are uploaded.
+        from resnet8ptq.report import page, table  # noqa: F401
         from resnet8ptq.tracking import sync
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
