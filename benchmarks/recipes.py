@@ -103,6 +103,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "tflite bias": (*_TFLITE, _BIAS),
     "tflite adaround": (*_TFLITE, *_ADAROUND),
     "tflite percentile": (*_TFLITE, "calib=percentile"),
+    "tflite mse": (*_TFLITE, "calib=mse"),
     "tflite percentile adaround": (*_TFLITE, "calib=percentile", *_ADAROUND),
     "tflite mse adaround": (*_TFLITE, "calib=mse", *_ADAROUND),
     "tflite blocks": (*_TFLITE, *_BLOCKS),

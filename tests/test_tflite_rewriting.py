@@ -193,11 +193,54 @@ def test_activations_have_the_true_ranges(
     assert sum(ratio > 0.999 for ratio in ratios) >= 11
     assert len(seen) == 14  # the input, nine convolutions, three sums, the dense layer
     for code, operator in contents.operators(read):
-        if code in ("AVERAGE_POOL_2D", "RESHAPE"):
+        if code == "RESHAPE":
             kept = [tensors[i].quantization for i in (operator.inputs[0], operator.outputs[0])]
             assert kept[0].scale == kept[1].scale
     output = tensors[read.subgraphs[0].outputs[0]].quantization
     assert (output.scale[0], output.zeroPoint[0]) == (1 / 256, -128)
+
+
+def find_pool(content: bytes, graph: onnx.GraphProto) -> tuple[str, float, str]:
+    """Return what pools the last maps, the scale of its output, and its ONNX name."""
+    (name,) = [n.output[0] for n in graph.node if n.op_type == "AveragePool"]
+    read = contents.read(content)
+    ((code, operator),) = [
+        found for found in contents.operators(read) if found[0] in ("AVERAGE_POOL_2D", "MEAN")
+    ]
+    made = read.subgraphs[0].tensors[operator.outputs[0]]
+    assert list(made.shape) == [1, 1, 1, 64]
+    return code, float(made.quantization.scale[0]), name
+
+
+def test_a_pool_over_whole_maps_has_a_range_of_its_own(
+    converted: ConvertedBy, shapes_model: Fp32Model, ranges: dict[str, Range], shapes: Dataset
+) -> None:
+    proto = onnx.load(shapes_model.onnx_path)
+    graph = proto.graph
+    content = converted(True)
+    code, shared, name = find_pool(content, graph)
+    assert code == "AVERAGE_POOL_2D"
+    free = rewriting.rewrite(content, graph, graph, INT8, ranges)
+    low, high = ranges[name]
+    assert find_pool(free, graph)[:2] == ("MEAN", pytest.approx((high - min(low, 0)) / 255))
+    assert find_pool(free, graph)[1] < 0.7 * shared
+    # Where its range is not known, it stays a pool with that of its input.
+    others = {key: found for key, found in ranges.items() if key != name}
+    kept = rewriting.rewrite(content, graph, graph, INT8, others)
+    assert find_pool(kept, graph)[0] == "AVERAGE_POOL_2D"
+    [batch] = shapes.test.take(np.arange(200)).batches(200)
+    [exact] = open_runner(proto, THREADS)(batch)
+    errors = [np.square(run(each, batch) - exact).mean() for each in (free, kept)]
+    assert errors[0] < errors[1]
+
+
+def test_a_pool_over_parts_of_maps_stays(converted: ConvertedBy) -> None:
+    read = contents.read(converted(True))
+    ((_, pool),) = [found for found in contents.operators(read) if found[0] == "AVERAGE_POOL_2D"]
+    taken = read.subgraphs[0].tensors[pool.inputs[0]]
+    assert rewriting._covers(pool, taken)
+    pool.builtinOptions.filterWidth -= 1
+    assert not rewriting._covers(pool, taken)
 
 
 def test_4_bit_weights_predict_as_simulated(

@@ -6,12 +6,21 @@ from typing import Any
 
 import flatbuffers
 import numpy as np
-from ai_edge_litert.schema_py_generated import BufferT, TensorType
+from ai_edge_litert.schema_py_generated import (
+    BufferT,
+    BuiltinOperator,
+    BuiltinOptions,
+    OperatorCodeT,
+    ReducerOptionsT,
+    TensorT,
+    TensorType,
+)
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
+_INT8_MEAN = 2  # the version of the operator, as TensorFlow counts them
 _ALIGNMENT = 16  # of a buffer's data, as TFLite's schema has it
 _INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.INT64: np.int64}
 
@@ -128,6 +137,21 @@ def write_levels(
     model.buffers.append(BufferT(data=data))
     tensor.quantization.scale = scale.astype(np.float32)
     tensor.quantization.zeroPoint = np.zeros(len(scale), np.int64)
+
+
+def to_mean(model: Any, operator: Any) -> None:
+    """Make an operator on int8 maps [N, H, W, C] the mean of each channel, [N, 1, 1, C]."""
+    axes = np.array([1, 2], np.int32)
+    model.buffers.append(BufferT(data=axes.view(np.uint8)))
+    axis = TensorT(shape=[len(axes)], type=TensorType.INT32, buffer=len(model.buffers) - 1)
+    axis.name = b"axes"
+    model.subgraphs[0].tensors.append(axis)
+    mean = BuiltinOperator.MEAN
+    model.operatorCodes.append(OperatorCodeT(mean, builtinCode=mean, version=_INT8_MEAN))
+    operator.opcodeIndex = len(model.operatorCodes) - 1
+    operator.inputs = [operator.inputs[0], len(model.subgraphs[0].tensors) - 1]
+    operator.builtinOptionsType = BuiltinOptions.ReducerOptions
+    operator.builtinOptions = ReducerOptionsT(keepDims=True)
 
 
 class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from ai_edge_litert.schema_py_generated import ActivationFunctionType, TensorType
+from ai_edge_litert.schema_py_generated import ActivationFunctionType, Padding, TensorType
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.tflite import contents
@@ -34,6 +34,7 @@ _KEEP_RANGE = {
     *("RESHAPE", "SQUEEZE", "EXPAND_DIMS"),
 }
 _FIXED_RANGE = {"SOFTMAX", "LOGISTIC", "TANH", "L2_NORMALIZATION"}  # of the output
+_POOLS = ("AveragePool", "GlobalAveragePool")  # in ONNX
 _ARITHMETIC = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul"}  # in ONNX
 
 
@@ -128,6 +129,7 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     """
     tensors = model.subgraphs[0].tensors
     known = _name_activations(model, names, graph)
+    _free_pools(model, known, graph, ranges)
     made: list[tuple[int, str, Any]] = [(index, "", ()) for index in model.subgraphs[0].inputs]
     for code, operator in contents.operators(model):
         made += [(index, code, operator.inputs) for index in operator.outputs]
@@ -257,6 +259,33 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
             if made is not None:
                 known.setdefault(operator.outputs[0], made)
     return known
+
+
+def _free_pools(model: Any, known: dict[int, str], graph: onnx.GraphProto, ranges: Ranges) -> None:
+    """Turn average pools over whole maps into means, whose outputs have a range of their own.
+
+    TFLite gives an average pool the range of its input, which is several times that of its output.
+
+    Args:
+        known: names of activations, as `_name_activations` returns them; those of the means come to
+            it.
+    """
+    tensors = model.subgraphs[0].tensors
+    for code, operator in list(contents.operators(model)):
+        [taken], [made] = operator.inputs[:1], operator.outputs[:1]
+        pools = [n for n in consumers(graph, known.get(taken, "")) if n.op_type in _POOLS]
+        name = pools[0].output[0] if len(pools) == 1 else ""
+        if code == "AVERAGE_POOL_2D" and name in ranges and _covers(operator, tensors[taken]):
+            contents.to_mean(model, operator)
+            known[made] = name
+
+
+def _covers(operator: Any, tensor: Any) -> bool:
+    """Tell whether a pool makes one value of each channel, as it is, of [N, H, W, C]."""
+    options = operator.builtinOptions
+    size = [options.filterHeight, options.filterWidth]
+    plain = options.fusedActivationFunction == ActivationFunctionType.NONE
+    return plain and options.padding == Padding.VALID and size == [*tensor.shape[1:3]]
 
 
 def _behind(graph: onnx.GraphProto, name: str, activation: int) -> str | None:
