@@ -74,6 +74,8 @@ _ONNX = (
 _ALL_BITS = "reduce_range=false"
 _TORCH = ("backend=torch", "dtype=int8", "per_channel=true", "calib=percentile")
 _TFLITE = ("backend=tflite", "dtype=int8", "per_channel=true")
+# Where torch quantizes an average pool, it takes the range of its input, which is much too large.
+_POOLS_IN_FLOAT = "op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]"
 _BIAS = "corrections.bias_correction=true"
 _ADAROUND = ("corrections.adaround=true", "corrections.adaround_iterations=500", _BIAS)
 _BLOCKS = ("corrections.reconstruction=true", _BIAS)
@@ -98,6 +100,9 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "torch adaround": (*_TORCH, *_ADAROUND),
     "torch minmax adaround": (*_TORCH, "calib=minmax", *_ADAROUND),
     "torch mse adaround": (*_TORCH, "calib=mse", *_ADAROUND),
+    "torch pools mse": (*_TORCH, _POOLS_IN_FLOAT, "calib=mse"),
+    "torch pools adaround": (*_TORCH, _POOLS_IN_FLOAT, *_ADAROUND),
+    "torch pools mse adaround": (*_TORCH, _POOLS_IN_FLOAT, "calib=mse", *_ADAROUND),
     "torch blocks": (*_TORCH, *_BLOCKS),
     "tflite": _TFLITE,
     "tflite bias": (*_TFLITE, _BIAS),
