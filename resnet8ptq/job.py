@@ -70,10 +70,8 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
     from resnet8ptq.sweep import callback, jobs, resume
     from resnet8ptq.tracking.sweep_file import Sweep
 
-    sweep, number = (
-        callback.open_current() or Sweep.load(Path(settings.sweep.dir)),
-        settings.job.num,
-    )
+    sweep = callback.open_current() or Sweep.load(Path(settings.sweep.dir))
+    number = settings.job.num
     if sweep.worker:
         jobs.enter(sweep.worker)
     _settle_choice(cfg, sweep.several)

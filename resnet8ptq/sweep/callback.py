@@ -206,7 +206,7 @@ class SweepCallback(Callback):
 
 
 def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> RunningSweep:
-    """Check what can be wrong before the first job, while the store is opened."""
+    """Check what can be wrong before the first job, and begin to open the store."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import identity
     from resnet8ptq.tracking import mirror
@@ -217,26 +217,26 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
-    overrides = list(config.hydra.overrides.task)
-    tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
-    tags |= prepare(config)
-    held = journal.lock(folder)
-    if config.sweep.resume:
-        begun = _continue(settings, folder, tags)
-    else:
-        begun = background.put(_begin, settings, folder, tags)  # what follows is done meanwhile
-    background.prepare(mirror.warm_up)
     if limits.reference is not None:
         reference.load(limits.reference)  # a wrong name now rather than after the sweep
+    overrides = list(config.hydra.overrides.task)
+    several = bool(config.hydra.sweeper.get("params")) or any(
+        word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)
+    )
+    tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
+    tags |= prepare(config)
     if worker:
         jobs.prepare_workers()
         if worker.at_once > 1 and config.latency.enabled:
             log.warning("%d jobs at once: each is timed while others run", worker.at_once)
+    held = journal.lock(folder)
+    if config.sweep.resume:
+        begun = _continue(settings, folder, tags)
     else:
-        from resnet8ptq.experiment import pipeline  # noqa: F401
-    several = bool(config.hydra.sweeper.get("params")) or any(
-        word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)
-    )
+        begun = background.put(_begin, settings, folder, tags)
+    background.prepare(mirror.warm_up)
+    if worker is None:
+        from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
 
     def open_sweep() -> Sweep:
         store, parent_id = background.result(begun)

@@ -70,21 +70,21 @@ def add_model(
             example = arrays["inputs"]
     shape = more["image_shape"] if example is None else example.shape[1:]
     if code:
-        from mlflow import pyfunc
+        import mlflow.pyfunc
 
-        flavor: Any = pyfunc
+        flavor: Any = mlflow.pyfunc
         if "torch" in packages:
             flavor = _Unchecked
-            settings |= {"validate_serving_input": False, "flavor_name": pyfunc.__name__}
+            settings |= {"validate_serving_input": False, "flavor_name": mlflow.pyfunc.__name__}
         settings["python_model"] = str(_CODE / code)
         settings["artifacts"] = {"model": str(path)}
         settings["model_config"] = {"outputs": list(outputs), "engine": more.get("engine")}
         taken = "input"
     else:
+        import mlflow.onnx
         import onnx
-        from mlflow import onnx as onnx_flavor
 
-        flavor = onnx_flavor
+        flavor = mlflow.onnx
         proto = onnx.load(path)
         settings = {"onnx_model": proto, "save_as_external_data": False}
         settings["onnx_execution_providers"] = ["CPUExecutionProvider"]  # as it was measured
