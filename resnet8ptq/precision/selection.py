@@ -43,14 +43,16 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     in float by itself, in both frameworks.
 
     Raises:
-        ConfigError: a name is not in the graph, or an operator not of ONNX; lists the nearest.
+        ConfigError: a name is not in the graph, or an operator neither there nor in ONNX; lists
+            the nearest.
         QuantizationError: no node is left to quantize.
     """
     names = [node.name for node in graph.node]
     chosen = set(names)
     if selection.op_types is not None:
         # One list may serve several networks, of which one lacks an operator.
-        operators = sorted({schema.name for schema in onnx.defs.get_all_schemas()})
+        own = {node.op_type for node in graph.node}
+        operators = sorted(own | {schema.name for schema in onnx.defs.get_all_schemas()})
         check_known("op_types", selection.op_types, operators, "ONNX operators")
         chosen = {node.name for node in graph.node if node.op_type in selection.op_types}
         chosen |= _activations_behind(graph, chosen)

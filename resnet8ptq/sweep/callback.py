@@ -51,8 +51,10 @@ class RunningSweep:
 
     @cached_property
     def sweep(self) -> "Sweep":
-        """The sweep, once its run is in the store; see `open_current`."""
-        return self.open()
+        """The sweep, once its run is in the store and its file written; see `open_current`."""
+        opened = self.open()
+        opened.save()
+        return opened
 
     def close(self, status: str) -> str:
         """Print the comparison, write it to the folder and the parent run, close the parent.
@@ -170,21 +172,17 @@ def find_current() -> RunningSweep | None:
 
 
 def open_current() -> "Sweep | None":
-    """Return the sweep that this process has started, once it is open, and its file written.
+    """Return the sweep that this process has started, once it is open.
 
     Raises:
-        SystemExit: it cannot be opened; the error is printed. No job could be recorded.
+        SystemExit: it cannot be opened; the error is printed. Hydra would go on with the next job,
+            and none could be recorded.
     """
     global _current
-    if _current is None:
-        return None
     try:
-        if "sweep" not in vars(_current):
-            _current.sweep.save()
-        return _current.sweep
+        return None if _current is None else _current.sweep
     except command.EXPECTED as error:
-        _current = None
-        # Hydra turns an exception of a callback into a warning, and would go on.
+        _current = None  # there is nothing to close
         raise SystemExit(command.report(error)) from None
 
 
@@ -200,6 +198,7 @@ class SweepCallback(Callback):
             worker = jobs.plan(config.hydra.launcher)
             _current = _start(config, folder, worker)
         except command.EXPECTED as error:
+            # Hydra turns an exception of a callback into a warning, and would go on.
             raise SystemExit(command.report(error)) from None
         if worker:  # other processes read its file
             open_current()

@@ -271,13 +271,14 @@ def _free_pools(model: Any, known: dict[int, str], graph: onnx.GraphProto, range
             it.
     """
     tensors = model.subgraphs[0].tensors
-    for code, operator in list(contents.operators(model)):
-        [taken], [made] = operator.inputs[:1], operator.outputs[:1]
-        pools = [n for n in consumers(graph, known.get(taken, "")) if n.op_type in _POOLS]
-        name = pools[0].output[0] if len(pools) == 1 else ""
-        if code == "AVERAGE_POOL_2D" and name in ranges and _covers(operator, tensors[taken]):
+    for code, operator in contents.operators(model):
+        if code != "AVERAGE_POOL_2D" or not _covers(operator, tensors[operator.inputs[0]]):
+            continue
+        readers = consumers(graph, known.get(operator.inputs[0], ""))
+        names = [node.output[0] for node in readers if node.op_type in _POOLS]
+        if len(names) == 1 and names[0] in ranges:
             contents.to_mean(model, operator)
-            known[made] = name
+            known[operator.outputs[0]] = names[0]
 
 
 def _covers(operator: Any, tensor: Any) -> bool:
