@@ -15,6 +15,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 DTYPES = {"int8": ("int8", "int8"), "uint8": ("uint8", "uint8"), "u8s8": ("int8", "uint8")}
@@ -195,6 +196,13 @@ def test_only_the_chosen_operators_are_quantized(quantize: Quantize) -> None:
     assert quantize("op_types=[Gemm]").artifact.quantized_layers == 1
     with pytest.raises(ConfigError, match=r"op_types: got 'Convv'.*Conv"):
         quantize("op_types=[Convv]")
+
+
+def test_operators_may_be_of_onnx_or_of_the_graph(shapes_model: Fp32Model) -> None:
+    graph = onnx.load(shapes_model.onnx_path).graph
+    graph.node[0].op_type = "OfMine"  # from outside of ONNX
+    chosen = Selection(op_types=["OfMine", "LSTM"])  # the second is not in the graph
+    assert graph.node[0].name not in find_float_nodes(graph, chosen)
 
 
 @pytest.mark.parametrize("per_channel", ["false", "true"])
