@@ -66,6 +66,8 @@ NETWORKS: dict[str, tuple[str, ...]] = {
 }
 for _file in sorted(Path(os.environ.get("RETRAINED") or "/nonexistent").glob("*.h5")):
     NETWORKS[_file.stem] = ("data=cifar10", f"model.path={_file}")
+# Where the last layer is a convolution, float_output needs ONNX Runtime's QDQ format.
+_LAST_IS_CONVOLUTION = ("mobilenet_v1", "mobilenet_v2")
 
 _ONNX = (
     *("backend=onnx", "dtype=u8s8", "reduce_range=true", "per_channel=true", "float_output=true"),
@@ -87,13 +89,9 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "onnx adaround": (*_ONNX, *_ADAROUND),
     "onnx minmax adaround": (*_ONNX, "calib=minmax", *_ADAROUND),
     "onnx mse adaround": (*_ONNX, "calib=mse", *_ADAROUND),
-    "onnx qdq": (*_ONNX, "calib=minmax", "format=qdq"),  # where the last layer is a convolution
-    "onnx qdq adaround": (*_ONNX, "calib=minmax", "format=qdq", *_ADAROUND),
     # For CPUs with VNNI, where 8-bit weights do not saturate.
     "onnx 8-bit": (*_ONNX, "calib=minmax", _ALL_BITS),
     "onnx 8-bit adaround": (*_ONNX, "calib=minmax", _ALL_BITS, *_ADAROUND),
-    "onnx 8-bit qdq": (*_ONNX, "calib=minmax", _ALL_BITS, "format=qdq"),
-    "onnx 8-bit qdq adaround": (*_ONNX, "calib=minmax", _ALL_BITS, "format=qdq", *_ADAROUND),
     "onnx blocks": (*_ONNX, *_BLOCKS),
     "torch": _TORCH,
     "torch bias": (*_TORCH, _BIAS),
@@ -152,13 +150,21 @@ def main() -> int:
                         continue
                     rows += list(measure(network, recipe, seed, given.threads))
                     write(rows)
-    print(render(rows))
+    asked = [row for row in rows if row["network"] in networks and row["recipe"] in recipes]
+    print(render(asked))
     return 0
+
+
+def framework_of(recipe: str) -> str:
+    """Return the backend of a recipe: its name's first word."""
+    return recipe.split()[0]
 
 
 def measure(network: str, recipe: str, seed: str, threads: int) -> Iterator[Record]:
     """Quantize and score; yield nothing where the backend has no such combination."""
-    settings = (*NETWORKS[network], *RECIPES[recipe], f"seed={seed}", f"threads={threads}")
+    settings = [*NETWORKS[network], *RECIPES[recipe], f"seed={seed}", f"threads={threads}"]
+    if network in _LAST_IS_CONVOLUTION and framework_of(recipe) == "onnx":
+        settings.append("format=qdq")
     last = {setting.partition("=")[0]: setting for setting in settings}  # the last one counts
     config = loading.parse_config(compose("config", overrides=list(last.values())))
     start = time.perf_counter()
@@ -244,52 +250,77 @@ def write(rows: list[Record]) -> None:
 
 def render(rows: list[Record]) -> str:
     """Return the losses of each recipe on each network, and the recipes' worst cases."""
-    drops: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    worse: dict[tuple[str, str], int] = defaultdict(int)
+    drops = means_of(rows, {side: f"{side}_drop" for side in SIDES}, 100)
+    decibels = means_of(rows, {"held_out": "held_out_sqnr_db"})
+    worse: dict[str, int] = defaultdict(int)
     for row in rows:
-        for side in SIDES:
-            drops[row["recipe"], row["network"], side].append(100 * float(row[f"{side}_drop"]))
         significant = row["test_p"] != "" and float(row["test_p"]) < 0.05
-        worse[row["recipe"], row["network"]] += significant and float(row["test_drop"]) > 0
+        worse[row["recipe"]] += significant and float(row["test_drop"]) > 0
     recipes = list(dict.fromkeys(row["recipe"] for row in rows))
     networks = list(dict.fromkeys(row["network"] for row in rows))
     parts = []
     for side in SIDES:
         lines = []
         for recipe in recipes:
-            means = {n: np.mean(found) for n in networks if (found := drops[recipe, n, side])}
-            cells = [f"{means[n]:+.2f}" if n in means else "" for n in networks]
-            worst = max(means, key=lambda n: means[n])
-            draws = str(sum(worse[recipe, n] for n in networks)) if side == "test" else ""
-            lines.append([recipe, *cells, f"{means[worst]:+.2f} ({worst})", draws])
-        heads = ["recipe", *networks, "worst mean", "draws with p < 0.05" * (side == "test")]
+            found = {n: drops[side, recipe, n] for n in networks if (side, recipe, n) in drops}
+            cells = [f"{found[n]:+.2f}" if n in found else "" for n in networks]
+            worst = max(found, key=lambda n: found[n])
+            draws = [str(worse[recipe])] if side == "test" else []
+            lines.append([recipe, *cells, f"{found[worst]:+.2f} ({worst})", *draws])
+        heads = ["recipe", *networks, "worst mean", *["draws with p < 0.05"] * (side == "test")]
         parts.append(f"{side}: mean drop in points\n\n{table(heads, lines)}")
-    parts.append(f"leaving one network out\n\n{leave_one_out(drops, recipes, networks)}")
+    parts.append(f"leaving one network out\n\n{leave_one_out(drops, decibels)}")
     return "\n\n".join(parts)
 
 
-def leave_one_out(
-    drops: dict[tuple[str, str, str], list[float]], recipes: list[str], networks: list[str]
-) -> str:
-    """Return for each network the recipe that is best on the others, and its drop on this one.
+# By side, recipe and network.
+Means = dict[tuple[str, str, str], float]
 
-    The best has the least worst mean drop on held-out samples, in each framework.
+
+def means_of(rows: list[Record], columns: dict[str, str], factor: float = 1) -> Means:
+    """Return the mean over the draws of a column for each side."""
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        for side, column in columns.items():
+            if row[column] != "":
+                found[side, row["recipe"], row["network"]].append(factor * float(row[column]))
+    return {key: float(np.mean(values)) for key, values in found.items()}
+
+
+def leave_one_out(drops: Means, decibels: Means) -> str:
+    """Return for each network the recipe that is best on the others, and what it does on this one.
+
+    The best of a framework is the one whose SQNR on held-out samples is least far behind the best
+    recipe's, on the network where it is farthest behind. Compared are the recipes that were
+    measured on every network of the framework.
     """
     lines = []
-    for backend in dict.fromkeys(recipe.split()[0] for recipe in recipes):
+    for framework in dict.fromkeys(framework_of(recipe) for _, recipe, _ in decibels):
+        found = {
+            (recipe, network): value
+            for (_, recipe, network), value in decibels.items()
+            if framework_of(recipe) == framework
+        }
+        networks = list(dict.fromkeys(network for _, network in found))
+        recipes = [
+            recipe
+            for recipe in dict.fromkeys(recipe for recipe, _ in found)
+            if all((recipe, network) in found for network in networks)
+        ]
+        if not recipes or len(networks) == 1:
+            continue
+        most = {n: max(found[recipe, n] for recipe in recipes) for n in networks}
         for out in networks:
-            worst = {
-                recipe: max(np.mean(drops[recipe, n, "held_out"]) for n in networks if n != out)
+            behind = {
+                recipe: max(most[n] - found[recipe, n] for n in networks if n != out)
                 for recipe in recipes
-                if recipe.split()[0] == backend
-                and all(drops[recipe, n, "held_out"] for n in networks)
             }
-            if worst:
-                best = min(worst, key=lambda recipe: worst[recipe])
-                found = np.mean(drops[best, out, "test"])
-                lines.append([backend, out, best, f"{worst[best]:+.2f}", f"{found:+.2f}"])
-    heads = ["framework", "left out", "best on the others", "worst there", "test drop here"]
-    return table(heads, lines)
+            best = min(behind, key=lambda recipe: behind[recipe])
+            cells = [f"{behind[best]:.1f} dB", f"{most[out] - found[best, out]:.1f} dB"]
+            drop = drops["test", best, out]
+            lines.append([framework, str(len(recipes)), out, best, *cells, f"{drop:+.2f}"])
+    heads = ["framework", "recipes", "left out", "best on the others", "farthest behind there"]
+    return table([*heads, "behind on this one", "its test drop, points"], lines)
 
 
 if __name__ == "__main__":
