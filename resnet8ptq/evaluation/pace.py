@@ -20,7 +20,9 @@ from resnet8ptq.data.dataset import Split
 
 BATCH_SIZES = (16, 32, 64, 128)  # tried where `evaluate.batch_size` is not set
 TRIAL_IMAGES = 256
-TRIAL_SECONDS = 1.0  # for each; a batch that takes longer is the largest that is tried
+TRIAL_SECONDS = 0.5  # for each
+WARM_UP = 2  # batches: torch compiles in its first two runs of a shape
+ENOUGH_SECONDS = 0.1  # a batch that takes longer fills the cores: no larger one is tried
 
 Load = Callable[[int], Predictor]  # an artifact, to run on so many threads
 T = TypeVar("T")
@@ -104,7 +106,7 @@ def find_pace(
         times: dict[Pace, float] = {}
         for pace in (Pace(size, 1, threads) for size in sizes):
             times[pace] = measure(load, split, pace)
-            if times[pace] * pace.batch_size > TRIAL_SECONDS:
+            if times[pace] * pace.batch_size > ENOUGH_SECONDS:
                 break
         size = min(times, key=lambda pace: times[pace]).batch_size
         for pace in {Pace(size, *way) for way in ways} - {*times}:
@@ -117,10 +119,13 @@ def find_pace(
 
 
 def measure(load: Load, split: Split, pace: Pace) -> float:
-    """Return the seconds for each of the first images: the best of three turns, as it warms up."""
+    """Return the seconds for each of the first images: the best of at most three turns."""
     copies = [load(pace.threads).predict for _ in range(pace.at_once)]
     images = split.take(np.arange(min(TRIAL_IMAGES * pace.at_once, len(split))))
     batches = list(images.batches(pace.batch_size))
+    for copy in copies:
+        for batch in batches[:WARM_UP]:
+            copy(batch)
     found: list[float] = []
     begin = time.perf_counter()
     while len(found) < 3 and (not found or time.perf_counter() - begin < TRIAL_SECONDS):

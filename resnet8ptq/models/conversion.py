@@ -34,7 +34,7 @@ from resnet8ptq.models.sources import Module, Network, read
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
 PARITY_SAMPLES = 1000
-PARITY_BYTES = 2**26  # of samples: 111 pictures of 224 x 224
+PARITY_BYTES = 2**24  # of samples: 27 pictures of 224 x 224
 PARITY_TOLERANCE = 1e-4  # of a probability, or of the largest logit
 # Of the largest of other values: rounding to float32 comes to 2e-4 in a detector of 113
 # convolutions, over ten million values.
