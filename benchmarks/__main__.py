@@ -10,11 +10,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import calibration, parallel, results
+from benchmarks import calibration, parallel, pictures, results
 from benchmarks.setting import Setting
 
 NEEDED = ("CIFAR10_DIR", "RESNET8_H5")
-OPTIONAL = {"parallel": (parallel, "joblib,ray"), "calibration": (calibration, "bench")}
+OPTIONAL = {
+    "parallel": (parallel, "joblib,ray"),
+    "calibration": (calibration, "bench"),
+    "pictures": (pictures, "bench"),
+}
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks import process
 from benchmarks.setting import Record, Setting
-from benchmarks.tables import megabytes, ratios, spread, table
+from benchmarks.tables import megabytes, table, usage_rows
 
 PICTURES = 500
 METHODS = ("minmax", "moving_average", "percentile", "mse", "entropy")
@@ -45,14 +45,7 @@ def measure(setting: Setting) -> Record:
 
 def render(found: Record) -> str:
     """Return the section in Markdown."""
-    bare = [usage["wall_s"] for usage in found["usages"][ONNX_RUNTIME]]
-    rows = []
-    for name, usages in found["usages"].items():
-        wall = [usage["wall_s"] for usage in usages]
-        cpu = [usage["user_s"] + usage["sys_s"] for usage in usages]
-        peak = megabytes(max(usage["max_rss_bytes"] for usage in usages))
-        cells = [spread(wall, 1), spread(cpu, 1), peak]
-        rows.append([name, *cells, "" if name == ONNX_RUNTIME else spread(ratios(wall, bare))])
+    rows = usage_rows(found["usages"], ONNX_RUNTIME)
     return "\n\n".join(
         [
             f"EfficientNet-lite0 (224x224, 1,000 classes) on {found['pictures']} pictures, from an "

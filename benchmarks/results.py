@@ -14,6 +14,7 @@ from benchmarks import (
     evaluation,
     memory,
     parallel,
+    pictures,
     startup,
     steps,
     stores,
@@ -44,6 +45,7 @@ SECTIONS = {
     "calibration": Section(
         calibration.measure, {"Calibrating a network of real size": calibration.render}
     ),
+    "pictures": Section(pictures.measure, {"A sweep over a network of real size": pictures.render}),
     "evaluation": Section(evaluation.measure, {"Evaluation": evaluation.render}),
     "steps": Section(steps.measure, {"Where the time goes": steps.render}),
     "startup": Section(startup.measure, {"Start-up": startup.render}),

@@ -1,7 +1,8 @@
 """Numbers as text, and tables in Markdown."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -26,3 +27,23 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 def megabytes(size_bytes: float) -> str:
     """Return a size in MB (10^6 bytes)."""
     return f"{size_bytes / 1e6:.0f}"
+
+
+def usage_rows(
+    usages: Mapping[str, Sequence[Mapping[str, Any]]], yardstick: str
+) -> list[list[str]]:
+    """Return a row for each command: seconds, CPU seconds, peak MB, seconds to the yardstick's.
+
+    Args:
+        usages: `process.Usage` of each round, as dicts, by what ran.
+        yardstick: one of them.
+    """
+    below = [usage["wall_s"] for usage in usages[yardstick]]
+    rows = []
+    for name, each in usages.items():
+        wall = [usage["wall_s"] for usage in each]
+        cpu = [usage["user_s"] + usage["sys_s"] for usage in each]
+        peak = megabytes(max(usage["max_rss_bytes"] for usage in each))
+        ratio = "" if name == yardstick else spread(ratios(wall, below))
+        rows.append([name, spread(wall, 1), spread(cpu, 1), peak, ratio])
+    return rows

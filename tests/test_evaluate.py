@@ -61,7 +61,7 @@ def test_the_fastest_way_is_found_once(monkeypatch, tmp_path, best, way):
 
     def cost(tried: Pace) -> float:
         wrong = (tried.batch_size != best) + ((tried.threads, tried.at_once) != way)
-        return (1 + wrong) / 1000
+        return (1 + wrong) / 10_000
 
     backend = Counting(monkeypatch, cost)
     assert run(9_984, tmp_path).pace == fastest
@@ -72,7 +72,7 @@ def test_the_fastest_way_is_found_once(monkeypatch, tmp_path, best, way):
 
 
 def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_path):
-    backend = Counting(monkeypatch, lambda tried: 0.05)
+    backend = Counting(monkeypatch, lambda tried: 0.005)
     assert run(1000, tmp_path).pace.batch_size == 16
     assert {tried.batch_size for tried in backend.measured} == {16, 32}
 
@@ -83,7 +83,7 @@ def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_pat
 )
 def test_another_kind_of_artifact_is_measured_by_itself(monkeypatch, tmp_path, overrides, network):
     fast = {"size": 32}
-    Counting(monkeypatch, lambda tried: (1 + (tried.batch_size != fast["size"])) / 1000)
+    Counting(monkeypatch, lambda tried: (1 + (tried.batch_size != fast["size"])) / 10_000)
     assert run(1000, tmp_path).pace.batch_size == 32
     fast["size"] = 128
     assert run(1000, tmp_path, *overrides, network=network).pace.batch_size == 128

@@ -1,7 +1,9 @@
 """Ratios of latencies that were measured in turns, and the race of a sweep's best models."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 from resnet8ptq.config.loading import load_config
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.latency import Timings
+from resnet8ptq.evaluation import latency, race
+from resnet8ptq.evaluation.latency import LEAST, Timings
 from resnet8ptq.evaluation.race import BLOCKS, FILE, Race, ratio, run
 from resnet8ptq.report import page
 from resnet8ptq.tracking.store import Store
@@ -66,6 +68,17 @@ def test_a_race_loads_every_model_again_for_each_block(
     assert race.single["b"] == [13 + n for n in range(BLOCKS)]
     assert {tuple(order) for order in seen} == {("a", "b"), ("b", "a")}
     assert Race.from_json(race.to_json()) == race
+
+
+def test_slow_models_race_in_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count()  # a second for each block from the sixth on
+    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    one = Timings(np.ones(3), None)
+    monkeypatch.setattr(latency, "measure", lambda loads, *rest: [one] * len(loads))
+    for seconds, blocks in ((0.1, LEAST), (0.9, LEAST + 1), (1000, BLOCKS)):
+        settings = LatencyConfig(max_seconds=seconds)
+        found = run({"a": "a", "b": "b"}, None, settings)  # type: ignore[dict-item, arg-type]
+        assert len(found.single["a"]) == blocks
 
 
 def test_the_fastest_of_several_has_a_wider_interval() -> None:

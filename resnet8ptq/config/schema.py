@@ -258,7 +258,7 @@ class LatencyConfig:
     threads: int = limited(1, *_THREADS)
     repeats: int = limited(200, *limits.COUNT)
     batch_repeats: int = limited(10, *limits.COUNT)
-    max_seconds: float = limited(20.0, limits.POSITIVE)
+    max_seconds: float = limited(5.0, limits.POSITIVE)
 
 
 @dataclass

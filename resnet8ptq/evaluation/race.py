@@ -6,6 +6,7 @@ models differ. In a race all of them run in turns.
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -83,8 +84,10 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Rac
     """Time models in turns, in blocks for each of which all are loaded again.
 
     A loaded model has a speed of its own, which differs by some percent from the next time: blocks
-    of one loading would not show that, and call a model faster than its own copy.
+    of one loading would not show that, and call a model faster than its own copy. `BLOCKS`
+    of them; where they take longer than `settings.max_seconds` for each model, `LEAST` are enough.
     """
+    begin = time.perf_counter()
     random = np.random.default_rng(RESAMPLING_SEED)
     share = replace(
         settings,
@@ -93,7 +96,9 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Rac
         max_seconds=settings.max_seconds / BLOCKS,
     )
     race = Race({}, {}, settings.batch_size, settings.threads)
-    for _ in track(range(BLOCKS), "Timing the best", "blocks"):
+    for block in track(range(BLOCKS), "Timing the best", "blocks"):
+        if block >= LEAST and time.perf_counter() - begin > settings.max_seconds * len(loads):
+            break
         names = random.permutation(list(loads)).tolist()  # the first to be loaded is the slowest
         timed = latency.measure([loads[name] for name in names], split, share)
         for name, found in zip(names, timed, strict=True):
