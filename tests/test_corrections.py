@@ -29,8 +29,9 @@ from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.graph import session
 from resnet8ptq.graph.layers import channel_axis
-from resnet8ptq.graph.weights import read, read_bias, read_weights
+from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
@@ -221,6 +222,39 @@ def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: boo
     learned, nearest = error(grid.dequantize(levels)), error(grid.round(weights))
     assert learned < 0.6 * nearest
     assert np.abs(grid.dequantize(levels) - weights).max() <= 1.01 * grid.scale.max()
+
+
+def test_memory_of_large_networks_is_limited(
+    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of samples that run at once, and of rows that a layer learns from."""
+    setting = setting_of(configure(), images)
+    posed: list[adaround.Problem] = []
+
+    def spy(problem: adaround.Problem, weights: NDArray[np.float32], *rest: object) -> object:
+        posed.append(problem)
+        return setting.weights.scheme("").grid(weights, 0).quantize(weights)
+
+    monkeypatch.setattr(adaround, "learn_levels", spy)
+    monkeypatch.setattr(adaround, "BUDGET", 2**18)
+    adaround.round_weights(proto, setting, 1, 0)
+    sizes = [problem.inputs.nbytes for problem in posed]
+    at_least = [problem.inputs.nbytes // problem.inputs.shape[1] * len(images) for problem in posed]
+    assert all(size <= 2**18 + least for size, least in zip(sizes, at_least, strict=True))
+    assert len({problem.inputs.shape[1] for problem in posed}) > 1  # fewer of wide ones
+    monkeypatch.setattr(session, "BUDGET", 1)
+    name = proto.graph.node[-1].input[0]
+    assert [len(one) for [[one]] in layers.run([proto], [name], setting, "")] == [1] * len(images)
+
+
+def test_weights_are_replaced_in_their_place(proto: onnx.ModelProto) -> None:
+    """What is taken out of a graph's list stays in memory with the graph."""
+    names = [tensor.name for tensor in proto.graph.initializer]
+    node = next(node for node in proto.graph.node if node.op_type == "Conv")
+    weights = read_weights(proto.graph, node) + 1
+    write_weights(proto.graph, node, weights)
+    np.testing.assert_array_equal(read_weights(proto.graph, node), weights)
+    assert [tensor.name for tensor in proto.graph.initializer] == names
 
 
 @pytest.mark.parametrize(("dtype", "per_channel"), SCHEMES)

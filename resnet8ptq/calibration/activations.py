@@ -23,10 +23,9 @@ from resnet8ptq.core import cache, files
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import float_tensors
-from resnet8ptq.graph.session import expose, open_runner
+from resnet8ptq.graph.session import expose, fit, open_runner
 
 Stats = dict[str, TensorStats]
-BUDGET = 2**28  # bytes of activations that are observed at once, if one sample has no more
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class Activations:
         run = open_runner(expose(proto, names), self.runtime.threads)
         stats = stats or {name: TensorStats() for name in [proto.graph.input[0].name, *names]}
         (sample,) = self.calibration.take(np.arange(1)).batches(1)
-        at_once = max(1, BUDGET // sum(values.nbytes for values in [sample, *run(sample)]))
+        at_once = fit([run], sample)
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy works beside itself
             for batch in run_pass(stage, self.calibration, self.calib):
                 for start in range(0, len(batch), at_once):

@@ -16,11 +16,12 @@ from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.corrections.windows import count_positions, sample_windows
-from resnet8ptq.graph.layers import consumers
+from resnet8ptq.graph.layers import attribute, consumers
+from resnet8ptq.graph.session import BUDGET
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
 
-SAMPLES = 16_000  # rows that a layer learns from, drawn from all images alike
+SAMPLES = 16_000  # rows that a layer learns from, or `BUDGET` bytes, drawn from all images alike
 BATCH = 512  # rows
 LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
@@ -82,20 +83,27 @@ def _pose(
 ) -> Problem:
     """Draw rows of inputs at the same positions in both networks."""
     weights = read_weights(fp32.graph, node)
-    each = -(-SAMPLES // len(setting.images))  # positions of an image
-    exact_rows, rows = [], []
-    batches = layers.run([fp32, simulated], [node.input[0]], setting, f"AdaRound: {name}: inputs")
-    for (exact,), (inputs,) in batches:
-        there = count_positions(exact, node, weights)
-        drawn = random.random((len(exact), there)).argsort(axis=1)[:, :each]  # without replacement
-        exact_rows.append(sample_windows(exact, node, weights, drawn))
-        rows.append(sample_windows(inputs, node, weights, drawn))
-    groups = exact_rows[0].shape[0]
+    groups, width = int(attribute(node, "group", 1)), weights[0].size
+    most = min(SAMPLES, BUDGET // (weights[0].nbytes * groups))
+    each = -(-most // len(setting.images))  # positions of an image
+    found: list[Array] = []  # of both networks [groups, n, width]; in place, since they are large
+    done = 0
+    networks = [fp32, simulated]
+    for tensors in layers.run(networks, [node.input[0]], setting, f"AdaRound: {name}: inputs"):
+        images = tensors[0][0]
+        there = count_positions(images, node, weights)
+        drawn = random.random((len(images), there)).argsort(axis=1)[:, :each]  # without replacement
+        if not found:
+            shape = groups, len(setting.images) * drawn.shape[1], width
+            found = [np.empty(shape, np.float32) for _ in networks]
+        for rows, [inputs] in zip(found, tensors, strict=True):
+            rows[:, done : done + drawn.size] = sample_windows(inputs, node, weights, drawn)
+        done += drawn.size
     bias = torch.from_numpy(read_bias(fp32.graph, node).reshape(groups, 1, -1))
     relu = [reader.op_type for reader in consumers(fp32.graph, node.output[0])] == ["Relu"]
-    exact, inputs = (torch.from_numpy(np.concatenate(each, 1)) for each in (exact_rows, rows))
+    exact, rounded = map(torch.from_numpy, found)
     targets = torch.baddbmm(bias, exact, _matrix(torch.from_numpy(weights), groups))
-    return Problem(inputs, targets.relu() if relu else targets, bias, relu)
+    return Problem(rounded, targets.relu() if relu else targets, bias, relu)
 
 
 def _matrix(weights: torch.Tensor, groups: int) -> torch.Tensor:

@@ -12,8 +12,8 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import attribute, weight_layers
-from resnet8ptq.graph.session import expose, open_runner
+from resnet8ptq.graph.layers import attribute, float_tensors, weight_layers
+from resnet8ptq.graph.session import expose, fit, open_runner
 from resnet8ptq.graph.weights import Array, read, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
@@ -28,7 +28,7 @@ class Setting:
         weights: the grids that the run's backend will round them to.
         selection: what will be quantized.
         images: for calibration.
-        calib: how ranges are found; `batch_size` images are run at once.
+        calib: how ranges are found; at most `batch_size` images are run at once.
         runtime: threads; ranges are kept in its cache.
         activations: what the run's backend will round them to.
         float_output: the last layer's output stays in float.
@@ -79,9 +79,15 @@ def round_weights(graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightSc
 def run(
     networks: Sequence[onnx.ModelProto], names: list[str], setting: Setting, label: str
 ) -> Iterator[list[list[Array]]]:
-    """Yield batch by batch, for each of the networks, its tensors `names`."""
+    """Yield batch by batch, for each of the networks, its tensors `names`.
+
+    What runs at once is limited by all tensors of a network, most of which the runtime holds too.
+    """
+    (sample,) = setting.images.take(np.arange(1)).batches(1)
+    everything = expose(networks[0], float_tensors(networks[0]))
+    at_once = min(setting.calib.batch_size, fit([open_runner(everything)], sample))
     runners = [open_runner(expose(network, names), setting.runtime.threads) for network in networks]
-    for batch in track(setting.images.batches(setting.calib.batch_size), label):
+    for batch in track(setting.images.batches(at_once), label):
         yield [run_one(batch) for run_one in runners]
 
 

@@ -29,8 +29,7 @@ def sample_windows(
     where: Any = (images, slice(None), *np.unravel_index(positions, shape))
     rows = windows[where]  # [images, drawn, channels, *kernel]
     groups = int(attribute(node, "group", 1))
-    rows = rows.reshape(positions.size, groups, -1)
-    return np.ascontiguousarray(rows.transpose(1, 0, 2))
+    return rows.reshape(positions.size, groups, -1).transpose(1, 0, 2)
 
 
 def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array, tuple[int, ...]]:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
 
+BUDGET = 2**28  # bytes of tensors that are looked at at once, if those of one sample are no more
+
 
 def open_session(
     model: str | bytes, threads: int, traced: Path | None = None, optimized: bool = True
@@ -43,6 +45,17 @@ def open_runner(model: str | bytes | onnx.ModelProto, threads: int = 0) -> Runne
     session = open_session(content, threads)
     name = session.get_inputs()[0].name
     return lambda batch: session.run(None, {name: batch})
+
+
+def fit(runners: Sequence[Runner], sample: NDArray[np.float32]) -> int:
+    """Return how many samples can run at once so that what is returned stays within `BUDGET`.
+
+    Args:
+        runners: that are given the same samples.
+        sample: one, [1, ...].
+    """
+    held = [sample, *(each for run in runners for each in run(sample))]
+    return int(max(1, BUDGET // sum(each.nbytes for each in held)))
 
 
 def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:

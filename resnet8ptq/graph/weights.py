@@ -50,7 +50,7 @@ def _write(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDA
     if not name or readers > 1:
         name = f"{node.name}/corrected_{index}"
         node.input[index] = name
-    kept = [tensor for tensor in graph.initializer if tensor.name != name]
-    del graph.initializer[:]
-    tensor = numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
-    graph.initializer.extend([*kept, tensor])
+    there = [tensor for tensor in graph.initializer if tensor.name == name]
+    # In its place: what is taken out of a list stays in memory with the graph.
+    tensor = there[0] if there else graph.initializer.add()
+    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name))

@@ -18,12 +18,11 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph import qdq
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
-from resnet8ptq.graph.session import expose, open_session
+from resnet8ptq.graph.session import expose, fit, open_session
 
 Array = NDArray[np.float32]
 
 SAMPLES = 32
-BUDGET = 2**27  # bytes of activations in FP32 that are looked at at once
 BULK = 0.99  # of the values that are not zero: what is beyond is an outlier, or the tail
 OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float arithmetic
 _OCTAVES = 512  # of float32's magnitudes, with room on both sides
@@ -256,7 +255,7 @@ def measure(
     split, arithmetic, kernels, fed = _some(held_out), Noise(), Noise(), Spread()
     beside = _Beside(fp32, quantized, tensors, threads)
     (sample,) = split.take(np.arange(1)).batches(1)
-    at_once = max(1, BUDGET // max(1, sum(each.nbytes for each in beside.fp32(sample))))
+    at_once = fit([beside.fp32, beside.quantized], sample)
     for batch in track(split.batches(at_once), "Measuring tensors"):
         wanted, given = beside.fp32(batch), beside.quantized(batch)
         alone, again = beside.layers(batch, wanted), beside.layers(batch, given)
