@@ -222,6 +222,15 @@ def test_file_in_the_way_of_the_root_is_refused(tmp_path: Path) -> None:
         open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
 
 
+@pytest.mark.parametrize("name", ["what?", "half%41"])
+def test_a_folder_that_mlflow_would_misread_is_refused(tmp_path: Path, name: str) -> None:
+    config = TrackingConfig(root=str(tmp_path / name))
+    for find in (open_store, find_store):
+        with pytest.raises(ConfigError, match=r"tracking.root: got .* without \? and %"):
+            find(config)
+    assert not (tmp_path / name).exists()
+
+
 WITH_PASSWORD = pytest.mark.parametrize("uri", [URI_WITH_PASSWORD, "nosuch://user:hunter2@host/db"])
 
 

@@ -83,10 +83,13 @@ def find_store(config: TrackingConfig) -> Store | None:
 
     Takes milliseconds where `open_store` imports MLflow, for seconds, to find out whether the store
     can be used: a run begins meanwhile.
+
+    Raises:
+        ConfigError: see `open_store`.
     """
     if config.uri or os.environ.get("MLFLOW_TRACKING_URI"):
         return None
-    path = Path(config.root).absolute() / _DATABASE
+    path = _find_root(config) / _DATABASE
     query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
@@ -104,7 +107,7 @@ def open_store(config: TrackingConfig) -> Store:
     A URI in the config wins, then `$MLFLOW_TRACKING_URI`, then `<root>/mlflow.db`.
 
     Raises:
-        ConfigError: `tracking.uri` holds a password.
+        ConfigError: `tracking.uri` holds a password, or `tracking.root` what MLflow misreads.
         TrackingError: the folder cannot be written, or the server does not answer.
     """
     if urlsplit(config.uri or "").password is not None:
@@ -114,10 +117,10 @@ def open_store(config: TrackingConfig) -> Store:
             "MLFLOW_TRACKING_URI"
         )
     uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI")
-    root = Path(config.root).absolute()
     if uri:
         _check_answers(uri)
         return _open(uri, config.experiment_name, None)
+    root = _find_root(config)
     uri = f"sqlite:///{root / _DATABASE}"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -126,6 +129,16 @@ def open_store(config: TrackingConfig) -> Store:
             return _open(uri, config.experiment_name, root)
     except OSError as error:
         raise TrackingError(f"tracking.root: cannot write to {root} ({error})") from error
+
+
+def _find_root(config: TrackingConfig) -> Path:
+    root = Path(config.root).absolute()
+    if {*"?%"} & {*str(root)}:
+        raise ConfigError(
+            f"tracking.root: got {root}, takes a path without ? and %, which MLflow reads as parts "
+            "of an address: it would keep the runs elsewhere"
+        )
+    return root
 
 
 def _make_database(path: Path) -> None:
