@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import bench_of, make_config, quantizer_of
 
 from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
@@ -74,6 +76,16 @@ def test_fp32_has_a_latency_and_no_speedup(
     shapes: Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
 ) -> None:
     assert set(measure(("dtype=fp32",), shapes, shapes_model, cache_root, tmp_path)) == OWN
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((32, 32, 3), 64), ((224, 224, 3), 16), ((640, 640, 3), 2), ((4000,) * 2, 1)],
+)
+def test_a_batch_of_large_samples_is_smaller(shape: tuple[int, ...], size: int) -> None:
+    split = SimpleNamespace(input_shape=shape)
+    assert latency.find_batch_size(LatencyConfig(), split) == size
+    assert latency.find_batch_size(LatencyConfig(batch_size=5), split) == 5
 
 
 def test_turns_alternate_and_the_warm_up_is_not_counted():

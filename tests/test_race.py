@@ -62,7 +62,7 @@ def test_a_race_loads_every_model_again_for_each_block(
         ]
 
     monkeypatch.setattr(latency, "measure", measure)
-    race = run({"a": "a", "b": "b"}, None, LatencyConfig())  # type: ignore[dict-item, arg-type]
+    race = run({"a": "a", "b": "b"}, None, LatencyConfig(batch_size=64))  # type: ignore[dict-item, arg-type]
     assert race.single["a"] == [3 + n for n in range(BLOCKS)]  # medians
     assert race.batch == {"a": race.single["a"]}
     assert race.single["b"] == [13 + n for n in range(BLOCKS)]
@@ -76,7 +76,7 @@ def test_slow_models_race_in_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     one = Timings(np.ones(3), None)
     monkeypatch.setattr(latency, "measure", lambda loads, *rest: [one] * len(loads))
     for seconds, blocks in ((0.1, LEAST), (0.9, LEAST + 1), (1000, BLOCKS)):
-        settings = LatencyConfig(max_seconds=seconds)
+        settings = LatencyConfig(batch_size=64, max_seconds=seconds)
         found = run({"a": "a", "b": "b"}, None, settings)  # type: ignore[dict-item, arg-type]
         assert len(found.single["a"]) == blocks
 

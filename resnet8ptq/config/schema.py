@@ -254,7 +254,7 @@ class LatencyConfig:
     """How the model is timed beside its FP32 baseline."""
 
     enabled: bool = True
-    batch_size: int = limited(64, *limits.COUNT)
+    batch_size: int | None = limited(None, *limits.COUNT)
     threads: int = limited(1, *_THREADS)
     repeats: int = limited(200, *limits.COUNT)
     batch_repeats: int = limited(10, *limits.COUNT)

@@ -20,13 +20,14 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load
 
 LEAST = 5  # repeats, however long they take
+BATCH_SIZE, BATCH_BYTES = 64, 2**24  # where `latency.batch_size` is not set: at most
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Wall-clock times of one model: `single_ms` at batch 1, `batch_ms` at `latency.batch_size`.
+    """Wall-clock times of one model: `single_ms` at batch 1, `batch_ms` at `find_batch_size`.
 
     A network that takes one sample at once has no `batch_ms`.
     """
@@ -60,7 +61,7 @@ class Latency:
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name.
 
-        `speedup` (batch 1) and `speedup_batch` (`latency.batch_size`) are the baseline's median
+        `speedup` (batch 1) and `speedup_batch` (`find_batch_size`) are the baseline's median
         latency divided by the model's: above 1 the model is faster. dtype=fp32 has none: against
         itself it is 1 by definition, and a measured one would show nothing but noise.
         """
@@ -94,9 +95,18 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
         single = time_in_turns(predictors, split, 1, settings.repeats, limit)
         batch: Sequence[Times | None] = [None] * len(predictors)
         if split.at_once is None:
-            size, repeats = settings.batch_size, settings.batch_repeats
+            size, repeats = find_batch_size(settings, split), settings.batch_repeats
             batch = time_in_turns(predictors, split, size, repeats, limit)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
+
+
+def find_batch_size(settings: LatencyConfig, split: Split) -> int:
+    """Return how many samples are timed at once, besides single ones.
+
+    As set; else `BATCH_SIZE`, or the power of two below whose samples fit `BATCH_BYTES` as floats.
+    """
+    fitting = max(BATCH_BYTES // (4 * math.prod(split.input_shape)), 1)
+    return settings.batch_size or min(BATCH_SIZE, 2 ** int(math.log2(fitting)))
 
 
 def time_in_turns(

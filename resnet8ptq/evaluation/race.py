@@ -95,7 +95,7 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Rac
         batch_repeats=max(settings.batch_repeats // BLOCKS, 1),
         max_seconds=settings.max_seconds / BLOCKS,
     )
-    race = Race({}, {}, settings.batch_size, settings.threads)
+    race = Race({}, {}, latency.find_batch_size(settings, split), settings.threads)
     for block in track(range(BLOCKS), "Timing the best", "blocks"):
         if block >= LEAST and time.perf_counter() - begin > settings.max_seconds * len(loads):
             break

@@ -156,6 +156,8 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     )
     params = resolved.to_params() | prepared.params | artifact.details
     params["artifact_sha256"] = files.sha256(artifact.path)
+    if timed is not None:
+        params["latency_batch_size"] = str(latency.find_batch_size(config.latency, scored.test))
     if config.float_tail and config.dtype.name != "fp32" and config.method != "dynamic":
         params["float_operators"] = _float_operators(prepared)
     result = RunResult("ok", measurement=measurement, resolved=params)

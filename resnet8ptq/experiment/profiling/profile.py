@@ -43,8 +43,9 @@ def analyse(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
     dataset, fp32 = load(config, runtime.cache_root)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [])
     with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(fp32.sha256, runtime, settings.batch_size, fp32.final)
-        timed = dataset.test.take(np.arange(min(settings.batch_size, len(dataset.test))))
+        batch_size = latency.find_batch_size(settings, dataset.test)
+        bench = Bench(fp32.sha256, runtime, batch_size, fp32.final)
+        timed = dataset.test.take(np.arange(min(batch_size, len(dataset.test))))
 
         loads, profiles = [], []
         for variant, place in ((config, folder), (as_fp32(config), Path(scratch))):
@@ -52,7 +53,7 @@ def analyse(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
             loads.append(bench.loader(variant, path))
             profiles.append(partial(make_quantizer(variant, runtime).profile, path))
         times = latency.measure(loads, timed, settings)
-        sizes = [1] if timed.at_once is not None else [1, settings.batch_size]
+        sizes = [1] if timed.at_once is not None else [1, batch_size]
         nodes = [
             operators.measure(
                 [profile(settings.threads) for profile in profiles], timed, size, settings
