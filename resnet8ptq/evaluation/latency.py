@@ -105,8 +105,10 @@ def find_batch_size(settings: LatencyConfig, split: Split) -> int:
 
     As set; else `BATCH_SIZE`, or the power of two below whose samples fit `BATCH_BYTES` as floats.
     """
+    if settings.batch_size is not None:
+        return settings.batch_size
     fitting = max(BATCH_BYTES // (4 * math.prod(split.input_shape)), 1)
-    return settings.batch_size or min(BATCH_SIZE, 2 ** int(math.log2(fitting)))
+    return min(BATCH_SIZE, 2 ** int(math.log2(fitting)))
 
 
 def time_in_turns(
