@@ -103,7 +103,7 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
 def find_batch_size(settings: LatencyConfig, split: Split) -> int:
     """Return how many samples are timed at once, besides single ones.
 
-    As set; else `BATCH_SIZE`, or the power of two below whose samples fit `BATCH_BYTES` as floats.
+    As set; else `BATCH_SIZE`, or the largest power of two below that lets them fit `BATCH_BYTES`.
     """
     if settings.batch_size is not None:
         return settings.batch_size
