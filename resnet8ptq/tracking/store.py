@@ -83,13 +83,10 @@ def find_store(config: TrackingConfig) -> Store | None:
 
     Takes milliseconds where `open_store` imports MLflow, for seconds, to find out whether the store
     can be used: a run begins meanwhile.
-
-    Raises:
-        ConfigError: see `open_store`.
     """
-    if config.uri or os.environ.get("MLFLOW_TRACKING_URI"):
+    path = Path(config.root).absolute() / _DATABASE
+    if config.uri or os.environ.get("MLFLOW_TRACKING_URI") or _is_misread(path):
         return None
-    path = _find_root(config) / _DATABASE
     query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
@@ -120,7 +117,12 @@ def open_store(config: TrackingConfig) -> Store:
     if uri:
         _check_answers(uri)
         return _open(uri, config.experiment_name, None)
-    root = _find_root(config)
+    root = Path(config.root).absolute()
+    if _is_misread(root):
+        raise ConfigError(
+            f"tracking.root: got {root}, takes a path without ? and %, which MLflow reads as parts "
+            "of an address: it would keep the runs elsewhere"
+        )
     uri = f"sqlite:///{root / _DATABASE}"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -131,14 +133,8 @@ def open_store(config: TrackingConfig) -> Store:
         raise TrackingError(f"tracking.root: cannot write to {root} ({error})") from error
 
 
-def _find_root(config: TrackingConfig) -> Path:
-    root = Path(config.root).absolute()
-    if {*"?%"} & {*str(root)}:
-        raise ConfigError(
-            f"tracking.root: got {root}, takes a path without ? and %, which MLflow reads as parts "
-            "of an address: it would keep the runs elsewhere"
-        )
-    return root
+def _is_misread(path: Path) -> bool:
+    return bool({*"?%"} & {*str(path)})
 
 
 def _make_database(path: Path) -> None:
