@@ -6,7 +6,8 @@ PyPI, with the extra `bench`.
 
 import argparse
 import tempfile
-from dataclasses import asdict
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks import process
 from benchmarks.setting import Record, Setting
-from benchmarks.tables import megabytes, table, usage_rows
+from benchmarks.tables import usage_table
 
 PICTURES = 500
 METHODS = ("minmax", "moving_average", "percentile", "mse", "entropy")
@@ -32,26 +33,27 @@ def measure(setting: Setting) -> Record:
     model = setting.fresh() / "efficientnet_lite0.onnx"
     command = setting.module("calibration", "export", model)
     process.run(command, setting.fresh(), setting.environment())
-    usages: dict[str, list[Record]] = {}
-    for turn in range(setting.rounds):
-        for name in (ONNX_RUNTIME, *METHODS):
-            command = setting.module("calibration", name, model)
-            usage = process.run(command, setting.fresh(), setting.environment()).usage
-            usages.setdefault(name, []).append(asdict(usage))
-            peak = megabytes(usage.max_rss_bytes)
-            setting.say(f"round {turn + 1}: {name}: {usage.wall_s:.1f} s, {peak} MB")
-    return {"pictures": PICTURES, "usages": usages}
+
+    def sides() -> dict[str, Callable[[], process.Finished]]:
+        commands = {
+            name: setting.module("calibration", name, model) for name in (ONNX_RUNTIME, *METHODS)
+        }
+        return {
+            name: partial(process.run, command, setting.fresh(), setting.environment())
+            for name, command in commands.items()
+        }
+
+    return {"pictures": PICTURES, "usages": setting.call_in_turns(sides)}
 
 
 def render(found: Record) -> str:
     """Return the section in Markdown."""
-    rows = usage_rows(found["usages"], ONNX_RUNTIME)
     return "\n\n".join(
         [
             f"EfficientNet-lite0 (224x224, 1,000 classes) on {found['pictures']} pictures, from an "
             "empty cache: the ranges of all its tensors. ONNX Runtime's own calibrator gets one "
             "picture at a time, which takes it the least memory.",
-            table(["", "wall s", "CPU s", "peak MB", "to ONNX Runtime"], rows),
+            usage_table(found["usages"], {ONNX_RUNTIME: "ONNX Runtime"}),
         ]
     )
 

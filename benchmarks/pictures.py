@@ -9,7 +9,6 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -17,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import process
-from benchmarks.calibration import draw_pictures, is_available
+from benchmarks.calibration import draw_pictures
 from benchmarks.setting import NO_LATENCY, Record, Setting
-from benchmarks.tables import megabytes, table, usage_rows
-
-__all__ = ["is_available", "measure", "render"]
+from benchmarks.tables import usage_table
 
 SIDE, BATCH, MEAN, STD = 224, 16, 127.0, 128.0
 DTYPES = ("u8s8", "uint8")
 BARE = "bare loop"
-Predict = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 def measure(setting: Setting) -> Record:
@@ -40,35 +36,30 @@ def measure(setting: Setting) -> Record:
         *("data=folder", f"data.root={pictures}", "data.labels=none", f"preprocess.size={SIDE}"),
         *(f"preprocess.mean=[{MEAN}]", f"preprocess.std=[{STD}]"),
     )
-    found: dict[str, list[process.Usage]] = {}
-    for turn in range(setting.rounds):
+
+    def sides() -> dict[str, Callable[[], process.Finished]]:
         place, cache = setting.fresh(), setting.fresh()
         ours = partial(setting.call, place, cache, *words)
         bare = setting.module("pictures", "bare", model, pictures)
-        sides: dict[str, Callable[[], process.Finished]] = {
+        return {
             BARE: partial(process.run, bare, place, setting.environment()),
             "run.py -m, cold, latency.enabled=false": partial(ours, NO_LATENCY),
             "run.py -m, warm, latency.enabled=false": partial(ours, NO_LATENCY),
             "run.py -m, warm, as it is by default": ours,
         }
-        for name, run in sides.items():
-            usage = run().usage
-            found.setdefault(name, []).append(usage)
-            peak = megabytes(usage.max_rss_bytes)
-            setting.say(f"round {turn + 1}: {name}: {usage.wall_s:.1f} s, {peak} MB")
-    return {"usages": {name: [asdict(usage) for usage in each] for name, each in found.items()}}
+
+    return {"usages": setting.call_in_turns(sides)}
 
 
 def render(found: Record) -> str:
     """Return the section in Markdown."""
-    rows = usage_rows(found["usages"], BARE)
     return "\n\n".join(
         [
             "EfficientNet-lite0 by `backend=onnx calib=minmax per_channel=true dtype=u8s8,uint8` "
             "on a folder of 500 pictures (JPEG), half of which calibrate. Cold: from an empty "
             "cache, the conversion of the network and its check in both frameworks included, "
             "which the bare loop has not. Warm: again, with that cache.",
-            table(["", "wall s", "CPU s", "peak MB", "to bare loop"], rows),
+            usage_table(found["usages"], {BARE: BARE}),
         ]
     )
 

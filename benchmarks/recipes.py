@@ -250,8 +250,8 @@ def write(rows: list[Record]) -> None:
 
 def render(rows: list[Record]) -> str:
     """Return the losses of each recipe on each network, and the recipes' worst cases."""
-    drops = means_of(rows, {side: f"{side}_drop" for side in SIDES}, 100)
-    decibels = means_of(rows, {"held_out": "held_out_sqnr_db"})
+    drops = {side: means_of(rows, f"{side}_drop") for side in SIDES}
+    decibels = means_of(rows, "held_out_sqnr_db")
     worse: dict[str, int] = defaultdict(int)
     for row in rows:
         significant = row["test_p"] != "" and float(row["test_p"]) < 0.05
@@ -262,28 +262,28 @@ def render(rows: list[Record]) -> str:
     for side in SIDES:
         lines = []
         for recipe in recipes:
-            found = {n: drops[side, recipe, n] for n in networks if (side, recipe, n) in drops}
+            found = {
+                n: 100 * drops[side][recipe, n] for n in networks if (recipe, n) in drops[side]
+            }
             cells = [f"{found[n]:+.2f}" if n in found else "" for n in networks]
             worst = max(found, key=lambda n: found[n])
             draws = [str(worse[recipe])] if side == "test" else []
             lines.append([recipe, *cells, f"{found[worst]:+.2f} ({worst})", *draws])
         heads = ["recipe", *networks, "worst mean", *["draws with p < 0.05"] * (side == "test")]
         parts.append(f"{side}: mean drop in points\n\n{table(heads, lines)}")
-    parts.append(f"leaving one network out\n\n{leave_one_out(drops, decibels)}")
+    parts.append(f"leaving one network out\n\n{leave_one_out(drops['test'], decibels)}")
     return "\n\n".join(parts)
 
 
-# By side, recipe and network.
-Means = dict[tuple[str, str, str], float]
+Means = dict[tuple[str, str], float]  # by recipe and network
 
 
-def means_of(rows: list[Record], columns: dict[str, str], factor: float = 1) -> Means:
-    """Return the mean over the draws of a column for each side."""
-    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+def means_of(rows: list[Record], column: str) -> Means:
+    """Return the mean of a column over the draws."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
-        for side, column in columns.items():
-            if row[column] != "":
-                found[side, row["recipe"], row["network"]].append(factor * float(row[column]))
+        if row[column] != "":
+            found[row["recipe"], row["network"]].append(float(row[column]))
     return {key: float(np.mean(values)) for key, values in found.items()}
 
 
@@ -295,10 +295,10 @@ def leave_one_out(drops: Means, decibels: Means) -> str:
     measured on every network of the framework.
     """
     lines = []
-    for framework in dict.fromkeys(framework_of(recipe) for _, recipe, _ in decibels):
+    for framework in dict.fromkeys(framework_of(recipe) for recipe, _ in decibels):
         found = {
             (recipe, network): value
-            for (_, recipe, network), value in decibels.items()
+            for (recipe, network), value in decibels.items()
             if framework_of(recipe) == framework
         }
         networks = list(dict.fromkeys(network for _, network in found))
@@ -317,7 +317,7 @@ def leave_one_out(drops: Means, decibels: Means) -> str:
             }
             best = min(behind, key=lambda recipe: behind[recipe])
             cells = [f"{behind[best]:.1f} dB", f"{most[out] - found[best, out]:.1f} dB"]
-            drop = drops["test", best, out]
+            drop = 100 * drops[best, out]
             lines.append([framework, str(len(recipes)), out, best, *cells, f"{drop:+.2f}"])
     heads = ["framework", "recipes", "left out", "best on the others", "farthest behind there"]
     return table([*heads, "behind on this one", "its test drop, points"], lines)

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from benchmarks import process
+from benchmarks.tables import megabytes
 
 REPO = Path(__file__).parents[1]
 NO_LATENCY = "latency.enabled=false"
@@ -95,6 +96,19 @@ class Setting:
         done = self.call(folder, cache, *overrides)
         found = sorted(set(find_runs(folder)) - before, key=job_number)
         return {"usage": asdict(done.usage), "runs": [read_run(path) for path in found]}
+
+    def call_in_turns(
+        self, sides: Callable[[], Mapping[str, Callable[[], process.Finished]]]
+    ) -> dict[str, list[Record]]:
+        """Call all sides, made anew for each round; return the usages of each, by its name."""
+        usages: dict[str, list[Record]] = {}
+        for turn in range(self.rounds):
+            for name, call in sides().items():
+                usage = call().usage
+                usages.setdefault(name, []).append(asdict(usage))
+                peak = megabytes(usage.max_rss_bytes)
+                self.say(f"round {turn + 1}: {name}: {usage.wall_s:.1f} s, {peak} MB")
+        return usages
 
     def run_fresh(self, *overrides: str) -> Record:
         """Call run.py in an empty folder, with a cache that holds only the converted network."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.setting import FOUR, GRID, NO_LATENCY, Record, Setting
-from benchmarks.tables import megabytes, ratios, spread, table
+from benchmarks.tables import ratios, spread, table, usage_table
 
 BARE = "bare"
 
@@ -191,22 +191,12 @@ def added_calls_s(found: Record, fewer: str, more: str, side: str) -> list[float
 
 
 def _usage_table(found: Record, contenders: Mapping[str, Contender], bases: list[str]) -> str:
-    header = ["", "wall s", "CPU s", "peak MB", *(f"to {_short(base)}" for base in bases)]
-    rows = []
-    for name, contender in contenders.items():
-        cpu = [a + b for a, b in zip(*(values(found, name, k) for k in CPU), strict=True)]
-        against = [ratios(values(found, name), values(found, base)) for base in bases]
-        peak = megabytes(max(values(found, name, "max_rss_bytes")))
-        compared = (
-            "" if name == base else spread(ratio)
-            for base, ratio in zip(bases, against, strict=True)
-        )
-        rows.append([contender.title, spread(values(found, name), 1), spread(cpu, 1), peak])
-        rows[-1] += compared
-    return table(header, rows)
-
-
-CPU = ("user_s", "sys_s")
+    samples = found["samples"]
+    usages = {
+        contender.title: [sample["usage"] for sample in samples[name]]
+        for name, contender in contenders.items()
+    }
+    return usage_table(usages, {contenders[base].title: _short(base) for base in bases})
 
 
 def _short(base: str) -> str:

@@ -29,21 +29,19 @@ def megabytes(size_bytes: float) -> str:
     return f"{size_bytes / 1e6:.0f}"
 
 
-def usage_rows(
-    usages: Mapping[str, Sequence[Mapping[str, Any]]], yardstick: str
-) -> list[list[str]]:
-    """Return a row for each command: seconds, CPU seconds, peak MB, seconds to the yardstick's.
+def usage_table(usages: Mapping[str, Sequence[Mapping[str, Any]]], bases: Mapping[str, str]) -> str:
+    """Return seconds, CPU seconds, peak MB, and the ratio of seconds to those of each base.
 
     Args:
         usages: `process.Usage` of each round, as dicts, by what ran.
-        yardstick: one of them.
+        bases: some of them, with the words for the head of a column.
     """
-    below = [usage["wall_s"] for usage in usages[yardstick]]
+    walls = {name: [usage["wall_s"] for usage in each] for name, each in usages.items()}
     rows = []
     for name, each in usages.items():
-        wall = [usage["wall_s"] for usage in each]
         cpu = [usage["user_s"] + usage["sys_s"] for usage in each]
         peak = megabytes(max(usage["max_rss_bytes"] for usage in each))
-        ratio = "" if name == yardstick else spread(ratios(wall, below))
-        rows.append([name, spread(wall, 1), spread(cpu, 1), peak, ratio])
-    return rows
+        against = ["" if name == b else spread(ratios(walls[name], walls[b])) for b in bases]
+        rows.append([name, spread(walls[name], 1), spread(cpu, 1), peak, *against])
+    heads = [f"to {words}" for words in bases.values()]
+    return table(["", "wall s", "CPU s", "peak MB", *heads], rows)
