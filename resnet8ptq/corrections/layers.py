@@ -85,7 +85,8 @@ def run(
     """
     (sample,) = setting.images.take(np.arange(1)).batches(1)
     everything = expose(networks[0], float_tensors(networks[0]))
-    at_once = min(setting.calib.batch_size, fit([open_runner(everything)], sample))
+    whole = open_runner(everything, setting.runtime.threads)
+    at_once = min(setting.calib.batch_size, fit([whole], sample))
     runners = [open_runner(expose(network, names), setting.runtime.threads) for network in networks]
     for batch in track(setting.images.batches(at_once), label):
         yield [run_one(batch) for run_one in runners]

@@ -156,7 +156,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     )
     params = resolved.to_params() | prepared.params | artifact.details
     params["artifact_sha256"] = files.sha256(artifact.path)
-    if timed is not None:
+    if timed is not None and timed.model.batch_ms is not None:
         params["latency_batch_size"] = str(latency.find_batch_size(config.latency, scored.test))
     if config.float_tail and config.dtype.name != "fp32" and config.method != "dynamic":
         params["float_operators"] = _float_operators(prepared)
