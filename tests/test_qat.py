@@ -178,7 +178,8 @@ def prepare(fp32: model.Fp32Model, calibration: Split, *overrides: str):
     ranges = Activations(fp32.onnx_path, calibration, config.calib, runtime_of(config)).find_around(
         skipped
     )
-    schemes = Plan(WeightScheme.of(config)), ActivationScheme()
+    activations = ActivationScheme(level_pools=quantizer_of(config).level_pools)
+    schemes = Plan(WeightScheme.of(config)), activations
     return config, network.prepare(fp32.onnx_path, skipped, ranges, *schemes, config.float_output)
 
 
@@ -220,6 +221,30 @@ def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
 def test_student_computes_what_the_onnx_file_computes(few, shapes_model, tmp_path, overrides):
     images = few.test.images.astype(np.float32)
     assert_same_as_onnx(shapes_model, few.train, images, tmp_path, *SMALL, *overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("backend=onnx", "dtype=u8s8"),
+        ("backend=onnx", "dtype=u8s8", "format=qoperator"),
+        ("backend=tflite",),
+    ],
+)
+def test_an_untrained_student_has_the_ranges_of_the_artifact(
+    few, shapes_model, tmp_path, overrides
+):
+    """What the student shares between tensors, the backend shares; torch rounds once more."""
+    common = (*SMALL, "per_channel=true", "calib=percentile")
+    config, student = prepare(shapes_model, few.train, *common, *overrides)
+    images = few.test.images.astype(np.float32)
+    found = []
+    for name, ranges in (("calibrated", None), ("student", student.ranges())):
+        (tmp_path / name).mkdir()
+        quantizer = quantizer_of(config)
+        artifact = quantizer.quantize(shapes_model, few.train, tmp_path / name, ranges)
+        found.append(quantizer.load(artifact.path, THREADS).logits(images))
+    np.testing.assert_array_equal(*found)
 
 
 def test_student_computes_what_the_onnx_file_computes_on_the_real_model(

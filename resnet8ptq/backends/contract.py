@@ -147,6 +147,14 @@ class Quantizer(Protocol):
 
     widths: ClassVar[tuple[int, ...]]
 
+    @property
+    def level_pools(self) -> tuple[str, ...]:
+        """Return the average pools, as ONNX calls them, that return levels of their input.
+
+        What other ones return has a range of its own.
+        """
+        ...
+
     def resolve(self) -> Resolved:
         """Return what the settings come to in this framework, before any work.
 

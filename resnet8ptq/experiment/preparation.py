@@ -86,9 +86,10 @@ def prepare(
     if config.dtype.name == "fp32":
         provenance = table.provenance(config.calib, fp32.onnx_path, calibration.split)
         return Preparation(config, fp32, provenance)
-    resolved = make_quantizer(config, bench.runtime).resolve()
+    quantizer = make_quantizer(config, bench.runtime)
+    resolved = quantizer.resolve()
     activations = ActivationScheme(
-        resolved.activation_bits or 8, bool(config.symmetric.activations)
+        resolved.activation_bits or 8, bool(config.symmetric.activations), quantizer.level_pools
     )
     params: dict[str, str] = {}
     metrics: dict[str, float] = {}

@@ -141,10 +141,15 @@ class Grid:
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """How activations are quantized: to `2**bits` levels, for all of a tensor."""
+    """How activations are quantized: to `2**bits` levels, for all of a tensor.
+
+    Attributes:
+        level_pools: see `backends.contract.Quantizer`.
+    """
 
     bits: int = 8
     symmetric: bool = False
+    level_pools: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:

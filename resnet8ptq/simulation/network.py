@@ -26,10 +26,9 @@ from resnet8ptq.simulation.fake_quantization import (
 )
 
 # The frameworks give the output of these the scale and zero_point of their input.
-_SHARING = {
-    *("AveragePool", "MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"),
-    *("Identity", "Slice"),
-}
+_SHARING = (
+    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice"),
+)
 _FUSED = ("Relu", "Clip")
 
 
@@ -123,7 +122,7 @@ def quantize_activations(
     """
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
-    fused = _find_fused(graph, skipped)
+    fused, sharing = _find_fused(graph, skipped), {*_SHARING, *scheme.level_pools}
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
@@ -131,7 +130,7 @@ def quantize_activations(
         nodes = nodes[: max(nodes.index(layer) for layer in weight_layers(graph).values())]
     for node in nodes:
         given, made = node.input[0], node.output[0]
-        if node.op_type in _SHARING and given in quantizers and node.name not in skipped:
+        if node.op_type in sharing and given in quantizers and node.name not in skipped:
             quantizers[made] = quantizers[given]
         elif made in ranges and made not in fused:
             quantizers[made] = FakeQuantize(ranges[made], scheme)

@@ -66,6 +66,11 @@ class OnnxQuantizer:
     runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (2, 4, 8)
 
+    @property
+    def level_pools(self) -> tuple[str, ...]:
+        """Return none where there is QLinearAveragePool, which has a scale for its output."""
+        return () if self.config.format == "qoperator" else ("AveragePool",)
+
     def resolve(self) -> Resolved:
         """Return dtypes, schemes and the format; ask for kernels where they may be missing."""
         config = self.config

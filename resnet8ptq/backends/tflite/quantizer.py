@@ -92,6 +92,7 @@ class TfliteQuantizer:
     config: QuantizationConfig
     runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (4, 8)
+    level_pools: ClassVar[tuple[str, ...]] = ()  # with ranges of ours: `rewriting` makes means
 
     def resolve(self) -> Resolved:
         """Return weight and activation dtype and the format."""

@@ -57,6 +57,7 @@ class TorchQuantizer:
     config: QuantizationConfig
     runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (8,)
+    level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
     def resolve(self) -> Resolved:
         """Return weight and activation dtype, engine and whether activations take 7 bits."""
