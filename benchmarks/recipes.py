@@ -80,7 +80,7 @@ _TFLITE = ("backend=tflite", "dtype=int8", "per_channel=true")
 _POOLS_IN_FLOAT = "op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]"
 _BIAS = "corrections.bias_correction=true"
 _ADAROUND = ("corrections.adaround=true", "corrections.adaround_iterations=500", _BIAS)
-_BLOCKS = ("corrections.reconstruction=true", _BIAS)
+_BLOCKS = ("corrections.reconstruction=true", "corrections.reconstruction_iterations=500", _BIAS)
 RECIPES: dict[str, tuple[str, ...]] = {
     "onnx": _ONNX,
     "onnx minmax": (*_ONNX, "calib=minmax"),
@@ -92,7 +92,8 @@ RECIPES: dict[str, tuple[str, ...]] = {
     # For CPUs with VNNI, where 8-bit weights do not saturate.
     "onnx 8-bit": (*_ONNX, "calib=minmax", _ALL_BITS),
     "onnx 8-bit adaround": (*_ONNX, "calib=minmax", _ALL_BITS, *_ADAROUND),
-    "onnx blocks": (*_ONNX, *_BLOCKS),
+    "onnx minmax blocks": (*_ONNX, "calib=minmax", *_BLOCKS),
+    "onnx mse blocks": (*_ONNX, "calib=mse", *_BLOCKS),
     "torch": _TORCH,
     "torch bias": (*_TORCH, _BIAS),
     "torch adaround": (*_TORCH, *_ADAROUND),
@@ -101,7 +102,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "torch pools mse": (*_TORCH, _POOLS_IN_FLOAT, "calib=mse"),
     "torch pools adaround": (*_TORCH, _POOLS_IN_FLOAT, *_ADAROUND),
     "torch pools mse adaround": (*_TORCH, _POOLS_IN_FLOAT, "calib=mse", *_ADAROUND),
-    "torch blocks": (*_TORCH, *_BLOCKS),
+    "torch pools mse blocks": (*_TORCH, _POOLS_IN_FLOAT, "calib=mse", *_BLOCKS),
     "tflite": _TFLITE,
     "tflite bias": (*_TFLITE, _BIAS),
     "tflite adaround": (*_TFLITE, *_ADAROUND),
@@ -109,7 +110,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "tflite mse": (*_TFLITE, "calib=mse"),
     "tflite percentile adaround": (*_TFLITE, "calib=percentile", *_ADAROUND),
     "tflite mse adaround": (*_TFLITE, "calib=mse", *_ADAROUND),
-    "tflite blocks": (*_TFLITE, *_BLOCKS),
+    "tflite mse blocks": (*_TFLITE, "calib=mse", *_BLOCKS),
 }
 SIDES = ("held_out", "test")
 

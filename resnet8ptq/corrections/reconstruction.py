@@ -33,10 +33,11 @@ from resnet8ptq.precision.selection import find_float_nodes
 from resnet8ptq.simulation.fake_quantization import FakeQuantize
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
-BATCH = 32  # images
+BATCH = 32, 4  # images of a step: at most, and at least
+STEP = 2**21  # bytes of the largest input or output of a block in a step
 DROP = 0.5  # probability that an activation stays in float; of the block's inputs, too
-RATE = 3e-2  # of Adam, for the rounding
-RANGE_RATE = 1e-3  # for the logarithms of the ranges
+RATE = 0.1  # of Adam, for the rounding
+RANGE_RATE = 3e-3  # for the logarithms of the ranges
 BUDGET = 2**28  # bytes of one tensor that is kept for all images; fewer images where it is more
 
 Values = dict[str, torch.Tensor]  # by the name of the traced node that makes them
@@ -177,10 +178,12 @@ class _Problem:
         optimizer = torch.optim.Adam(
             [{"params": shares, "lr": RATE}, {"params": ends, "lr": RANGE_RATE}]
         )
-        count = len(next(iter(self.targets.values())))
+        kept = [*self.inputs.values(), *self.targets.values()]
+        count, largest = len(kept[0]), max(tensor[0].nbytes for tensor in kept)
+        size = min(count, max(BATCH[1], min(BATCH[0], STEP // largest)))
         self._train(True)
         for i in track(range(iterations), label, "iterations"):
-            rows = torch.from_numpy(random.integers(count, size=min(BATCH, count)))
+            rows = torch.from_numpy(random.integers(count, size=size))
             loss = self._loss(rows) / unit
             penalty = adaround.regularize([r.share() for r in roundings], i / iterations)
             optimizer.zero_grad()
@@ -236,7 +239,7 @@ def _few_enough(proto: onnx.ModelProto, setting: Setting) -> Any:
     alone = replace(setting, images=one)
     [[tensors]] = layers.run([proto], names, alone, "Reconstruction: sizes of tensors")
     largest = max(sample.nbytes, *(tensor.nbytes for tensor in tensors))
-    count = min(len(setting.images), max(BATCH, BUDGET // largest))
+    count = min(len(setting.images), max(BATCH[0], BUDGET // largest))
     every = np.linspace(0, len(setting.images) - 1, count).round().astype(np.int64)
     (batch,) = setting.images.take(every).batches(count)
     return batch
@@ -332,8 +335,8 @@ def _run(module: Any, block: Block, given: Values) -> Values:
     made: dict[str, list[torch.Tensor]] = {name: [] for name in block.outputs}
     count = len(next(iter(given.values())))
     with torch.no_grad():
-        for start in range(0, count, 4 * BATCH):
-            part = {name: values[start : start + 4 * BATCH] for name, values in given.items()}
+        for start in range(0, count, BATCH[0]):
+            part = {name: values[start : start + BATCH[0]] for name, values in given.items()}
             values = _call(module, block.nodes, part)
             for name, batches in made.items():
                 batches.append(values[name])
