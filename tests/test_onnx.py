@@ -300,8 +300,22 @@ def test_onnx_runtime_reads_a_copy_beside_which_it_may_write(
     assert source.parent not in (shapes_model.onnx_path.parent, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "level", "words"),
+    [
+        (("dtype=int8",), "INFO", "raised the weight scales of 3 channels"),
+        (("dtype=u8s8", "format=qoperator"), "INFO", "raised the weight scales of 3 channels"),
+        (("dtype=uint8",), "WARNING", "cut biases off at the ends of 32 bits (layers: 1)"),
+    ],
+)
 def test_weights_of_nearly_nothing_are_one_line(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shapes: Dataset,
+    shapes_model: Fp32Model,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    overrides: tuple[str, ...],
+    level: str,
+    words: str,
 ) -> None:
     proto = onnx.load(shapes_model.onnx_path)
     conv = next(node for node in proto.graph.node if node.op_type == "Conv")
@@ -310,12 +324,13 @@ def test_weights_of_nearly_nothing_are_one_line(
     dead[:3] *= 1e-30
     weights.CopyFrom(onnx.numpy_helper.from_array(dead, weights.name))
     onnx.save(proto, tmp_path / "dead.onnx")
-    quantizer = quantizer_of(make_config("data=shapes", "per_channel=true"))
+    quantizer = quantizer_of(make_config("data=shapes", "per_channel=true", *overrides))
     model = replace(shapes_model, onnx_path=tmp_path / "dead.onnx")
     with caplog.at_level("INFO"):
         quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
-    [line] = [each for each in caplog.messages if "scale" in each]
-    assert "raised the weight scales of 3 channels" in line
+    [line] = [each for each in caplog.records if "scale" in each.getMessage()]
+    assert line.levelname == level
+    assert words in line.getMessage()
 
 
 def test_given_ranges_win_and_suffice(

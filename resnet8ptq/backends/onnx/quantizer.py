@@ -152,7 +152,7 @@ class OnnxQuantizer:
         # ONNX Runtime takes ranges made elsewhere through its calibration cache.
         cache = source.with_name("ranges.json")
         save_tensors_data(table.as_tensors_data(ranges), cache)
-        with _scales_counted():
+        with _lines_counted():
             quantize_static(
                 source,
                 path,
@@ -190,16 +190,17 @@ class OnnxQuantizer:
 
 
 @contextmanager
-def _scales_counted() -> Iterator[None]:
-    """Say in one line how many weight scales were raised; ONNX Runtime has a line for each."""
-    raised: list[str] = []
+def _lines_counted() -> Iterator[None]:
+    """Say in one line how many biases do not fit into 32 bits; ONNX Runtime has a line for each."""
+    raised = cut = 0
 
     def sieve(record: logging.LogRecord) -> bool:
+        nonlocal raised, cut
         message = record.getMessage()
-        if message.startswith(("Increased scale", "Increasing scale")):
-            raised.append(message)
-            return False
-        return True
+        raises = message.startswith(("Increased scale", "Increasing scale"))
+        cuts = message.startswith("Quantized bias") and "exceeds the range" in message
+        raised, cut = raised + raises, cut + cuts
+        return not (raises or cuts)
 
     logging.getLogger().addFilter(sieve)  # the root's filters see what is logged on it alone
     try:
@@ -210,7 +211,14 @@ def _scales_counted() -> Iterator[None]:
         log.info(
             "ONNX Runtime raised the weight scales of %d channels or layers: their weights are too "
             "small beside their bias for its 32 bits; what the run measures includes it",
-            len(raised),
+            raised,
+        )
+    if cut:
+        log.warning(
+            "ONNX Runtime cut biases off at the ends of 32 bits (layers: %d), which may make the "
+            "outputs wrong: their weights are too small beside them; dtype=int8 or dtype=u8s8 "
+            "raises the weights' scales instead",
+            cut,
         )
 
 
