@@ -17,8 +17,9 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.analyses import run_analysis
-from resnet8ptq.experiment.diagnosis import measuring
-from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
+from resnet8ptq.experiment.diagnosis import changes, measuring
+from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
+from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
 from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
 from resnet8ptq.experiment.diagnosis.measuring import Measured, Noise, Spread
 
@@ -26,7 +27,7 @@ CLASSES = 3
 COPIES = 40  # of each colour
 HIDDEN = CLASSES * COPIES + 1  # the last channel is zero unless it is broken
 MIXED = 4  # the three colours, and what is left
-WEIGHTS = ("first", "second", "head")
+NAMES = ("first", "second", "head")  # of its weights
 COLOUR = np.arange(HIDDEN) // COPIES
 
 
@@ -185,6 +186,37 @@ def test_what_is_broken_is_named(
     assert first.startswith("what is wrong: ")
 
 
+@pytest.mark.parametrize(
+    ("parts", "overrides", "half"),
+    [
+        (outlier_weight(), (), WEIGHTS),
+        (unlike_channels(), (), WEIGHTS),
+        (outlier_activation(), (), ACTIVATIONS),
+        (healthy(), ("calib=percentile", "calib.percentile=70"), ACTIVATIONS),
+    ],
+    ids=["outlier weight", "channels", "outlier activation", "clipped"],
+)
+def test_the_half_that_is_broken_costs_more(diagnose: Any, parts, overrides, half) -> None:
+    result = diagnose(parts, *overrides)
+    halves, whole = result.halves, result.before
+    assert halves.costs_more == half
+    assert result.conclusion[-2].startswith(f"what costs more: the {half}: ")
+    worse, better = sorted([halves.weights.sqnr_db, halves.activations.sqnr_db])
+    assert worse == pytest.approx(whole.sqnr_db, abs=3.0)  # of both together
+    assert better > whole.sqnr_db
+    assert f"({half} alone)" in to_markdown(result, "title")
+
+
+def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagnose: Any) -> None:
+    tried = {
+        granularity: {each.words for each in diagnose(outlier_weight(), granularity).outcomes}
+        for granularity in ("per_channel=false", "per_channel=true")
+    }
+    words = {change.words for change in (changes.BIAS, changes.LEARN)}
+    assert words <= tried["per_channel=true"]
+    assert not words & tried["per_channel=false"]
+
+
 needs_saturation = pytest.mark.skipif(
     machine.has_vnni() or platform.machine() not in ("x86_64", "AMD64"),
     reason="sums do not saturate on this CPU",
@@ -264,7 +296,7 @@ def test_files_hold_every_tensor(diagnose: Any, tmp_path: Path) -> None:
     assert "format=qdq" in result.notes[0]
     rows = list(csv.DictReader((tmp_path / "diagnosis.csv").read_text().splitlines()))
     tensors = [row["tensor"] for row in rows]
-    assert sorted(tensors) == sorted(["pixels", "r", "m", "p", "f", "scores", *WEIGHTS])
+    assert sorted(tensors) == sorted(["pixels", "r", "m", "p", "f", "scores", *NAMES])
     page = (tmp_path / "diagnosis.md").read_text()
     assert page.splitlines()[2].startswith("nothing found: ")
     assert (tmp_path / "diagnosis.png").stat().st_size > 0

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.graph.layers import FUSED, attribute, channel_axis, consumers, weight_layers
+from resnet8ptq.graph.weights import write_weights
 
 JOINING = ("Concat", "Add")
 _AT_OUTPUT = "_QuantizeLinear_Input"  # what ONNX Runtime calls an output before it is rounded
@@ -125,6 +126,58 @@ def rounded_activations(
                 )
             )
     return found
+
+
+def with_weights_rounded(
+    proto: onnx.ModelProto, weights: Sequence[RoundedWeight]
+) -> onnx.ModelProto:
+    """Return the FP32 network with the weights rounded, and nothing else."""
+    rounded = copy.deepcopy(proto)
+    layers = weight_layers(rounded.graph)
+    for weight in weights:
+        write_weights(rounded.graph, layers[weight.name], weight.rounded)
+    return rounded
+
+
+def with_activations_rounded(
+    proto: onnx.ModelProto, tensors: Sequence[RoundedActivation]
+) -> onnx.ModelProto:
+    """Return the FP32 network with activations rounded, and nothing else; not what Softmax makes.
+
+    In float arithmetic: behind QuantizeLinear, ONNX Runtime's optimizer would round weights, too.
+    """
+    rounded = copy.deepcopy(proto)
+    graph, known = rounded.graph, {tensor.name: tensor for tensor in tensors}
+    del graph.node[:]
+    renamed = {value.name: f"{value.name}/rounded" for value in graph.input if value.name in known}
+    for name, other in renamed.items():
+        _add_rounding(graph, known[name], name, other)
+    for given in proto.graph.node:
+        node = graph.node.add()
+        node.CopyFrom(given)
+        node.input[:] = [renamed.get(name, name) for name in given.input]
+        for index, name in enumerate(given.output):
+            if name in known and given.op_type != "Softmax":
+                node.output[index] = f"{name}/exact"
+                _add_rounding(graph, known[name], node.output[index], name)
+    return rounded
+
+
+def _add_rounding(graph: onnx.GraphProto, tensor: RoundedActivation, given: str, made: str) -> None:
+    """Add nodes that do what `RoundedActivation.round` does."""
+    values = {"scale": tensor.scale, "low": tensor.low, "high": tensor.high}
+    scale, low, high = names = [f"{made}/{name}" for name in values]
+    for name, value in zip(names, values.values(), strict=True):
+        graph.initializer.append(numpy_helper.from_array(np.float32(value), name))
+    steps = [
+        ("Div", [given, scale]),
+        ("Round", [f"{made}/Div"]),
+        ("Mul", [f"{made}/Round", scale]),
+        ("Clip", [f"{made}/Mul", low, high]),
+    ]
+    for kind, inputs in steps:
+        output = made if kind == "Clip" else f"{made}/{kind}"
+        graph.node.append(helper.make_node(kind, inputs, [output], f"{made}/{kind}"))
 
 
 def joined(fp32: onnx.GraphProto, tensors: Sequence[RoundedActivation]) -> dict[int, list[int]]:

@@ -31,6 +31,20 @@ class Change:
 PER_CHANNEL = Change("per_channel=true", lambda config: replace(config, per_channel=True))
 REDUCE_RANGE = Change("reduce_range=true", lambda config: replace(config, reduce_range=True))
 UINT8 = Change("dtype=uint8", lambda config: replace(config, dtype=DtypeConfig("uint8")))
+BIAS = Change(
+    "corrections.bias_correction=true",
+    lambda config: replace(config, corrections=replace(config.corrections, bias_correction=True)),
+)
+LEARN = Change(
+    "corrections.adaround=true corrections.adaround_iterations=500 "
+    "corrections.bias_correction=true",
+    lambda config: replace(
+        config,
+        corrections=replace(
+            config.corrections, adaround=True, adaround_iterations=500, bias_correction=True
+        ),
+    ),
+)
 FLOAT_OUTPUT = Change("float_output=true", lambda config: replace(config, float_output=True))
 
 
@@ -78,6 +92,15 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
     return changes if config.float_output else [*changes, FLOAT_OUTPUT]
 
 
+def correct(config: RunConfig) -> list[Change]:
+    """Return what helps where rounding the weights costs more than rounding the activations.
+
+    Nothing where each layer has one scale, or where rounding is learned already.
+    """
+    learned = config.corrections.adaround or config.corrections.reconstruction
+    return [BIAS, LEARN] if config.per_channel and not learned else []
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a variant of the run comes to on the held-out samples.
@@ -114,6 +137,15 @@ class Outcome:
         )
 
 
+def weigh(words: str, found: Comparison, reference: Comparison, task: Task) -> Outcome:
+    """Return what a variant comes to, beside the settings as they are; both compared with FP32."""
+    before, value, sqnr_db = as_it_is(reference), found.model.value, _sqnr_db(found)
+    won = task.metric.drop(before.value - value, before.value) + 0.0  # no -0.0
+    gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
+    p_value = task.compare(found.model, reference.model).p_value
+    return Outcome(words, value, won, sqnr_db, gain, p_value)
+
+
 Compare = Callable[[RunConfig], Comparison]
 
 
@@ -137,18 +169,14 @@ def attempt(
         reference: the settings as they are, compared with FP32.
         compare: quantizes as it is told, and compares with FP32 on the held-out samples.
     """
-    before, outcomes = as_it_is(reference), []
+    outcomes = []
     for change in track(changes, "Trying changes", "changes"):
         try:
             found = compare(change.apply(config))
         except PtqError as error:
             outcomes.append(Outcome(change.words, reason=printable(str(error))))
             continue
-        value, sqnr_db = found.model.value, _sqnr_db(found)
-        won = task.metric.drop(before.value - value, before.value) + 0.0  # no -0.0
-        gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
-        p_value = task.compare(found.model, reference.model).p_value
-        outcomes.append(Outcome(change.words, value, won, sqnr_db, gain, p_value))
+        outcomes.append(weigh(change.words, found, reference, task))
     return sorted(outcomes, key=lambda outcome: (not outcome.helps, -outcome.won_db))
 
 

@@ -11,6 +11,40 @@ from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.contract import Metric
 
 AS_IT_IS = Outcome("")
+WEIGHTS, ACTIVATIONS = "weights", "activations"
+MORE_DB = 3.0  # twice the noise
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What rounding the weights alone comes to, and rounding the activations alone."""
+
+    weights: Outcome = AS_IT_IS
+    activations: Outcome = AS_IT_IS
+
+    @property
+    def costs_more(self) -> str:
+        """`WEIGHTS` or `ACTIVATIONS`; empty where they cost alike."""
+        apart = self.activations.sqnr_db - self.weights.sqnr_db
+        if abs(apart) >= MORE_DB:
+            return WEIGHTS if apart > 0 else ACTIVATIONS
+        return ""
+
+    def say(self) -> str:
+        """Return which half costs more, and what that means."""
+        weights, activations = self.weights.sqnr_db, self.activations.sqnr_db
+        told = (
+            f"rounding the weights alone leaves {weights:.1f} dB, the activations alone "
+            f"{activations:.1f} dB"
+        )
+        meaning = {
+            WEIGHTS: "; per_channel=true and corrections may win that back",
+            ACTIVATIONS: "; corrections round the weights otherwise, and leave that as it is: "
+            "calib=, layers in float or method=qat may win it back",
+            "": "",
+        }[self.costs_more]
+        which = f"the {self.costs_more}" if self.costs_more else "both alike"
+        return f"what costs more: {which}: {told}{meaning}"
 
 
 @dataclass(frozen=True)
@@ -21,6 +55,7 @@ class DiagnosisResult(RunResult):
         measured: None where nothing was.
         findings: all of them, also those that cost nothing.
         before: the run as its settings have it.
+        halves: the same with one half of it in float.
         metric: of which `fp32_value` is FP32's.
         images: how many held-out samples were scored.
         notes: on what was diagnosed.
@@ -30,6 +65,7 @@ class DiagnosisResult(RunResult):
     findings: tuple[Finding, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     before: Outcome = AS_IT_IS
+    halves: Halves = Halves()
     metric: Metric = ACCURACY
     fp32_value: float = 0.0
     images: int = 0
@@ -60,7 +96,7 @@ class DiagnosisResult(RunResult):
     def conclusion(self) -> list[str]:
         """What is wrong and what helps, in lines."""
         lines = [f"what is wrong: {each.say()}{self._say_answer(each)}" for each in self.reasons]
-        return [*(lines or [self._nothing()]), self._help()]
+        return [*(lines or [self._nothing()]), self.halves.say(), self._help()]
 
     def _say_answer(self, finding: Finding) -> str:
         answer = self.answer(finding)
@@ -101,6 +137,8 @@ class DiagnosisResult(RunResult):
             name: before.value,
             f"fp32_{name}": self.fp32_value,
             "sqnr_db": before.sqnr_db,
+            "weights_alone_sqnr_db": self.halves.weights.sqnr_db,
+            "activations_alone_sqnr_db": self.halves.activations.sqnr_db,
         }
         for outcome in self.outcomes[:1]:
             metrics |= {f"best_{name}": outcome.value, "best_sqnr_db": outcome.sqnr_db}

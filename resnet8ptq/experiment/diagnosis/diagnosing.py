@@ -15,13 +15,19 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.baseline import load_baseline
-from resnet8ptq.evaluation.evaluate import targets_of, with_logits
+from resnet8ptq.evaluation.evaluate import Evaluation, targets_of, with_logits
 from resnet8ptq.evaluation.trial import Trial
 from resnet8ptq.experiment import preparation, preprocessing_check
 from resnet8ptq.experiment.diagnosis import changes, diagnosis_table, findings, measuring
-from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
+from resnet8ptq.experiment.diagnosis.conclusion import (
+    ACTIVATIONS,
+    WEIGHTS,
+    DiagnosisResult,
+    Halves,
+)
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.subject import Subject, open_subject
+from resnet8ptq.graph import qdq
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Comparison, Scores
 
@@ -57,7 +63,7 @@ def _diagnose(workshop: "_Workshop") -> DiagnosisResult:
     subject = workshop.subject
     config, task = subject.config, subject.task
     trial, network = workshop.quantize(config)
-    reference = workshop.compare(trial)
+    reference = workshop.compare(trial.evaluation)
     measured = measuring.measure(
         onnx.load(network.onnx_path),
         onnx.load(trial.artifact.path),
@@ -71,15 +77,18 @@ def _diagnose(workshop: "_Workshop") -> DiagnosisResult:
     )
     if doubt is not None:
         found.insert(0, findings.doubtful_fp32(doubt))
+    halves = workshop.halves(trial, network, reference)
     answers = [change for finding in found for change in finding.changes]
     answers += changes.usual(config, findings.worst_layer(measured))
+    if halves.costs_more == WEIGHTS:
+        answers += changes.correct(config)
     tried = {change.words: change for change in answers}  # each once
     outcomes = changes.attempt(
         config,
         list(tried.values()),
         reference,
         task,
-        lambda variant: workshop.compare(workshop.quantize(variant)[0]),
+        lambda variant: workshop.compare(workshop.quantize(variant)[0].evaluation),
     )
     return DiagnosisResult(
         "ok",
@@ -87,6 +96,7 @@ def _diagnose(workshop: "_Workshop") -> DiagnosisResult:
         findings=tuple(found),
         outcomes=tuple(outcomes),
         before=changes.as_it_is(reference),
+        halves=halves,
         metric=task.metric,
         fp32_value=workshop.reference.value,
         images=len(subject.held_out),
@@ -127,8 +137,37 @@ class _Workshop:
         )
         return trial, prepared.network
 
-    def compare(self, trial: Trial) -> Comparison:
-        """Compare an artifact with FP32 on the held-out samples."""
+    def halves(self, trial: Trial, network: Fp32Model, reference: Comparison) -> Halves:
+        """Run the network with rounded weights alone, and with rounded activations alone.
+
+        Args:
+            trial: of an artifact in QDQ format.
+            network: that it was made of: corrected, where corrections are on.
+            reference: the trial, compared with FP32.
+        """
         subject = self.subject
-        scores = subject.task.score(with_logits(trial.evaluation, subject.held_out), self._targets)
+        fp32, given, quantized = map(
+            onnx.load, (subject.fp32.onnx_path, network.onnx_path, trial.artifact.path)
+        )
+        weights = qdq.rounded_weights(given.graph, quantized.graph)
+        variants = {
+            WEIGHTS: qdq.with_weights_rounded(given, weights),
+            ACTIVATIONS: qdq.with_activations_rounded(
+                fp32, qdq.rounded_activations(given.graph, quantized.graph)
+            ),
+        }
+        found = {}
+        for name, proto in variants.items():
+            path = self._scratch / "half.onnx"
+            onnx.save(proto, path)
+            label = f"Rounding the {name} alone"
+            run = self._bench.evaluate(subject.config, path, subject.held_out, label)
+            compared = self.compare(run)
+            found[name] = changes.weigh(f"({name} alone)", compared, reference, subject.task)
+        return Halves(found[WEIGHTS], found[ACTIVATIONS])
+
+    def compare(self, evaluation: Evaluation) -> Comparison:
+        """Compare with FP32 on the held-out samples, which were run."""
+        subject = self.subject
+        scores = subject.task.score(with_logits(evaluation, subject.held_out), self._targets)
         return subject.task.compare(scores, self.reference)

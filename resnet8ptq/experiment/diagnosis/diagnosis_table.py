@@ -113,7 +113,7 @@ def _changes_columns(metric: Metric) -> tuple[str, ...]:
 def _changes(result: DiagnosisResult) -> list[list[str]]:
     metric, before = result.metric, result.before
     rows = [["(as it is)", metric.show(before.value), "", f"{before.sqnr_db:.1f}", ""]]
-    for each in result.outcomes:
+    for each in (result.halves.weights, result.halves.activations, *result.outcomes):
         rows.append([each.words, *_change(each, metric)])
     return rows
 
