@@ -101,6 +101,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "torch mse adaround": (*_TORCH, "calib=mse", *_ADAROUND),
     "torch pools mse": (*_TORCH, _POOLS_IN_FLOAT, "calib=mse"),
     "torch pools adaround": (*_TORCH, _POOLS_IN_FLOAT, *_ADAROUND),
+    "torch pools minmax adaround": (*_TORCH, _POOLS_IN_FLOAT, "calib=minmax", *_ADAROUND),
     "torch pools mse adaround": (*_TORCH, _POOLS_IN_FLOAT, "calib=mse", *_ADAROUND),
     "torch pools mse blocks": (*_TORCH, _POOLS_IN_FLOAT, "calib=mse", *_BLOCKS),
     "tflite": _TFLITE,

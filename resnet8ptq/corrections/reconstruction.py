@@ -33,8 +33,8 @@ from resnet8ptq.precision.selection import find_float_nodes
 from resnet8ptq.simulation.fake_quantization import FakeQuantize
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
-BATCH = 32, 4  # images of a step: at most, and at least
-STEP = 2**21  # bytes of the largest input or output of a block in a step
+BATCH = 32, 4  # images run at once: at most, and at least
+AT_ONCE = 2**21  # bytes of the largest tensor that a block takes or returns, of images run at once
 DROP = 0.5  # probability that an activation stays in float; of the block's inputs, too
 RATE = 0.1  # of Adam, for the rounding
 RANGE_RATE = 3e-3  # for the logarithms of the ranges
@@ -178,9 +178,8 @@ class _Problem:
         optimizer = torch.optim.Adam(
             [{"params": shares, "lr": RATE}, {"params": ends, "lr": RANGE_RATE}]
         )
-        kept = [*self.inputs.values(), *self.targets.values()]
-        count, largest = len(kept[0]), max(tensor[0].nbytes for tensor in kept)
-        size = min(count, max(BATCH[1], min(BATCH[0], STEP // largest)))
+        count = len(next(iter(self.targets.values())))
+        size = min(count, _at_once([*self.inputs.values(), *self.targets.values()]))
         self._train(True)
         for i in track(range(iterations), label, "iterations"):
             rows = torch.from_numpy(random.integers(count, size=size))
@@ -330,13 +329,19 @@ def _call(module: Any, nodes: list[Any], given: Values) -> Values:
     return values
 
 
+def _at_once(tensors: list[torch.Tensor]) -> int:
+    """Return how many images to run at once through a block; tensors [n, ...] around it."""
+    largest = max(tensor[0].nbytes for tensor in tensors)
+    return max(BATCH[1], min(BATCH[0], AT_ONCE // largest))
+
+
 def _run(module: Any, block: Block, given: Values) -> Values:
     """Return the block's outputs for all images, some at once."""
     made: dict[str, list[torch.Tensor]] = {name: [] for name in block.outputs}
-    count = len(next(iter(given.values())))
+    count, size = len(next(iter(given.values()))), _at_once([*given.values()])
     with torch.no_grad():
-        for start in range(0, count, BATCH[0]):
-            part = {name: values[start : start + BATCH[0]] for name, values in given.items()}
+        for start in range(0, count, size):
+            part = {name: values[start : start + size] for name, values in given.items()}
             values = _call(module, block.nodes, part)
             for name, batches in made.items():
                 batches.append(values[name])
