@@ -244,7 +244,7 @@ def test_memory_of_large_networks_is_limited(
     assert len({problem.inputs.shape[1] for problem in posed}) > 1  # fewer of wide ones
     monkeypatch.setattr(session, "BUDGET", 1)
     name = proto.graph.node[-1].input[0]
-    assert [len(one) for [[one]] in layers.run([proto], [name], setting, "")] == [1] * len(images)
+    assert [len(one) for [one] in setting.walk(proto).run([name])] == [1] * len(images)
 
 
 def test_weights_are_replaced_in_their_place(proto: onnx.ModelProto) -> None:
@@ -299,8 +299,9 @@ def test_bias_correction_removes_the_mean_error(proto: onnx.ModelProto, images: 
     for name, node in nodes.items():
         layers.round_weights(simulated.graph, node, setting.weights.scheme(name))
     names = [node.output[0] for node in nodes.values()]
-    (batch,) = layers.run([proto, simulated], names, setting, "")
-    for target, output in zip(*batch, strict=True):
+    walk = setting.walk(proto)
+    [targets], [outputs] = walk.run(names), walk.beside(simulated).run(names)
+    for target, output in zip(targets, outputs, strict=True):
         axes = (0, 2, 3) if target.ndim == 4 else (0,)
         error = (output - target).mean(axis=axes, dtype=np.float64)
         assert np.abs(error).max() < 1e-4 * np.abs(target).max()

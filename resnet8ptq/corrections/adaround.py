@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.corrections.windows import count_positions, sample_windows
 from resnet8ptq.graph.layers import attribute, consumers
 from resnet8ptq.graph.session import BUDGET
@@ -61,10 +62,12 @@ def round_weights(
     torch.set_num_threads(setting.runtime.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
     twins = layers.find(simulated.graph, setting.selection)
+    exact = setting.walk(proto)
+    walks = exact, exact.beside(simulated)
     for index, (name, node) in enumerate(layers.find(result.graph, setting.selection).items()):
         random = np.random.default_rng([seed, index])
         scheme, weights = setting.weights.scheme(name), read_weights(proto.graph, node)
-        problem = _pose(proto, simulated, node, setting, random, name)
+        problem = _pose(proto, walks, node, setting, random, name)
         levels = learn_levels(problem, weights, scheme, iterations, random, f"AdaRound: {name}")
         placed = place(weights, levels, scheme)
         write_weights(result.graph, node, placed)
@@ -75,27 +78,30 @@ def round_weights(
 
 def _pose(
     fp32: onnx.ModelProto,
-    simulated: onnx.ModelProto,
+    walks: Sequence[Walk],
     node: onnx.NodeProto,
     setting: Setting,
     random: np.random.Generator,
     name: str,
 ) -> Problem:
-    """Draw rows of inputs at the same positions in both networks."""
+    """Draw rows of inputs at the same positions in both networks: FP32's and the rounded one."""
     weights = read_weights(fp32.graph, node)
     groups, width = int(attribute(node, "group", 1)), weights[0].size
     most = min(SAMPLES, BUDGET // (weights[0].nbytes * groups))
     each = -(-most // len(setting.images))  # positions of an image
     found: list[Array] = []  # of both networks [groups, n, width]; in place, since they are large
     done = 0
-    networks = [fp32, simulated]
-    for tensors in layers.run(networks, [node.input[0]], setting, f"AdaRound: {name}: inputs"):
+    label = f"AdaRound: {name}: inputs"
+    for walk in walks:
+        walk.to(node, label)
+    batches = (walk.run([node.input[0]], label if walk is walks[0] else None) for walk in walks)
+    for tensors in zip(*batches, strict=True):
         images = tensors[0][0]
         there = count_positions(images, node, weights)
         drawn = random.random((len(images), there)).argsort(axis=1)[:, :each]  # without replacement
         if not found:
             shape = groups, len(setting.images) * drawn.shape[1], width
-            found = [np.empty(shape, np.float32) for _ in networks]
+            found = [np.empty(shape, np.float32) for _ in walks]
         for rows, [inputs] in zip(found, tensors, strict=True):
             rows[:, done : done + drawn.size] = sample_windows(inputs, node, weights, drawn)
         done += drawn.size

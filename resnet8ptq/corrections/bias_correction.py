@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.graph.weights import read_bias, write_bias
 
 log = logging.getLogger(__name__)
@@ -31,14 +32,18 @@ def correct_biases(
     rounded = copy.deepcopy(proto)
     nodes = layers.find(proto.graph, setting.selection)
     simulated = layers.find(rounded.graph, setting.selection)
-    targets = _means(fp32, list(nodes.values()), setting, "Bias correction: FP32")
+    walk = setting.walk(fp32)
+    targets = _means(walk, list(nodes.values()), "Bias correction: FP32")
+    walk = walk.beside(rounded)
     for name, node in nodes.items():
         twin = simulated[name]
         layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))
         if node.op_type == "MatMul":
             log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
             continue
-        (mean,) = _means(rounded, [twin], setting, f"Bias correction: {name}").values()
+        label = f"Bias correction: {name}"
+        walk.to(twin, label)
+        (mean,) = _means(walk, [twin], label).values()
         error = mean - targets[node.output[0]]
         bias = (read_bias(proto.graph, node) - error).astype(np.float32)
         write_bias(proto.graph, node, bias)
@@ -46,15 +51,13 @@ def correct_biases(
     return proto
 
 
-def _means(
-    proto: onnx.ModelProto, nodes: list[onnx.NodeProto], setting: Setting, label: str
-) -> dict[str, NDArray[np.float64]]:
+def _means(walk: Walk, nodes: list[onnx.NodeProto], label: str) -> dict[str, NDArray[np.float64]]:
     """Return the mean of each output channel, over images and positions, by the output's name."""
     names = [node.output[0] for node in nodes]
     axes = [1 if node.op_type == "Conv" else -1 for node in nodes]
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(names, 0)
-    for (outputs,) in layers.run([proto], names, setting, label):
+    for outputs in walk.run(names, label):
         for name, axis, output in zip(names, axes, outputs, strict=True):
             rows = np.moveaxis(output, axis, -1).reshape(-1, output.shape[axis])
             sums[name] = sums.get(name, 0) + rows.sum(axis=0, dtype=np.float64)

@@ -1,20 +1,18 @@
 """The layers that corrections work on, their tensors, and what rounding does to their outputs."""
 
 import copy
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from resnet8ptq.config.schema import CalibConfig
-from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
+from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import attribute, float_tensors, weight_layers
-from resnet8ptq.graph.session import expose, fit, open_runner
-from resnet8ptq.graph.weights import Array, read, read_weights, write_weights
+from resnet8ptq.graph.layers import attribute, weight_layers
+from resnet8ptq.graph.weights import read, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -41,6 +39,10 @@ class Setting:
     runtime: Runtime
     activations: ActivationScheme
     float_output: bool
+
+    def walk(self, proto: onnx.ModelProto) -> Walk:
+        """Begin a walk through a network on the images."""
+        return Walk(proto, self.images, self.calib.batch_size, self.runtime.threads)
 
 
 def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
@@ -76,22 +78,6 @@ def round_weights(graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightSc
     write_weights(graph, node, scheme.grid(weights, 0).round(weights))
 
 
-def run(
-    networks: Sequence[onnx.ModelProto], names: list[str], setting: Setting, label: str
-) -> Iterator[list[list[Array]]]:
-    """Yield batch by batch, for each of the networks, its tensors `names`.
-
-    What runs at once is limited by all tensors of a network, most of which the runtime holds too.
-    """
-    (sample,) = setting.images.take(np.arange(1)).batches(1)
-    everything = expose(networks[0], float_tensors(networks[0]))
-    whole = open_runner(everything, setting.runtime.threads)
-    at_once = min(setting.calib.batch_size, fit([whole], sample))
-    runners = [open_runner(expose(network, names), setting.runtime.threads) for network in networks]
-    for batch in track(setting.images.batches(at_once), label):
-        yield [run_one(batch) for run_one in runners]
-
-
 def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) -> dict[str, float]:
     """Return the squared error of each layer's output, relative to its power.
 
@@ -104,8 +90,11 @@ def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) 
         round_weights(rounded.graph, node, setting.weights.scheme(name))
     names = [node.output[0] for node in nodes.values()]
     error, power = np.zeros(len(names)), np.zeros(len(names))
-    batches = run([fp32, rounded], names, setting, "Measuring the layers' error")
-    for targets, outputs in batches:
+    walk = setting.walk(fp32)
+    outputs_of = walk.beside(rounded).run(names)
+    for targets, outputs in zip(
+        walk.run(names, "Measuring the layers' error"), outputs_of, strict=True
+    ):
         for i, (target, output) in enumerate(zip(targets, outputs, strict=True)):
             error[i] += np.square(output - target, dtype=np.float64).sum()
             power[i] += np.square(target, dtype=np.float64).sum()

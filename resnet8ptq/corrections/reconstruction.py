@@ -10,7 +10,7 @@ meanwhile, each one with probability 1/2. Rounding is learned as in AdaRound, ra
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.graph.logits import end_at_logits
+from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
 from resnet8ptq.precision.selection import find_float_nodes
-from resnet8ptq.simulation.fake_quantization import FakeQuantize
+from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
 BATCH = 32, 4  # images run at once: at most, and at least
@@ -204,8 +205,7 @@ class _Problem:
     def _loss(self, rows: torch.Tensor) -> torch.Tensor:
         given = {}
         for name, values in self.inputs.items():
-            rounded, exact = values[rows], self.exact[name][rows]
-            given[name] = torch.where(torch.rand_like(exact) < DROP, exact, rounded)
+            given[name] = drop_rounding(values[rows], self.exact[name][rows], DROP)
         made = _call(self.module, self.block.nodes, given)
         errors = [
             (made[name] - wanted[rows]).square().mean() for name, wanted in self.targets.items()
@@ -234,9 +234,7 @@ def _few_enough(proto: onnx.ModelProto, setting: Setting) -> Any:
     """Return images [n, ...]: as many as let no tensor exceed `BUDGET`."""
     (sample,) = setting.images.take(np.arange(1)).batches(1)
     names = [name for node in proto.graph.node for name in node.output if name]
-    one = setting.images.take(np.arange(1))
-    alone = replace(setting, images=one)
-    [[tensors]] = layers.run([proto], names, alone, "Reconstruction: sizes of tensors")
+    tensors = open_runner(expose(proto, names), setting.runtime.threads)(sample)
     largest = max(sample.nbytes, *(tensor.nbytes for tensor in tensors))
     count = min(len(setting.images), max(BATCH[0], BUDGET // largest))
     every = np.linspace(0, len(setting.images) - 1, count).round().astype(np.int64)

@@ -52,6 +52,25 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
     return [name for node in graph.node for name in node.output if name in used & floats]
 
 
+def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
+    """Return the tensors that all that follows depends on alone, by the place of what makes them.
+
+    Places are those of nodes in the graph.
+    """
+    given = {value.name for value in graph.input}
+    last = {name: i for i, node in enumerate(graph.node) for name in node.input}
+    last |= {value.name: len(graph.node) for value in graph.output}
+    cuts, live = {}, given & last.keys()
+    for i, node in enumerate(graph.node):
+        if given.isdisjoint(node.input):  # made of constants
+            continue
+        given |= {*node.output}
+        live = {name for name in live | {*node.output} if last.get(name, -1) > i}
+        if len(live) == 1:
+            (cuts[i],) = live
+    return cuts
+
+
 def consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
     """Return the nodes that take a tensor."""
     return [node for node in graph.node if name in node.input]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
 
@@ -56,6 +57,24 @@ def fit(runners: Sequence[Runner], sample: NDArray[np.float32]) -> int:
     """
     held = [sample, *(each for run in runners for each in run(sample))]
     return int(max(1, BUDGET // sum(each.nbytes for each in held)))
+
+
+def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
+    """Return the part of a graph that makes tensors of one tensor, or of the graph's input."""
+    graph, wanted, nodes = proto.graph, {*names}, []
+    for node in reversed(graph.node):
+        if source not in node.output and not wanted.isdisjoint(node.output):
+            nodes.append(node)
+            wanted.update(node.input)
+    known = [value for value in graph.input if value.name == source]
+    part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    part.graph.name = graph.name
+    part.graph.node.extend(reversed(nodes))
+    part.graph.initializer.extend(each for each in graph.initializer if each.name in wanted)
+    taken = known or [helper.make_tensor_value_info(source, TensorProto.FLOAT, None)]
+    part.graph.input.extend(taken)
+    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return part
 
 
 def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:

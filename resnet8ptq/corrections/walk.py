@@ -1,0 +1,81 @@
+"""A network's tensors on the calibration images, asked for in the order of its layers."""
+
+import copy
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx
+
+from resnet8ptq.core.console import track
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.layers import find_cuts, float_tensors
+from resnet8ptq.graph.session import BUDGET, between, expose, fit, open_runner
+from resnet8ptq.graph.weights import Array
+
+
+class Walk:
+    """Runs a network from the last tensor that all that follows depends on, which is kept.
+
+    As soon as such a tensor of all images is within `BUDGET`, a walk from layer to layer takes as
+    long as a few runs of the network, and not as one for each layer.
+    """
+
+    def __init__(
+        self, proto: onnx.ModelProto, images: Split, batch_size: int, threads: int
+    ) -> None:
+        """Begin with the images.
+
+        Args:
+            proto: may change ahead of where the walk has come to.
+            batch_size: images at once; fewer where their tensors, most of which the runtime holds,
+                exceed `BUDGET` together.
+        """
+        self._proto, self._images, self._threads = proto, images, threads
+        self._cuts = find_cuts(proto.graph)
+        self._source = proto.graph.input[0].name
+        self._kept: Array | None = None  # the source of all images; None: the images themselves
+        (sample,) = images.take(np.arange(1)).batches(1)
+        whole = open_runner(expose(proto, float_tensors(proto)), threads)
+        self._at_once = min(batch_size, fit([whole], sample))
+
+    def beside(self, proto: onnx.ModelProto) -> "Walk":
+        """Return a walk through the same network with other weights, in the same batches."""
+        other = copy.copy(self)
+        other._proto = proto
+        return other
+
+    def to(self, node: onnx.NodeProto, label: str) -> None:
+        """Go on to a node: in front of it nothing changes any more."""
+        names = [other.name for other in self._proto.graph.node]
+        cut = max((i for i in self._cuts if i < names.index(node.name)), default=-1)
+        source = self._cuts.get(cut, self._source)
+        if source == self._source:
+            return
+        kept: Array | None = None
+        done, count = 0, len(self._images)
+        for [batch] in self.run([source], label):
+            if kept is None:
+                if count * batch[0].nbytes > BUDGET:
+                    return
+                kept = np.empty((count, *batch.shape[1:]), np.float32)
+            kept[done : done + len(batch)] = batch
+            done += len(batch)
+        self._source, self._kept = source, kept
+
+    def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
+        """Yield tensors batch by batch; with a progress bar where it has a label.
+
+        Args:
+            names: none is made in front of where the walk has come to.
+        """
+        made = [name for name in names if name != self._source]
+        part = between(self._proto, self._source, made)
+        run = open_runner(part, self._threads) if made else lambda _: []
+        for batch in track(self._batches(), label) if label else self._batches():
+            found = {self._source: batch, **dict(zip(made, run(batch), strict=True))}
+            yield [found[name] for name in names]
+
+    def _batches(self) -> Iterable[Array]:
+        if self._kept is None:
+            return self._images.batches(self._at_once)
+        return np.split(self._kept, range(self._at_once, len(self._kept), self._at_once))
