@@ -1,5 +1,6 @@
 """Block-wise reconstruction: which layers are one block, and what is learned of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection
+from resnet8ptq.simulation.fake_quantization import FakeQuantize
 
 ITERATIONS = 25
 
@@ -57,6 +59,27 @@ def test_blocks_are_those_of_the_network(
     )
     # The first convolution, three residual blocks of which two have a shortcut, the dense layer.
     assert [len(block) for block in seen] == [1, 2, 3, 3, 1]
+
+
+def test_a_range_that_blocks_share_is_learned_in_the_first(
+    shapes_model: Fp32Model, images: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool's levels are its input's: other ones there would undo what is learned before."""
+    seen: list[FakeQuantize] = []
+
+    def record(problem: reconstruction._Problem, *_: object) -> None:
+        seen.extend(problem.block.quantizers)
+
+    monkeypatch.setattr(reconstruction._Problem, "learn", record)
+    setting = setting_of(images, WeightScheme("int8"))
+    shared = replace(setting, activations=ActivationScheme(level_pools=("AveragePool",)))
+    counts = []
+    for each in (setting, shared):
+        seen.clear()
+        reconstruction.reconstruct(shapes_model.onnx_path, each, 1, 1)
+        counts.append(len(seen))
+        assert len(set(seen)) == len(seen)
+    assert counts[0] == counts[1] + 1  # that of the pool
 
 
 def outputs(proto: onnx.ModelProto, images: Split, rounded: bool) -> NDArray[np.float32]:

@@ -70,7 +70,7 @@ class Block:
         nodes: in their order.
         outputs: names of the nodes that are read behind it.
         roundings: of the weights of its layers, by short name.
-        quantizers: of its activations.
+        quantizers: of its activations; none that a block before has too, which has settled it.
     """
 
     nodes: list[Any]
@@ -277,7 +277,11 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
         pending = []
     if pending:
         joined = [*joined[:-1], joined[-1] + pending] if joined else [pending]
-    return [_make(module, part, last, place, roundings, names(part)) for part in joined]
+    blocks: list[Block] = []
+    for part in joined:
+        settled = {quantizer for block in blocks for quantizer in block.quantizers}
+        blocks.append(_make(module, part, last, place, roundings, names(part), settled))
+    return blocks
 
 
 def _is_fused(module: Any, node: Any) -> bool:
@@ -296,10 +300,11 @@ def _make(
     place: Mapping[Any, int],
     roundings: Mapping[str, LearnedRounding],
     names: list[str],
+    settled: set[FakeQuantize],
 ) -> Block:
     end = place[nodes[-1]]
     parts = [part for node in nodes for part in module.get_submodule(node.target).modules()]
-    found = [part for part in parts if isinstance(part, FakeQuantize)]
+    found = [part for part in parts if isinstance(part, FakeQuantize) and part not in settled]
     return Block(
         nodes,
         [node.name for node in nodes if last[node] > end],
