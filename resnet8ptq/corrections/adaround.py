@@ -21,6 +21,7 @@ from resnet8ptq.graph.layers import attribute, consumers
 from resnet8ptq.graph.session import BUDGET
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan
 
 SAMPLES = 16_000  # rows that a layer learns from, or `BUDGET` bytes, drawn from all images alike
 BATCH = 512  # rows
@@ -74,6 +75,27 @@ def round_weights(
         write_weights(simulated.graph, twins[name], placed)
         layers.round_weights(simulated.graph, twins[name], scheme)
     return result
+
+
+def learn_apart(
+    proto: onnx.ModelProto, setting: Setting, widths: Sequence[int], iterations: int, seed: int
+) -> dict[tuple[str, int], Array]:
+    """Return the weights of each layer, by name and bits, with all other layers in float.
+
+    Nearest rounding takes them to the learned levels.
+    """
+    torch.set_num_threads(setting.runtime.threads)
+    walk, found = setting.walk(proto), {}
+    walks = walk, walk.beside(proto)
+    for index, (name, node) in enumerate(layers.find(proto.graph, setting.selection).items()):
+        random, weights = np.random.default_rng([seed, index]), read_weights(proto.graph, node)
+        problem = _pose(proto, walks, node, setting, random, name)
+        for bits in widths:
+            scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
+            label = f"AdaRound: {name}: {bits} bits"
+            levels = learn_levels(problem, weights, scheme, iterations, random, label)
+            found[name, bits] = place(weights, levels, scheme)
+    return found
 
 
 def _pose(

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import onnx
+
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Range, Ranges
@@ -199,7 +201,20 @@ def _plan(
         return tried[-1]
 
     widths = make_quantizer(config, bench.runtime).widths
-    plans = bits_search.find_plans(bits_search.measure_options(fp32.onnx_path, setting, widths))
+    learned: bits_search.Learned = {}
+    if config.corrections.adaround:
+        from resnet8ptq.corrections import adaround  # imports torch
+
+        # A fifth of the iterations tells which layers bear fewer bits.
+        learned = adaround.learn_apart(
+            onnx.load(fp32.onnx_path),
+            replace(setting, images=calibration),
+            [bits for bits in widths if bits < 8],
+            max(1, config.corrections.adaround_iterations // 5),
+            config.seed,
+        )
+    options = bits_search.measure_options(fp32.onnx_path, setting, widths, learned)
+    plans = bits_search.find_plans(options)
     limits = config.precision.max_bytes, config.precision.max_drop
     try:
         chosen = bits_search.choose(plans, attempt, *limits)

@@ -1,10 +1,10 @@
 """The choice of bits for each layer's weights: `precision.plan=auto`.
 
 As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: what
-each layer's rounding alone does to the output is measured, and taken to add up. Of the plans that
-no other one beats in both error and bytes, the largest within `max_bytes` is taken, or the smallest
-within `max_drop`; both are found by quantizing. Everything is measured on training images that did
-not calibrate.
+each layer's rounding alone does to the output is measured, and taken to add up; where rounding
+will be learned, it is learned for that, too. Of the plans that no other one beats in both error and
+bytes, the largest within `max_bytes` is taken, or the smallest within `max_drop`; both are found by
+quantizing. Everything is measured on training images that did not calibrate.
 """
 
 import copy
@@ -23,13 +23,14 @@ from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.graph.weights import read_weights, write_weights
+from resnet8ptq.graph.weights import Array, read_weights, write_weights
 from resnet8ptq.precision.plan import Plan
 
 FILE = "plan.csv"
 _STEPS = 1000
 
 Bits = Mapping[str, int]  # by layer, its short name
+Learned = Mapping[tuple[str, int], Array]  # weights, by layer and bits
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,17 @@ class Tried:
 Try = Callable[[Bits], Tried]
 
 
-def measure_options(path: Path, setting: Setting, widths: Sequence[int]) -> list[Option]:
+def measure_options(
+    path: Path, setting: Setting, widths: Sequence[int], learned: Learned
+) -> list[Option]:
     """Return what each layer costs and saves in each of the `widths` below 8, and in 8.
 
     Args:
         path: of the FP32 network.
         setting: its images are those to measure on.
         widths: bits that the backend's files hold.
+        learned: weights that nearest rounding takes to learned levels; others are rounded as they
+            are.
     """
     proto = onnx.load(path)
     end_at_logits(proto)
@@ -80,7 +85,7 @@ def measure_options(path: Path, setting: Setting, widths: Sequence[int]) -> list
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             rounded = copy.deepcopy(proto)
             node = layers.find(rounded.graph, setting.selection)[name]
-            weights = read_weights(rounded.graph, node)
+            weights = learned.get((name, bits), read_weights(rounded.graph, node))
             write_weights(rounded.graph, node, scheme.grid(weights, 0).round(weights))
             run = open_runner(rounded, setting.runtime.threads)
             error = sum(
