@@ -7,20 +7,29 @@ import numpy as np
 import onnx
 import pytest
 from calling import call
-from conftest import make_config, quantizer_of
+from conftest import make_config, quantizer_of, runtime_of
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
+from resnet8ptq.corrections import adaround
+from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.experiment.layers.bits_search import Option, Tried, choose, find_plans
+from resnet8ptq.experiment.layers.bits_search import (
+    Option,
+    Tried,
+    choose,
+    find_plans,
+    measure_options,
+)
 from resnet8ptq.graph.layers import channel_axis, weight_layers
 from resnet8ptq.graph.weights import read_weights
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
+from resnet8ptq.precision.selection import Selection
 
 WIDTHS = (2, 4, 8)
 # Of each layer: its weights, and what its error in 4 bits and in 2 is more than in 8.
@@ -125,6 +134,27 @@ def test_a_file_holds_the_levels_of_its_plan(
     predictor = quantizer_of(config).load(artifact.path, 1)
     assert np.isfinite(predictor.predict(next(iter(images.batches(4))))[0]).all()
     assert artifact.quantized_layers == len(weight_layers(graph))
+
+
+def test_learned_rounding_tells_what_a_layer_costs(
+    shapes: Dataset, shapes_model: Fp32Model
+) -> None:
+    config = make_config("data=shapes", "per_channel=true", "dtype=w4a8")
+    images = draw_calibration(shapes, 5, 42).split
+    setting = Setting(
+        *(Plan(WeightScheme("int8", True)), Selection(), images, config.calib),
+        *(runtime_of(config), ActivationScheme(), True),
+    )
+    path = shapes_model.onnx_path
+    learned = adaround.learn_apart(onnx.load(path), setting, [4], 50, 0)
+    nearest, found = (measure_options(path, setting, (4, 8), each) for each in ({}, learned))
+    assert [(each.layer, each.bits, each.saved_bytes) for each in nearest] == [
+        (each.layer, each.bits, each.saved_bytes) for each in found
+    ]
+    errors = np.array([[each.error for each in options] for options in (nearest, found)])
+    four = np.array([each.bits == 4 for each in nearest])
+    assert np.median(errors[1, four] / errors[0, four]) < 0.7
+    np.testing.assert_array_equal(errors[0, ~four], errors[1, ~four])
 
 
 def test_resolved_is_simulated_and_says_all_types() -> None:
