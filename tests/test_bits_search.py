@@ -186,6 +186,14 @@ def test_what_does_not_fit_together_is_told(given: str, message: str) -> None:
         make_config(given)
 
 
+@pytest.mark.parametrize("reduced", [False, True])
+def test_an_undecided_plan_rounds_as_the_one_that_is_decided(reduced: bool) -> None:
+    """Else rounding is learned for levels that the file then does not have."""
+    default = WeightScheme("int4", reduce_range=reduced)
+    decided = Plan(default, {"a": 8})
+    assert Plan(default, undecided=True).most_bits == decided.most_bits == 8 - reduced
+
+
 def test_a_run_within_a_budget(tmp_path: Path) -> None:
     settings = ("data=shapes", "calib.samples_per_class=2", "slim=true")
     scored = ("evaluate.split=held_out", "held_out_images=50")

@@ -36,7 +36,7 @@ class Plan:
     @property
     def most_bits(self) -> int:
         """The most that a layer's weights may have; 7 with a reduced range."""
-        bits = max(self.default.bits, *self.bits.values(), 0)
+        bits = max(self.default.bits, *self.bits.values(), 8 * self.undecided)
         return 7 if bits == 8 and self.default.reduce_range else bits
 
     def describe(self) -> str:
