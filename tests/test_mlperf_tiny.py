@@ -84,6 +84,13 @@ def test_a_sweep_names_what_it_lacks(tmp_path):
     assert names == {f"kws-{backend}-int8-minmax-per_tensor" for backend in ("onnx", "torch")}
 
 
+@pytest.mark.parametrize("analysis", ["sensitivity", "diagnose", "profile", "inspect"])
+def test_an_analysis_takes_the_files_of_the_task(analysis, tmp_path):
+    done = call(tmp_path, f"+analysis={analysis}", "benchmark=kws", f"benchmark.folder={tmp_path}")
+    said = " ".join((done.out + done.err).split())  # the log wraps
+    assert "kws/*.npz is not in benchmark.folder=" in said
+
+
 def test_the_table_says_which_targets_are_met():
     params = {"model": "kws", "backend": "onnx", "dtype": "int8", "benchmark.target": "0.9"}
     metrics = {"total": 1000.0, "baseline_accuracy": 0.913, "ci95_low": 0.88, "ci95_high": 0.92}

@@ -6,6 +6,7 @@ from pkgutil import resolve_name
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.experiment.recorder import Recorder
 
 # Imported when they are asked for. `inspect` is not here: it records no run, see `inspecting`.
@@ -28,8 +29,9 @@ def run_analysis(config: RunConfig, folder: Path, run: Recorder) -> RunResult:
         PtqError: anything that went wrong, in one line.
     """
     assert config.analysis.name is not None
+    analyse = resolve_name(ANALYSES[config.analysis.name])
     try:
-        result: RunResult = resolve_name(ANALYSES[config.analysis.name])(config, folder, run)
+        result: RunResult = analyse(mlperf_tiny.settle(config), folder, run)
     except UnsupportedError as reason:
         run.log_config(config)
         result = RunResult("unsupported", str(reason))

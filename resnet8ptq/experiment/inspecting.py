@@ -8,6 +8,7 @@ from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.data import locate as locate_data
 from resnet8ptq.data import registry
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
+from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_layout
 from resnet8ptq.models.inspection import inspect, print_inspection
 from resnet8ptq.models.locate import locate
@@ -28,7 +29,9 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
 
     Raises:
         ModelError: it is missing, no model, unsafe, or nothing to quantize.
+        UnsupportedError: a file of `benchmark` is not at hand.
     """
+    config = mlperf_tiny.settle(config)
     cache_root = cache.folder(config.cache_dir)
     path = locate(config.model, config.data.name)
     samples = _find_samples(config)
