@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.graph.layers import channel_axis, consumers, weight_layers
+from resnet8ptq.graph.layers import FUSED, channel_axis, consumers, weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
@@ -26,10 +26,10 @@ from resnet8ptq.simulation.fake_quantization import (
 )
 
 # The frameworks give the output of these the scale and zero_point of their input.
-_SHARING = (
-    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice"),
-)
-_FUSED = ("Relu", "Clip")
+_SHARING = {
+    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"),
+    *("Identity", "Slice"),
+}
 
 
 class _Quantized(nn.Module):  # type: ignore[misc]
@@ -122,7 +122,7 @@ def quantize_activations(
     """
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
-    fused, sharing = _find_fused(graph, skipped), {*_SHARING, *scheme.level_pools}
+    fused, sharing = _find_fused(graph, skipped), _SHARING | {*scheme.level_pools}
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
@@ -190,7 +190,7 @@ def _find_fused(graph: onnx.GraphProto, skipped: list[str]) -> dict[str, str]:
     return {
         node.input[0]: node.output[0]
         for node in graph.node
-        if node.op_type in _FUSED
+        if node.op_type in FUSED
         and node.name not in skipped
         and len(consumers(graph, node.input[0])) == 1
     }
