@@ -256,8 +256,8 @@ class LatencyConfig:
     enabled: bool = True
     batch_size: int | None = limited(None, *limits.COUNT)
     threads: int = limited(1, *_THREADS)
-    repeats: int = limited(200, *limits.COUNT)
-    batch_repeats: int = limited(10, *limits.COUNT)
+    repeats: int = limited(100, *limits.COUNT)
+    batch_repeats: int = limited(5, *limits.COUNT)
     max_seconds: float = limited(5.0, limits.POSITIVE)
 
 
