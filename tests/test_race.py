@@ -62,7 +62,8 @@ def test_a_race_loads_every_model_again_for_each_block(
         ]
 
     monkeypatch.setattr(latency, "measure", measure)
-    race = run({"a": "a", "b": "b"}, None, LatencyConfig(batch_size=64))  # type: ignore[dict-item, arg-type]
+    settings = LatencyConfig(batch_size=64, repeats=20 * BLOCKS, batch_repeats=BLOCKS)
+    race = run({"a": "a", "b": "b"}, None, settings)  # type: ignore[dict-item, arg-type]
     assert race.single["a"] == [3 + n for n in range(BLOCKS)]  # medians
     assert race.batch == {"a": race.single["a"]}
     assert race.single["b"] == [13 + n for n in range(BLOCKS)]
