@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,10 +40,12 @@ TAKES = st.lists(st.lists(st.integers(0, 10**6), min_size=1, max_size=60), max_s
 
 
 @pytest.mark.parametrize("store", ["from_files", "in_memory"])
-@given(takes=TAKES, size=st.integers(1, 70), end=st.integers(0, 70))
+@given(takes=TAKES, size=st.integers(1, 70), end=st.integers(0, 70), hashed=st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_taken_images_are_the_copied_ones(request, in_memory, store, takes, size, end):
-    lazy, eager = request.getfixturevalue(store), in_memory
+def test_taken_images_are_the_copied_ones(request, in_memory, store, takes, size, end, hashed):
+    lazy, eager = replace(request.getfixturevalue(store)), in_memory
+    if hashed:
+        assert len(lazy.pixel_hashes) == len(lazy)  # what is taken has its hashes from there
     for places in takes:
         length = len(lazy)
         indices = np.array(places) % (2 * length) - length  # negative ones count from the end

@@ -84,15 +84,18 @@ class Split:
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the samples at `indices`, in that order; they are not copied."""
-        found = self.images
-        if isinstance(found, LazyImages):
-            taken = LazyImages(found.whole, found.indices[indices])
+        images = self.images
+        if isinstance(images, LazyImages):
+            taken = LazyImages(images.whole, images.indices[indices])
         else:
-            taken = LazyImages(found, np.arange(len(found))[indices])
+            taken = LazyImages(images, np.arange(len(images))[indices])
         labels, groups = (
             None if array is None else array[indices] for array in (self.labels, self.groups)
         )
-        return replace(self, images=taken, labels=labels, groups=groups)
+        found = replace(self, images=taken, labels=labels, groups=groups)
+        if "pixel_hashes" in vars(self):  # made once for all runs of a sweep
+            vars(found)["pixel_hashes"] = self.pixel_hashes[indices]
+        return found
 
     def strata(self, classes: int) -> list[NDArray[np.bool_]]:
         """Tell for each class which samples [N] are of it; all of them for one, without classes."""
@@ -160,6 +163,11 @@ class Dataset:
         return replace(
             self, train=change(self.train), test=change(self.test), calibration=calibration
         )
+
+    @cached_property
+    def unseen(self) -> NDArray[np.bool_]:
+        """Whether the pixels of each training sample are those of no test sample, [N]."""
+        return np.isin(self.train.pixel_hashes, self.test.pixel_hashes, invert=True)
 
     @property
     def calibrating(self) -> Split:

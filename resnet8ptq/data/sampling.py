@@ -79,7 +79,7 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
     Raises:
         ConfigError: `images` is more than there are.
     """
-    free = _is_in_none(data.train, (data.test, *taken))
+    free = data.unseen & _is_in_none(data.train, taken) if taken else data.unseen
     if images is None:
         images = min(_HELD_OUT, max(free.sum() // 2, 1))
         if images < _HELD_OUT:

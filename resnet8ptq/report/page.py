@@ -314,14 +314,25 @@ def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
 
 def _draw(selected: Selection) -> dict[str, bytes]:
     family, limits = selected.family, selected.limits
+    having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
+    ranges = background.put(_draw_ranges, having)  # meanwhile
     others = [entry for entry in _ranked(family, limits) if not entry.own]
-    drawn: dict[str, Figure | None] = {
+    drawn = {
         "trade_offs.png": plots.trade_offs(family, limits.max_drop, others),
         "class_impact.png": plots.class_impact(family),
     }
-    for backend in sorted({cell.backend for cell in family.measured}):
-        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(family, backend)
-    drawn["ranges_of_weights.png"] = plots.weight_ranges(family)
+    return _to_png(drawn) | background.result(ranges)
+
+
+def _draw_ranges(family: Family) -> dict[str, bytes]:
+    drawn = {
+        f"ranges_{safe_name(backend)}.png": plots.activation_ranges(family, backend)
+        for backend in sorted({cell.backend for cell in family.measured})
+    }
+    return _to_png({**drawn, "ranges_of_weights.png": plots.weight_ranges(family)})
+
+
+def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 
