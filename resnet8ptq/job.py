@@ -70,14 +70,15 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
     from resnet8ptq.sweep import callback, jobs, resume
     from resnet8ptq.tracking.sweep_file import Sweep
 
-    sweep = callback.open_current() or Sweep.load(Path(settings.sweep.dir))
+    begun = callback.find_current() or Sweep.load(Path(settings.sweep.dir))
     number = settings.job.num
-    if sweep.worker:
-        jobs.enter(sweep.worker)
-    _settle_choice(cfg, sweep.several)
-    at_once = sweep.worker.at_once if sweep.worker else 1
+    if begun.worker:
+        jobs.enter(begun.worker)
+    _settle_choice(cfg, begun.several)
+    at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(cfg)}
+    sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
         again = bool(cfg.objectives)  # a search proposes some configurations more than once
         if finished := resume.find_finished(sweep, number, tags.get("identity"), again):

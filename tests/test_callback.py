@@ -28,7 +28,7 @@ def running(own_store: Store, tmp_path: Path) -> RunningSweep:
         run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "no such kernel"))
     sweep = Sweep(own_store, parent_id, folder)
-    return RunningSweep(lambda: sweep, ReportConfig(), journal.lock(folder))
+    return RunningSweep(lambda: sweep, None, True, ReportConfig(), journal.lock(folder))
 
 
 FAULTS = [ValueError("two\nlines"), KeyError("x"), OSError(errno.ENOSPC, "No space left on device")]

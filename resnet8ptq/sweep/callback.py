@@ -41,11 +41,14 @@ class RunningSweep:
 
     Attributes:
         open: waits for the store, and returns the sweep with its run.
+        worker, several: as of the sweep, before it is open.
         limits: what a model must keep to be recommended.
         lock: on the sweep's folder, held as long as the sweep runs.
     """
 
     open: "Callable[[], Sweep]"
+    worker: "Worker | None"
+    several: bool
     limits: ReportConfig
     lock: "FileLock"
 
@@ -171,7 +174,7 @@ def find_current() -> RunningSweep | None:
     return _current
 
 
-def open_current() -> "Sweep | None":
+def open_current() -> "Sweep":
     """Return the sweep that this process has started, once it is open.
 
     Raises:
@@ -179,8 +182,9 @@ def open_current() -> "Sweep | None":
             and none could be recorded.
     """
     global _current
+    assert _current is not None
     try:
-        return None if _current is None else _current.sweep
+        return _current.sweep
     except command.EXPECTED as error:
         _current = None  # there is nothing to close
         raise SystemExit(command.report(error)) from None
@@ -241,7 +245,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         store, parent_id = background.result(begun)
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, several)
 
-    return RunningSweep(open_sweep, limits, held)
+    return RunningSweep(open_sweep, worker, several, limits, held)
 
 
 def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
