@@ -209,7 +209,7 @@ def wrong_files(folder):
     yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "y is int64 [5]; takes 12 labels"
     yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; takes 0 to 999"
     yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; takes 0 to 999"
-    yield npz("one_hot.npz", x=INPUTS, y=np.eye(12, dtype=int)), "takes labels as integers"
+    yield npz("pairs.npz", x=INPUTS, y=np.ones((12, 2), int)), "takes labels as integers"
     yield npz("text.npz", x=np.array(["a"] * 12), y=LABELS), "takes numbers [N, ...]"
     yield npz("flat.npz", x=np.zeros(12), y=LABELS), "takes numbers [N, ...]"
     yield npz("none.npz", x=np.zeros((0, 3)), y=LABELS[:0]), "takes numbers [N, ...]"
@@ -356,3 +356,14 @@ def test_calibration_takes_what_there_is():
     assert make_config("data=arrays").calib.samples_per_class is None
     assert make_config("data=arrays", "calib=percentile").calib.samples_per_class is None
     assert make_config("data=arrays", "calib.samples_per_class=7").calib.samples_per_class == 7
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "bool"])
+def test_one_hot_labels_are_classes(tmp_path, dtype, caplog):
+    caplog.set_level("INFO")
+    classes = np.arange(40) % 4
+    images = np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.eye(4, dtype=dtype)[classes])
+    found, labels = whole(read(tmp_path / "a.npz"))
+    assert labels.tolist() == [int(image[0, 0]) // 4 % 4 for image in found]
+    assert "one-hot, taken as 4 classes" in caplog.text

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from conftest import NO_REAL_FILES, call, make_config
+from omegaconf import OmegaConf
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import command
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import page
+from resnet8ptq.sweep import callback
 from resnet8ptq.sweep.callback import RunningSweep
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.run import start_parent, start_run
@@ -87,3 +89,21 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
         assert figures
         assert all(name.startswith(f"set{number}_") for name in figures)
         assert all(report.with_name(name).exists() for name in figures)
+
+
+@pytest.mark.parametrize(
+    ("params", "words", "several"),
+    [
+        ({}, ["dtype=int8"], False),
+        ({}, ["dtype=int8,uint8"], True),
+        ({"seed": "1,2"}, [], True),
+        ({"seed": "1,2"}, ["seed=1"], False),
+        ({"seed": "1,2"}, ["seed=1", "calib=minmax,mse"], True),
+    ],
+)
+def test_whether_a_sweep_has_several_jobs(
+    params: dict[str, str], words: list[str], several: bool
+) -> None:
+    sweeper = OmegaConf.create({"params": params})
+    assert callback._asks_for_several(sweeper, words) == several
+    assert callback._asks_for_several(OmegaConf.merge(sweeper, {"n_trials": 9}), words)

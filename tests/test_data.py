@@ -557,3 +557,17 @@ def test_what_chooses_neither_calibrates_nor_tests_and_depends_little_on_the_dra
     assert draw_choice(SMALL, None, draws[0]) is None
     bare = replace(data, train=replace(data.train, labels=None))
     assert draw_choice(bare, 120, draws[0]) is None
+
+
+@pytest.mark.parametrize(("per_class", "left"), [(100, True), (180, True), (220, False)])
+def test_of_few_samples_those_that_choose_do_not_calibrate(per_class, left):
+    """Three classes, of which 100 each would calibrate: more than half, or less."""
+    data = make_dataset(per_class=per_class)
+    drawn = [draw_calibration(data, None, seed).split for seed in (1, 2)]
+    calibrating = pixels(drawn[0]) | pixels(drawn[1])
+    assert pixels(draw_held_out(data, None)).isdisjoint(calibrating) == left
+    if left:
+        chosen = [pixels(draw_choice(data, None, split)) for split in drawn]
+        assert chosen[0] == chosen[1] == pixels(draw_held_out(data, None))
+    # What is asked for is given.
+    assert len(draw_calibration(data, per_class, 1).split) == 3 * per_class

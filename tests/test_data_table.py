@@ -221,7 +221,7 @@ def test_text_among_numbers_is_named(tmp_path):
 
 def test_columns_that_are_not_there(tmp_path):
     path = write(tmp_path / "a.csv", a=[1, 2], kind=[0, 1], day=[datetime.date(2020, 1, 1)] * 2)
-    with pytest.raises(ConfigError, match=r"data\.labels: got null, .* the columns a, kind, day;"):
+    with pytest.raises(ConfigError, match=r"data\.labels: got null, .* the columns day, a, kind;"):
         read(path)
     with pytest.raises(ConfigError, match=r"data\.labels: got kinds, .* has no column of that"):
         read(path, labels="kinds")
@@ -322,3 +322,20 @@ def test_no_path_leads_outside(tmp_path_factory, text):
         assert str(error).startswith("t: column 'path', row 1: ")
     else:
         assert found.content.resolve().is_relative_to(folder)
+
+
+def test_what_numbers_the_rows_is_no_input(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,a,b,label\n" + "".join(f"{n},{n % 7},{n % 5},{n % 2}\n" for n in range(40)))
+    assert read(path).image_shape == (2,)
+    assert read(path, inputs=["id", "a"]).image_shape == (2,)
+
+
+def test_the_order_of_named_classes_is_told(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = write(tmp_path / "a.csv", a=[1, 2, 3, 4] * 4, label=["yes", "no"] * 8)
+    assert read(path).class_names == ("no", "yes")
+    assert "in the order of the alphabet: no, yes; data.classes= sets" in caplog.text
+    caplog.clear()
+    assert read(path, classes=["yes", "no"]).class_names == ("yes", "no")
+    assert "alphabet" not in caplog.text

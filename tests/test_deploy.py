@@ -133,6 +133,13 @@ def test_example_fails_where_the_model_is_another(
     assert "differs from test_vectors.npz" in done.stderr
 
 
+def test_what_does_not_pass_is_deployed_with_a_caution(runs: Called, tmp_path: Path) -> None:
+    done = deploy(runs, "max_drop=0", "use=smallest", f"folder={tmp_path}/new")
+    caution = next(line for line in done.out.splitlines() if line.startswith("CAUTION: verdict"))
+    assert "undecided" in caution
+    assert "**CAUTION: verdict" in (tmp_path / "new/README.md").read_text()
+
+
 def test_bad_input_is_one_line(runs: Called, failing_sweep: Called, tmp_path: Path) -> None:
     onnx_run = run_id(runs, "onnx")
     (tmp_path / "full").mkdir()
@@ -143,7 +150,6 @@ def test_bad_input_is_one_line(runs: Called, failing_sweep: Called, tmp_path: Pa
         (("sweep=0123",), "sweep: got '0123', takes the id of a run"),
         ((f"run_id={runs.parent.info.run_id}",), "is a sweep; takes sweep="),
         (("use=quickest",), "use: got 'quickest', for which .* recommends no run; takes .*best"),
-        (("max_drop=0", "use=smallest"), "use: .*recommends"),
         ((known, f"folder={tmp_path / 'full'}"), "folder: got .*not empty"),
         ((known, "target.onnxruntime=0.9"), r"target.onnxruntime: got '0.9', takes 1\.10 \| "),
         ((known, "target.onnxruntime=1.20", "target.format=ort"), "takes one of the two"),

@@ -61,9 +61,9 @@ def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
     assert best.why.startswith("90.20%, against FP32 +0.20 points")
     assert best.why.endswith("; 90.50% on the samples it is chosen by")
     told = other_choice(selected)
-    assert "would have said onnx int8 minmax per tensor: 91.20%" in told
+    assert "would have been onnx int8 minmax per tensor: 91.20%" in told
     same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
-    assert "would have said the same" in other_choice(same)
+    assert "would have been the same" in other_choice(same)
     alone = other_choice(select(sweep(("a", predictions(), {}))))
     assert alone.startswith("The best are chosen on the samples they are reported on, ")
     assert alone.endswith("biased towards good.")
@@ -103,7 +103,7 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
 
 def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
     for lost, words in (
-        (16, "whose loss there is within the limit"),
+        (16, "whose loss is within the limit"),
         (30, "so that none is chosen"),
     ):
         family = sweep(("a", predictions(), {}), choices=[predictions(lost=lost)])
@@ -167,14 +167,14 @@ def test_the_samples_that_choose_are_told_by_their_name() -> None:
         selected = select(sweep(("a", predictions(), named), choices=[predictions()]))  # type: ignore[arg-type]
         assert other_choice(selected) == (
             f"The best were chosen by {words} that have no part in what is reported. "
-            "Choosing on the reported samples would have said the same."
+            "The best of all on the reported samples would have been the same."
         )
 
 
 def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands() -> None:
     cells = (("a", predictions(), {}), ("b", predictions(won=5), {"calib": "entropy"}))
     said = other_choice(select(sweep(*cells, choices=[predictions(won=5), predictions()])))
-    assert "would have said onnx int8 entropy per tensor: 90.50%" in said
+    assert "would have been onnx int8 entropy per tensor: 90.50%" in said
 
 
 def test_what_is_undecided_is_not_within_the_limit() -> None:

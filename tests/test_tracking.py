@@ -450,7 +450,7 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(
     monkeypatch.setattr("resnet8ptq.tracking.run.start_parent", lambda _, *args: make(store, *args))
     monkeypatch.setattr(callback, "_current", None)
     callback.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
-    callback.open_current()
+    current = callback.open_current()
     holders = [
         path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
     ]

@@ -98,6 +98,23 @@ _EXTRAS = {  # option that a plugin brings along: extra
 }
 
 
+_NO_OPTION = re.compile(
+    r"Could not find '([^/']+)/([^']+)'\s+Available options in '[^']+':(.+?)Config search path",
+    re.S,
+)
+
+
+def _no_such_option(group: str, name: str, options: str) -> str:
+    """Return the message for an option that a group has not, with the one that is meant, if any."""
+    from difflib import get_close_matches
+
+    known = options.split()
+    text = f"{group}: got {name!r}, takes {' | '.join(known)}"
+    if near := get_close_matches(name, known, n=1):
+        text += f" (nearest: {near[0]})"
+    return f"{text}; model.path= takes a file" if group == "model" else text
+
+
 @contextmanager
 def exit_on_error() -> Iterator[None]:
     """Report an error and exit, before Hydra reports a single run's failure itself.
@@ -128,6 +145,8 @@ def one_line(error: BaseException) -> str:
             text = no_such_key(
                 str(cause.full_key), [item.name for item in fields(cause.object_type)]
             )
+    if found := _NO_OPTION.search(text):
+        text = _no_such_option(*found.groups())
     # What follows is about Hydra's and OmegaConf's internals.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
     for option, extra in _EXTRAS.items():

@@ -28,7 +28,9 @@ def draw_calibration(
     they are drawn from those.
 
     Args:
-        samples_per_class: None: 100, or all of a class that has fewer; without classes 1,000.
+        samples_per_class: None: 100, or all of a class that has fewer; without classes 1,000. Where
+            that comes to more than half of the training images, those of `draw_held_out` are left
+            to choose by.
         held_out: whose images are not drawn.
 
     Raises:
@@ -36,6 +38,12 @@ def draw_calibration(
         DataError: a drawn image is also a test image.
     """
     pool = data.calibrating
+    strata = pool.strata(len(data.class_names))
+    usual = _USUAL if len(strata) > 1 else _WITHOUT_CLASSES
+    if samples_per_class is None and not held_out and data.calibration is None:
+        most = sum(min(usual, int(stratum.sum())) for stratum in strata)
+        if 2 * most > len(pool) >= 2 * LEAST_TO_CHOOSE:
+            held_out = [draw_held_out(data, None)]
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
     if not free.any():
         raise ConfigError(
@@ -44,10 +52,8 @@ def draw_calibration(
         )
     random = np.random.default_rng(seed)
     drawn = []
-    strata = pool.strata(len(data.class_names))
     for label, stratum in enumerate(strata):
         members = np.flatnonzero(free & stratum)
-        usual = _USUAL if len(strata) > 1 else _WITHOUT_CLASSES
         wanted = min(usual, len(members)) if samples_per_class is None else samples_per_class
         if len(members) < wanted:
             which = f"of class {data.class_names[label]!r} " if len(strata) > 1 else ""

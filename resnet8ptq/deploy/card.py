@@ -66,6 +66,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         library=example.library_of(model.suffix),
         served_by=example.library_of(source.artifact.suffix),
         summary=_summary(source, task),
+        cautions=source.cautions,
         verified=[printable(line) for line in facts.verified.splitlines()],
         count=len(vectors.samples),
         known=vectors.samples is not vectors.inputs,

@@ -85,11 +85,11 @@ def main(words: list[str]) -> None:
     given = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     _check(given)
     store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
-    record, use = source.find(store, given.run_id, given.sweep, given.use, given.max_drop)
+    record, use, verdict = source.find(store, given.run_id, given.sweep, given.use, given.max_drop)
     name = safe_name(record.tags.get("mlflow.runName", "model")) + f"-{record.run_id[:8]}"
     folder = Path(given.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
-        found = source.fetch(store, record, use, Path(scratch))
+        found = source.fetch(store, record, Path(scratch), use, verdict)
         lines = _write(store, found, given, temporary)
     console = stdout(None, 130)
     for line in (*lines, f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"):
@@ -169,7 +169,7 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
     (folder / example.REQUIREMENTS).write_text("".join(f"{each}\n" for each in needs))
     code = example.render(found, tested, model.name, [t.name for t in facts.interface.given])
     (folder / example.FILE).write_text(code, encoding="utf-8")
-    lines = [said]
+    lines = [*found.cautions, said]
     if change:
         lines.append(change)
     if given.verify:

@@ -10,7 +10,7 @@ from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.report import page
+from resnet8ptq.report import page, verdicts
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.serving import EXAMPLE
@@ -27,12 +27,22 @@ class Source:
     Attributes:
         folder: holds the artifact, `config.yaml`, and those of `_MADE_OF` that the run has.
         use: what it is recommended for; empty for a run that was named.
+        verdict: on the recommendation, see `recommend.Recommendation`.
     """
 
     record: Record
     config: RunConfig
     artifact: Path
     use: str = ""
+    verdict: str = ""
+
+    @property
+    def cautions(self) -> list[str]:
+        """What whoever deploys it must know: the FP32 network is in doubt, or it does not pass."""
+        found = [self.record.params.get("doubt", "")]
+        if self.verdict and self.verdict != verdicts.PASS:
+            found.append(f"verdict on its loss, see the sweep's report: {self.verdict}")
+        return [f"CAUTION: {each}" for each in found if each]
 
     @property
     def folder(self) -> Path:
@@ -47,8 +57,8 @@ class Source:
 
 def find(
     store: Store, run_id: str | None, sweep: str | None, use: str, max_drop: float | None
-) -> tuple[Record, str]:
-    """Return the run that is meant, and the use that it is recommended for.
+) -> tuple[Record, str, str]:
+    """Return the run that is meant, the use that it is recommended for, and the verdict on it.
 
     Args:
         run_id: None: what a sweep recommends.
@@ -60,7 +70,7 @@ def find(
         ConfigError: there is no such run or sweep; nothing is recommended for that use.
     """
     if run_id is not None:
-        return _load(store, "run_id", run_id), ""
+        return _load(store, "run_id", run_id), "", ""
     parent = history.find_parent(store) if sweep is None else _load(store, "sweep", sweep)
     if parent is None:
         raise ConfigError(
@@ -91,7 +101,7 @@ def find(
             f"use: for {use!r} sweep {parent.run_id} recommends {chosen[0].label}, the network "
             f"itself, and no quantized run; takes {takes}"
         )
-    return chosen[0].choice.record, use
+    return chosen[0].choice.record, use, chosen[0].verdict
 
 
 def _limits(children: Sequence[Record], max_drop: float | None) -> ReportConfig:
@@ -113,7 +123,7 @@ def _load(store: Store, key: str, run_id: str) -> Record:
     return history.load_run(store, run_id)
 
 
-def fetch(store: Store, record: Record, use: str, folder: Path) -> Source:
+def fetch(store: Store, record: Record, folder: Path, use: str = "", verdict: str = "") -> Source:
     """Copy a run's artifact and what belongs to it into `folder`.
 
     Raises:
@@ -146,4 +156,4 @@ def fetch(store: Store, record: Record, use: str, folder: Path) -> Source:
             f"run_id: run {record.run_id} has backend.flow=inductor, a shared object that runs on "
             "its own CPU and cannot be checked; takes a run of another flow or backend"
         )
-    return Source(record, config, artifact, use)
+    return Source(record, config, artifact, use, verdict)

@@ -57,8 +57,9 @@ def part(
         return data, None
     choice, rest = halves
     log.info(
-        "%s: no training samples to spare, so %d of %d test samples choose and the others are "
-        "reported on; evaluate.choice=none reports on all",
+        "%s: too few training samples to spare, so %d of %d test samples choose and the others are "
+        "reported on; evaluate.choice=none reports on all, and a smaller calib.samples_per_class "
+        "may leave enough",
         *(data.name, len(choice), len(data.test)),
     )
     return replace(data, test=rest), choice

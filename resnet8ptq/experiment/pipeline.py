@@ -87,7 +87,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     if groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups):
         run.log_params({GROUPED: "true"})
     if chosen_by is not None:
-        kind = "half of the test samples" if scored.test is not dataset.test else "training samples"
+        kind = "of the test samples" if scored.test is not dataset.test else "training samples"
         run.log_params({"chosen_by": f"{len(chosen_by)} {kind}"})
     bench = Bench(fp32.sha256, runtime, config.evaluate.batch_size, fp32.final, task.reduction)
 

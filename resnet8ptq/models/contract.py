@@ -3,6 +3,7 @@
 The batch axis is the first of every tensor and is left out of all shapes here.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -113,6 +114,9 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
         if _fits(tuple((*sample_shape, 1)[axis] for axis in layout), takes):
             return layout
     shapes = f"takes {_show(takes)}, the samples are {_show(sample_shape)}"
+    sizes = [size for size in takes if size is not None]
+    if len(sizes) == len(takes) and rank == 1 and math.prod(sizes) == sample_shape[0]:
+        raise ModelError(f"{shapes}; if they are rows of a table: data.shape={sizes}")
     advice = _advise(sample_shape, takes)
     raise ModelError(f"{shapes}{IF_PICTURES}{advice}" if advice else shapes)
 

@@ -28,8 +28,9 @@ from matplotlib.figure import Figure
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files
+from resnet8ptq.core.console import stdout
 from resnet8ptq.core.errors import PtqError, TrackingError
-from resnet8ptq.core.text import one_line, printable, safe_name
+from resnet8ptq.core.text import one_line, printable, safe_name, show
 from resnet8ptq.evaluation.race import FILE, Race
 from resnet8ptq.report import (
     comparison,
@@ -85,7 +86,7 @@ def write(
     records = [record for family in families for record in family.records]
     for name, text in (
         ("report.md", markdown),
-        ("report.html", to_html(markdown, _title(families), images)),
+        (table.REPORT, to_html(markdown, _title(families), images)),
         ("runs.csv", table.to_csv(records)),
     ):
         files.write_text(folder / name, text)
@@ -202,6 +203,24 @@ def _render(
     )
 
 
+def print_recommendations(chosen: Sequence[Selection]) -> None:
+    """Say in a line for each use what to deploy, and what deploys the first."""
+    console = stdout(None, table.PIPE_WIDTH)
+    for heading, selected in zip(_headings([s.family for s in chosen]), chosen, strict=True):
+        if not selected.family.measured:
+            continue
+        begin = "Recommended" + f" for {heading}" * (len(chosen) > 1)
+        lines = [f"{begin}:{'' if selected.recommendations else ' nothing; the report says why'}"]
+        for found in selected.recommendations:
+            lines.append(
+                f"  {found.use}: {found.label}{f' ({found.verdict})' * bool(found.verdict)}"
+            )
+        commands = [found.command for found in selected.recommendations if found.command]
+        lines += [f"Deploy: {command}" for command in commands[:1]]
+        for line in lines:
+            console.print(show(line), highlight=False, markup=False, soft_wrap=True)
+
+
 def _fold(
     selected: Selection, heads: Sequence[str], lines: Sequence[list[str]]
 ) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
@@ -274,6 +293,7 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
     task = family.task
     if task.note:
         lines.append(task.note)
+    lines += dict.fromkeys(filter(None, (cell.record.params.get("doubt") for cell in measured)))
     outcomes = [verdict.outcome for verdict in selected.judged.values()]
     numbers = ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES)
     drop = task.metric.show_drop(limits.max_drop)
@@ -289,16 +309,16 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
             f"Not significantly different from it: {len(best.equals)} more; choose between them by "
             "size and speed."
         )
-    if selected.apart and not selected.passing:
+    if not selected.passing:
         lines.append(
-            "No model passes on the samples to choose by"
+            f"No model passes{' on the samples to choose by' * selected.apart}"
             + (
-                "; the smallest and the fastest are chosen among those whose loss there is within "
-                "the limit as it was measured"
+                "; the smallest and the fastest are chosen among those whose loss is within the "
+                "limit as it was measured"
                 if selected.within
                 else ", so that none is chosen for its size or speed"
             )
-            + ". More of these samples may change that."
+            + ". More samples may change that."
         )
     lines += [f"{r.use.capitalize()}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines

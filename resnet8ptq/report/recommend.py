@@ -120,9 +120,9 @@ class Selection:
     @cached_property
     def within(self) -> list[Cell]:
         """The passing ones; without any, those whose loss as measured is within the limit."""
-        if self.passing or not self.apart:
+        if self.passing:
             return self.passing
-        name = f"{CHOICE}drop"
+        name = f"{CHOICE}drop" if self.apart else "drop"
         return [cell for cell in self.candidates if cell.metric(name) <= self.limits.max_drop]
 
     @cached_property
@@ -228,11 +228,11 @@ def other_choice(selected: Selection) -> str:
             "the same samples, which favours them."
         )
     if ours is theirs:
-        return f"{begin} Choosing on the reported samples would have said the same."
+        return f"{begin} The best of all on the reported samples would have been the same."
     value = metric.show(theirs.metric(metric.name))
     return (
-        f"{begin} Choosing on the reported samples would have said {theirs.label}: {value}, which "
-        "that choice biases towards good."
+        f"{begin} The best of all on the reported samples would have been {theirs.label}: {value}, "
+        "which that choice biases towards good."
     )
 
 
@@ -258,6 +258,11 @@ def _smallest(selected: Selection) -> Recommendation:
     size, saved = _bytes(best) / 1000, best.metric("size_reduction")
     value = metric.show(best.metric(metric.name))
     why = f"{size:.1f} kB, {saved:.1%} less than FP32, at {value}"
+    left_out = [cell for cell in selected.candidates if _bytes(cell) < _bytes(best)]
+    if left_out:
+        smaller, samples = min(left_out, key=_bytes), " to choose by" if selected.apart else ""
+        why += f"; {smaller.label} has {_bytes(smaller) / 1000:.1f} kB, and "
+        why += f"{'does not pass' if selected.passing else 'loses more'} on the samples{samples}"
     close = [
         c for c in selected.within if c is not best and _bytes(c) <= _bytes(best) * (1 + CLOSE)
     ]

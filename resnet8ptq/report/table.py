@@ -26,6 +26,7 @@ from resnet8ptq.tracking.store import Store
 
 PAIRED = ("delta", "interval", "p")  # against FP32
 PIPE_WIDTH = 240  # of the widest table
+REPORT = "report.html"
 WIDE = ("interval", "ms")  # left out where there is little room
 CHOICES = ("framework", "dtype", "calibration", "weights")
 COSTS = ("size kB", "reduction", "ms", "speedup")
@@ -329,8 +330,11 @@ def _print_family(
 
 
 def print_places(folder: Path, store: Store) -> None:
-    """Say where the files lie and how to browse the runs."""
-    print(f"Files:  {folder}\nBrowse: {store.ui_command}")
+    """Say where the files lie, the report where there is one, and how to browse the runs."""
+    print(f"Files:  {folder}")
+    if (report := folder / REPORT).exists():
+        print(f"Report: {report}")
+    print(f"Browse: {store.ui_command}")
 
 
 def to_csv(records: Sequence[Record]) -> str:

@@ -5,7 +5,7 @@ jobs run in this process, they are composed while MLflow is imported to make it.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -133,6 +133,7 @@ class RunningSweep:
             races = final_race.run(chosen, folder) if timed else [None] * len(families)
             raced = [replace(each, race=race) for each, race in zip(chosen, races, strict=True)]
             page.write(store, parent_id, raced, folder)
+            page.print_recommendations(raced)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.tags["folder"]).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
@@ -223,9 +224,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     if limits.reference is not None:
         reference.load(limits.reference)  # a wrong name now rather than after the sweep
     overrides = list(config.hydra.overrides.task)
-    several = bool(config.hydra.sweeper.get("params")) or any(
-        word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)
-    )
+    several = _asks_for_several(config.hydra.sweeper, overrides)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
     tags |= prepare(config)
     if worker:
@@ -246,6 +245,16 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, several)
 
     return RunningSweep(open_sweep, worker, several, limits, held)
+
+
+def _asks_for_several(sweeper: DictConfig, overrides: Sequence[str]) -> bool:
+    """Tell whether there may be more than one job; what is set on the command line wins."""
+    if "n_trials" in sweeper:  # a search
+        return True
+    words = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create().parse_overrides([*words, *overrides])
+    last = {each.key_or_group: each for each in parsed}
+    return any(each.is_sweep_override() for each in last.values())
 
 
 def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":

@@ -342,8 +342,11 @@ def _check_finite(array: _Named) -> None:
 
 
 def _read_labels(labels: _Named) -> Array:
-    """Return classes [N] as int64, or values [N, ...] as they are."""
+    """Return classes [N] as int64, or values [N, ...] as they are; one-hot rows are classes."""
     given = labels.values
+    if given.ndim == 2 and given.shape[1] > 1 and _is_one_hot(given):
+        log.info("%s: one-hot, taken as %d classes", labels, given.shape[1])
+        return given.argmax(axis=1)
     if given.dtype.kind == "f":
         _check_finite(labels)
         return given
@@ -359,6 +362,12 @@ def _read_labels(labels: _Named) -> Array:
             f"takes 0 to {MAX_CLASSES - 1} at most, or floats for values to predict"
         )
     return wide
+
+
+def _is_one_hot(rows: Array) -> bool:
+    if rows.dtype.kind not in "iubf":
+        return False
+    return bool(np.isin(rows, (0, 1)).all() and (rows.sum(axis=1) == 1).all())
 
 
 def _read_groups(groups: _Named) -> NDArray[np.int64]:

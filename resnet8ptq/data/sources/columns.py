@@ -3,6 +3,7 @@
 Rows are counted from 1, without a line of names.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from resnet8ptq.data.sources.arrays import MAX_CLASSES
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "label", "target", "class")
+
+log = logging.getLogger(__name__)
 
 Column = Any  # pa.ChunkedArray, which has no types
 
@@ -73,7 +76,9 @@ class Table:
 
 def list_names(names: Iterable[str], separator: str = ", ") -> str:
     """Return names for a message, cut where they are too many."""
-    return printable(separator.join(list(names)[:20]))[:300]
+    found = list(names)
+    more = f"{separator}... ({len(found)} in all)" if len(found) > 20 else ""
+    return printable(separator.join(found[:20]))[:300] + more
 
 
 def is_text(column: Column) -> bool:
@@ -281,6 +286,11 @@ def _by_name(
         )
     found = sorted(set(texts))
     names = tuple(found if given is None else given)
+    if given is None:
+        log.info(
+            "%s: classes in the order of the alphabet: %s; data.classes= sets the network's own",
+            *(place, list_names(names)),
+        )
     if strange := sorted(set(found) - set(names)):
         raise DataError(f"{place}: class {strange[0]!r} is none of data.classes={list(names)}")
     if not 2 <= len(names) <= MAX_CLASSES:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 TAKES = f"takes {SOURCES['table'].takes}"
 SPLITS = ("split", "subset", "set")
 TRAIN, TESTS = ("train", "training"), (("test", "testing"), ("val", "valid", "validation", "dev"))
+NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last as pandas writes it
 _SEPARATORS = ",;\t"
 
 
@@ -73,8 +74,10 @@ def build(
     names: tuple[str, ...] = ()
     named = True
     if label_column is None:
+        pairs = zip(table.names, table.columns.columns, strict=True)
+        text_first = [name for name, _ in sorted(pairs, key=lambda p: columns.is_numbers(p[1]))]
         raise ConfigError(
-            f"data.labels: got null, and {root} has the columns {list_names(table.names)}; takes "
+            f"data.labels: got null, and {root} has the columns {list_names(text_first)}; takes "
             f"the name of one, or one named {' | '.join(LABELS)}, or {NO_LABELS}"
         )
     if label_column != NO_LABELS:
@@ -155,13 +158,17 @@ def _keep_numbers(
 
 
 def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
-    """Return the columns of inputs: those given, one with a usual name, or all of numbers."""
+    """Return the columns of inputs: those given, one with a usual name, or all of numbers.
+
+    Those of numbers leave out what numbers the rows.
+    """
     if config.inputs is not None:
         return config.inputs if isinstance(config.inputs, list) else [config.inputs]
     usual = [name for name in others if name.lower() in (*PICTURES, *arrays.INPUTS)]
     if len(usual) == 1:
         return usual
-    found = [name for name in others if columns.is_numbers(table.column("data.inputs", name))]
+    measured = [name for name in others if name.lower() not in NUMBERING]
+    found = [name for name in measured if columns.is_numbers(table.column("data.inputs", name))]
     if len(usual) > 1 or not found:
         raise ConfigError(
             f"data.inputs: got null, and {table.place} has the columns {list_names(table.names)}; "
