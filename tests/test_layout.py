@@ -74,7 +74,12 @@ def test_a_channel_axis_of_1_is_added_or_left_out(shape):
         ),
         ((32, 32, 1), takes(28, 28, 3), "takes (28, 28, 3), the samples are (32, 32, 1)"),
         ((49, 10, 1), takes(49, 10, 8), "takes (49, 10, 8), the samples are (49, 10, 1)"),
-        ((784,), takes(28, 28), "takes (28, 28), the samples are (784)"),
+        (
+            (784,),
+            takes(28, 28),
+            "takes (28, 28), the samples are (784); "
+            "if they are rows of a table: data.shape=[28,28]",
+        ),
         ((5, 6), takes(None, 7), "takes (?, 7), the samples are (5, 6)"),
         ((5,), takes(5, inputs=2), "takes 2 inputs, the samples are one"),
     ],

@@ -99,7 +99,7 @@ _EXTRAS = {  # option that a plugin brings along: extra
 
 
 _NO_OPTION = re.compile(
-    r"Could not find '([^/']+)/([^']+)'\s+Available options in '[^']+':(.+?)Config search path",
+    r"Could not find '([^']+)/([^/']+)'\s+Available options in '[^']+':(.+?)Config search path",
     re.S,
 )
 
@@ -145,11 +145,11 @@ def one_line(error: BaseException) -> str:
             text = no_such_key(
                 str(cause.full_key), [item.name for item in fields(cause.object_type)]
             )
+    extras = [extra for option, extra in _EXTRAS.items() if f"'hydra/{option}'" in text]
     if found := _NO_OPTION.search(text):
         text = _no_such_option(*found.groups())
     # What follows is about Hydra's and OmegaConf's internals.
     text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
-    for option, extra in _EXTRAS.items():
-        if f"'hydra/{option}'" in text:
-            text = f"{text.strip(' .')}; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
+    for extra in extras:
+        text = f"{text.strip(' .')}; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     return redact(printable(text)) or type(error).__name__

@@ -116,7 +116,8 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
     shapes = f"takes {_show(takes)}, the samples are {_show(sample_shape)}"
     sizes = [size for size in takes if size is not None]
     if len(sizes) == len(takes) and rank == 1 and math.prod(sizes) == sample_shape[0]:
-        raise ModelError(f"{shapes}; if they are rows of a table: data.shape={sizes}")
+        shape = ",".join(map(str, sizes))
+        raise ModelError(f"{shapes}; if they are rows of a table: data.shape=[{shape}]")
     advice = _advise(sample_shape, takes)
     raise ModelError(f"{shapes}{IF_PICTURES}{advice}" if advice else shapes)
 
