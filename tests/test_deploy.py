@@ -134,7 +134,7 @@ def test_example_fails_where_the_model_is_another(
 
 
 def test_what_does_not_pass_is_deployed_with_a_caution(runs: Called, tmp_path: Path) -> None:
-    done = deploy(runs, "max_drop=0", "use=smallest", f"folder={tmp_path}/new")
+    done = deploy(runs, "max_drop=0", "use=best", f"folder={tmp_path}/new")
     caution = next(line for line in done.out.splitlines() if line.startswith("CAUTION: verdict"))
     assert "undecided" in caution
     assert "**CAUTION: verdict" in (tmp_path / "new/README.md").read_text()
