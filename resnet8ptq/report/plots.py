@@ -48,13 +48,10 @@ def class_impact(family: Family) -> Figure | None:
     )
     axes = figure.subplots()
     mesh = figures.show_matrix(axes, change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit))
-    for (row, column), value in np.ndenumerate(change):
-        if np.isnan(value):
-            continue
-        colour = "white" if abs(value) > 0.6 * limit else "black"
-        text = f"{value:+.1f}"
-        written = axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
-        written.set_in_layout(False)  # inside its cell: no need to measure it
+    known = ~np.isnan(change)
+    texts = np.where(known, np.vectorize("{:+.1f}".format, otypes=["U"])(change), "")
+    figures.label_cells(axes, texts, np.abs(change) > 0.6 * limit, size=8)
+    for row, column in np.argwhere(known):
         if names[column] in cells[row].worse_classes:
             axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
     axes.set_xticks(range(len(names)), [plain(n) for n in names], rotation=45, ha="right")

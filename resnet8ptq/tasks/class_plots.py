@@ -8,7 +8,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from numpy.typing import NDArray
 
-from resnet8ptq.core.figures import show_matrix
+from resnet8ptq.core.figures import label_cells, show_matrix
 from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.classification import Paired
 from resnet8ptq.tasks.statistics import wilson
@@ -91,14 +91,8 @@ def _label_cells(
     class_names: Sequence[str],
     text: str,
 ) -> None:
-    for (row, column), count in np.ndenumerate(counts):
-        if count:
-            colour = "white" if dark[row, column] else "black"
-            shown = text.format(count)
-            written = axes.text(
-                column, row, shown, ha="center", va="center", color=colour, fontsize=9
-            )
-            written.set_in_layout(False)  # inside its cell: no need to measure it
+    texts = np.where(counts, np.vectorize(text.format, otypes=["U"])(counts), "")
+    label_cells(axes, texts, dark, size=9)
     axes.set_aspect("equal")
     names = [plain(name) for name in class_names]
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
