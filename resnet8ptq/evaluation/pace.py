@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
-from resnet8ptq.core import cache
+from resnet8ptq.core import background, cache
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 
-BATCH_SIZES = (16, 32, 64, 128)  # tried where `evaluate.batch_size` is not set
-TRIAL_IMAGES = 256
+BATCH_SIZES = (16, 64)  # tried where `evaluate.batch_size` is not set
+TRIAL_IMAGES = 1024
 TRIAL_SECONDS = 0.5  # for each
 WARM_UP = 2  # batches: torch compiles in its first two runs of a shape
 ENOUGH_SECONDS = 0.1  # a batch that takes longer fills the cores: no larger one is tried
@@ -103,6 +103,7 @@ def find_pace(
     }
 
     def make(folder: Path) -> None:
+        background.rest()
         times: dict[Pace, float] = {}
         for pace in (Pace(size, 1, threads) for size in sizes):
             times[pace] = measure(load, split, pace)
@@ -119,20 +120,20 @@ def find_pace(
 
 
 def measure(load: Load, split: Split, pace: Pace) -> float:
-    """Return the seconds for each of the first images: the best of at most three turns."""
+    """Return the seconds for each of the first images.
+
+    All of them together: the best of several turns would favour several threads for a batch, which
+    are as fast as several batches at once only now and then.
+    """
     copies = [load(pace.threads).predict for _ in range(pace.at_once)]
-    images = split.take(np.arange(min(TRIAL_IMAGES * pace.at_once, len(split))))
+    images = split.take(np.arange(min(TRIAL_IMAGES, len(split))))
     batches = list(images.batches(pace.batch_size))
     for copy in copies:
         for batch in batches[:WARM_UP]:
             copy(batch)
-    found: list[float] = []
-    begin = time.perf_counter()
-    while len(found) < 3 and (not found or time.perf_counter() - begin < TRIAL_SECONDS):
-        start, run = time.perf_counter(), 0
-        for batch, _ in zip(batches, run_all(copies, batches), strict=True):
-            run += len(batch)
-            if time.perf_counter() - start > TRIAL_SECONDS:
-                break
-        found.append((time.perf_counter() - start) / run)
-    return min(found)
+    start, run = time.perf_counter(), 0
+    for batch, _ in zip(batches, run_all(copies, batches), strict=True):
+        run += len(batch)
+        if time.perf_counter() - start > TRIAL_SECONDS:
+            break
+    return (time.perf_counter() - start) / run
