@@ -80,7 +80,7 @@ def test_fp32_has_a_latency_and_no_speedup(
 
 @pytest.mark.parametrize(
     ("shape", "size"),
-    [((32, 32, 3), 64), ((224, 224, 3), 16), ((640, 640, 3), 2), ((4000,) * 2, 1)],
+    [((32, 32, 3), 32), ((224, 224, 3), 16), ((640, 640, 3), 2), ((4000,) * 2, 1)],
 )
 def test_a_batch_of_large_samples_is_smaller(shape: tuple[int, ...], size: int) -> None:
     split = SimpleNamespace(input_shape=shape)

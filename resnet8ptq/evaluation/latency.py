@@ -20,7 +20,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load
 
 LEAST = 5  # repeats, however long they take
-BATCH_SIZE, BATCH_BYTES = 64, 2**24  # where `latency.batch_size` is not set: at most
+BATCH_SIZE, BATCH_BYTES = 32, 2**24  # where `latency.batch_size` is not set: at most
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
 

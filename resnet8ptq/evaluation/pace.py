@@ -90,7 +90,7 @@ def find_pace(
         sizes = [split.at_once]
     threads = runtime.threads
     ways = {(1, threads), (threads, 1)}  # threads of one batch, batches at once
-    if not runtime.threads_fixed and threads > 1:
+    if not runtime.threads_fixed and threads > 2:
         ways.add((1, threads // 2))
     if len(sizes) == len(ways) == 1:
         return Pace(sizes[0], 1)
