@@ -38,12 +38,8 @@ SWEEP4 = {
 }
 SWEEP24 = {
     BARE: Contender(
-        "bare loop (torch: HistogramObserver for entropy, percentile)",
-        lambda s: s.run_bare("--grid", "24"),
-    ),
-    "bare_minmax": Contender(
-        "bare loop (torch: MinMaxObserver throughout)",
-        lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax"),
+        "fastest bare loop: MinMaxObserver, ONNX ranges shared by hand",
+        lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax", "--share-ranges"),
     ),
     "warm": Contender("run.py, warm, as it is by default", lambda s: s.run_warm(GRID)),
     "warm_no_latency": Contender(
@@ -53,9 +49,14 @@ SWEEP24 = {
     "cold_no_latency": Contender("run.py, cold, latency.enabled=false", _grid(NO_LATENCY)),
     "six": Contender("6 of them, cold, latency.enabled=false", _part("per_channel=false")),
     "twelve": Contender("12 of them, cold, latency.enabled=false", _part("per_channel=false,true")),
-    "bare_shared": Contender(
-        "bare loop, MinMaxObserver, ONNX ranges shared by hand",
-        lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax", "--share-ranges"),
+    "bare_minmax": Contender(
+        "bare loop, MinMaxObserver",
+        lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax"),
+        once=True,
+    ),
+    "bare_histogram": Contender(
+        "bare loop, HistogramObserver for entropy and percentile",
+        lambda s: s.run_bare("--grid", "24"),
         once=True,
     ),
     "bare_defaults": Contender(
@@ -103,8 +104,8 @@ def render_sweep4(found: Record) -> str:
         [
             "`run.py -m backend=onnx,torch dtype=int8,uint8`: three configurations and one that "
             "torch does not support. Warm: the same folder and cache have seen a sweep before.",
-            _usage_table(found, SWEEP4, [BARE]),
-            _accuracy_line(found, "ours"),
+            _usage_table(found, SWEEP4),
+            _accuracy_line(found, BARE, "ours"),
         ]
     )
 
@@ -116,11 +117,11 @@ def render_sweep24(found: Record) -> str:
         [
             "`run.py experiment=grid`: 18 configurations and 6 that torch does not support. Warm: "
             "as above. Cold: an empty folder, and a cache that holds the converted network and "
-            "nothing else. torch has no entropy or percentile observer; its own HistogramObserver "
-            "stands for both, and in the second row MinMaxObserver, which costs the bare loop "
-            "least. The last two rows ran once.",
-            _usage_table(found, whole, [BARE, "bare_minmax"]),
-            _accuracy_line(found, "cold"),
+            "nothing else. torch has no entropy or percentile observer: MinMaxObserver, which "
+            "costs the bare loop least, stands for both, or HistogramObserver. The last three rows "
+            "ran once.",
+            _usage_table(found, whole),
+            _accuracy_line(found, "bare_histogram", "cold"),
         ]
     )
 
@@ -153,8 +154,9 @@ def render_added(found: Record) -> str:
         [
             "Marginal wall time of sweeps of 6, 12 and 18 configurations (cold, without latency), "
             "against the quantize and evaluate calls of the configurations added: those of the "
-            "bare loop, and our own `quantize_s + evaluate_s`. The step to 18 carries six "
-            "unsupported runs along. Per configuration.",
+            "fastest bare loop, and our own `quantize_s + evaluate_s + choose_s`: a sweep also "
+            "runs the samples that it chooses by. The step to 18 carries six unsupported runs "
+            "along. Per configuration.",
             table(header, rows),
             "![Wall time against configurations](images/added.png)",
         ]
@@ -179,39 +181,34 @@ def added_calls_s(found: Record, fewer: str, more: str, side: str) -> list[float
     """Return their mean seconds of quantizing and evaluating, in the bare loop or in ours."""
     samples = found["samples"]
     old, new = ({_cell(run) for run in samples[name][0]["runs"]} for name in (fewer, more))
-    source = samples["bare_minmax" if side == "bare" else more]
     return [
         statistics.mean(
-            run["quantize_s"] + run["evaluate_s"]
+            run["quantize_s"] + run["evaluate_s"] + (run.get("choose_s") or 0)
             for run in sample["runs"]
             if _cell(run) in new - old
         )
-        for sample in source
+        for sample in samples[BARE if side == "bare" else more]
     ]
 
 
-def _usage_table(found: Record, contenders: Mapping[str, Contender], bases: list[str]) -> str:
+def _usage_table(found: Record, contenders: Mapping[str, Contender]) -> str:
     samples = found["samples"]
     usages = {
         contender.title: [sample["usage"] for sample in samples[name]]
         for name, contender in contenders.items()
     }
-    return usage_table(usages, {contenders[base].title: _short(base) for base in bases})
-
-
-def _short(base: str) -> str:
-    return {BARE: "bare loop", "bare_minmax": "bare loop, MinMax"}[base]
+    return usage_table(usages, {contenders[BARE].title: "bare loop"})
 
 
 def _cell(run: Record) -> tuple[object, ...]:
     return run["backend"], run["dtype"], run["calib"], run["per_channel"]
 
 
-def _accuracy_line(found: Record, name: str) -> str:
-    """Say how far the accuracies of both sides are apart, by framework and method."""
+def _accuracy_line(found: Record, loop: str, name: str) -> str:
+    """Say how far the accuracies of a loop and of ours are apart, by framework and method."""
     bare, ours = (
         {_cell(run): run["accuracy"] for run in found["samples"][side][0]["runs"]}
-        for side in (BARE, name)
+        for side in (loop, name)
     )
     worst: dict[str, float] = {}
     for cell in ours:

@@ -22,6 +22,7 @@ class Measurement:
         single: the comparison at batch 1, for dynamic quantization: it takes its activation ranges
             from the batch, so that the result depends on the batch size. None for all others.
         choice: the comparison on the samples that a sweep chooses by; None without any.
+        choose_s: all of these samples, in seconds.
         task: what scored it.
         preparation: what the choices before quantization came to, by MLflow name.
         prepare_s: fine-tuning, corrections and choices, in seconds; None without any.
@@ -41,6 +42,7 @@ class Measurement:
     latency: Latency | None = None
     single: Comparison | None = None
     choice: Comparison | None = None
+    choose_s: float | None = None
     preparation: dict[str, float] = field(default_factory=dict)
     prepare_s: float | None = None
 
@@ -83,6 +85,7 @@ class RunResult:
             "evaluate_threads": measured.evaluate_threads,
             "images_per_s": measured.images / measured.evaluate_s,
             "peak_memory_bytes": measured.peak_memory_bytes,
+            "choose_s": measured.choose_s,
             "prepare_s": measured.prepare_s,
             **measured.preparation,
         }

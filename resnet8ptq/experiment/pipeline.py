@@ -113,12 +113,13 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     scores = task.score(with_logits(evaluation, scored.test), targets)
     baseline = load_baseline(bench, config, fp32, scored.test)
     reference = task.score(baseline.outputs, targets)
-    apart = None
+    apart, choose_s = None, None
     if chosen_by is not None:
         found = bench.evaluate(prepared.config, artifact.path, chosen_by, "Evaluating to choose")
         yardstick = load_baseline(bench, config, fp32, chosen_by).outputs
         known = targets_of(chosen_by)
         apart = task.compare(task.score(found.outputs, known), task.score(yardstick, known))
+        choose_s = found.seconds
     single = None
     if config.method == "dynamic" and config.dtype.name != "fp32":
         label = "Evaluating one by one"
@@ -151,6 +152,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         latency=timed,
         single=single,
         choice=apart,
+        choose_s=choose_s,
         preparation=prepared.metrics,
         prepare_s=prepared.seconds,
     )
