@@ -8,6 +8,7 @@ from benchmarks.setting import FOUR, GRID, NO_LATENCY, Record, Setting
 from benchmarks.tables import ratios, spread, table, usage_table
 
 BARE = "bare"
+FASTEST = "bare_shared"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ SWEEP4 = {
     ),
 }
 SWEEP24 = {
-    BARE: Contender(
+    FASTEST: Contender(
         "fastest bare loop: MinMaxObserver, ONNX ranges shared by hand",
         lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax", "--share-ranges"),
     ),
@@ -54,7 +55,7 @@ SWEEP24 = {
         lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax"),
         once=True,
     ),
-    "bare_histogram": Contender(
+    BARE: Contender(
         "bare loop, HistogramObserver for entropy and percentile",
         lambda s: s.run_bare("--grid", "24"),
         once=True,
@@ -104,8 +105,8 @@ def render_sweep4(found: Record) -> str:
         [
             "`run.py -m backend=onnx,torch dtype=int8,uint8`: three configurations and one that "
             "torch does not support. Warm: the same folder and cache have seen a sweep before.",
-            _usage_table(found, SWEEP4),
-            _accuracy_line(found, BARE, "ours"),
+            _usage_table(found, SWEEP4, BARE),
+            _accuracy_line(found, "ours"),
         ]
     )
 
@@ -120,8 +121,8 @@ def render_sweep24(found: Record) -> str:
             "nothing else. torch has no entropy or percentile observer: MinMaxObserver, which "
             "costs the bare loop least, stands for both, or HistogramObserver. The last three rows "
             "ran once.",
-            _usage_table(found, whole),
-            _accuracy_line(found, "bare_histogram", "cold"),
+            _usage_table(found, whole, FASTEST),
+            _accuracy_line(found, "cold"),
         ]
     )
 
@@ -187,28 +188,28 @@ def added_calls_s(found: Record, fewer: str, more: str, side: str) -> list[float
             for run in sample["runs"]
             if _cell(run) in new - old
         )
-        for sample in samples[BARE if side == "bare" else more]
+        for sample in samples[FASTEST if side == "bare" else more]
     ]
 
 
-def _usage_table(found: Record, contenders: Mapping[str, Contender]) -> str:
+def _usage_table(found: Record, contenders: Mapping[str, Contender], base: str) -> str:
     samples = found["samples"]
     usages = {
         contender.title: [sample["usage"] for sample in samples[name]]
         for name, contender in contenders.items()
     }
-    return usage_table(usages, {contenders[BARE].title: "bare loop"})
+    return usage_table(usages, {contenders[base].title: "bare loop"})
 
 
 def _cell(run: Record) -> tuple[object, ...]:
     return run["backend"], run["dtype"], run["calib"], run["per_channel"]
 
 
-def _accuracy_line(found: Record, loop: str, name: str) -> str:
-    """Say how far the accuracies of a loop and of ours are apart, by framework and method."""
+def _accuracy_line(found: Record, name: str) -> str:
+    """Say how far the accuracies of both sides are apart, by framework and method."""
     bare, ours = (
         {_cell(run): run["accuracy"] for run in found["samples"][side][0]["runs"]}
-        for side in (loop, name)
+        for side in (BARE, name)
     )
     worst: dict[str, float] = {}
     for cell in ours:

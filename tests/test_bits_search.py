@@ -1,6 +1,7 @@
 """Bits for each layer: the plans by themselves, then in files of ONNX Runtime."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from resnet8ptq.graph.weights import read_weights
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 WIDTHS = (2, 4, 8)
 # Of each layer: its weights, and what its error in 4 bits and in 2 is more than in 8.
@@ -136,6 +137,48 @@ def test_a_file_holds_the_levels_of_its_plan(
     assert artifact.quantized_layers == len(weight_layers(graph))
 
 
+@given(networks)
+def test_a_plan_may_leave_layers_in_float_but_not_all(network) -> None:
+    wide = [Option(f"layer_{i}", 32, 0.0, -3 * weights) for i, (weights, *_) in enumerate(network)]
+    eight = [replace(o, error=o.error + 0.1) for o in options_of(network)]
+    plans = find_plans([*eight, *wide])
+    found = [[*plan.values()].count(32) for plan in plans]
+    assert found[0] == max(found) == len(network) - 1
+    assert found[-1] == 0
+
+
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
+def test_a_layer_of_32_bits_stays_in_float(
+    backend: str, shapes_model: Fp32Model, shapes: Dataset, tmp_path: Path
+) -> None:
+    layers = weight_layers(onnx.load(shapes_model.onnx_path).graph)
+    name, layer = list(layers.items())[3]
+    plan = f"precision.plan={{{name}: 32}}"
+    config = make_config("data=shapes", f"backend={backend}", "per_channel=true", plan)
+    named = make_config(
+        *("data=shapes", f"backend={backend}", "per_channel=true"),
+        f"nodes_to_exclude=[{layer.name}]",
+    )
+    images = draw_calibration(shapes, 2, 42).split
+    found = []
+    for folder, each in (("plan", config), ("named", named)):
+        (tmp_path / folder).mkdir()
+        artifact = quantizer_of(each).quantize(shapes_model, images, tmp_path / folder)
+        assert artifact.quantized_layers == len(layers) - 1
+        run = quantizer_of(each).load(artifact.path, 1).predict
+        found.append(run(next(iter(images.batches(20))))[0])
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_float_layer_that_cannot_be_is_told(shapes_model: Fp32Model) -> None:
+    with pytest.raises(UnsupportedError, match=r"precision\.plan: got 32 bits; the converter"):
+        quantizer_of(make_config("backend=tflite", "precision.plan={dense: 32}")).resolve()
+    graph = onnx.load(shapes_model.onnx_path).graph
+    selection = Selection.of(make_config("precision.plan={dens: 32, conv2d: 8}"))
+    with pytest.raises(ConfigError, match=r"precision\.plan: got 'dens', takes layers; nearest:"):
+        find_float_nodes(graph, selection)
+
+
 def test_learned_rounding_tells_what_a_layer_costs(
     shapes: Dataset, shapes_model: Fp32Model
 ) -> None:
@@ -192,6 +235,21 @@ def test_an_undecided_plan_rounds_as_the_one_that_is_decided(reduced: bool) -> N
     default = WeightScheme("int4", reduce_range=reduced)
     decided = Plan(default, {"a": 8})
     assert Plan(default, undecided=True).most_bits == decided.most_bits == 8 - reduced
+
+
+def test_a_run_within_a_drop_that_8_bits_exceed(tmp_path: Path) -> None:
+    """Weights of 7 bits, with one scale for a tensor, lose 3 points; with a layer in float none."""
+    settings = ("data=shapes", "calib.samples_per_class=1", "reduce_range=true")
+    scored = ("evaluate.split=held_out", "held_out_images=300", "latency.enabled=false")
+    found = call(tmp_path, *settings, *scored, "precision.plan=auto", "precision.max_drop=0.01")
+    assert found.code == 0, found.err
+    [table] = tmp_path.glob("runs/**/plan.csv")
+    first, *tried = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    assert {*first[2:]} == {"8"}
+    assert float(first[1]) > 0.01
+    within = [line for line in tried if float(line[1]) <= 0.01]
+    assert all("32" in line[2:] for line in within)
+    assert within
 
 
 def test_a_run_within_a_budget(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How an evaluation finds its pace, with times that are told; and that it changes no output."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -65,10 +66,23 @@ def test_the_fastest_way_is_found_once(monkeypatch, tmp_path, best, way):
 
     backend = Counting(monkeypatch, cost)
     assert run(9_984, tmp_path).pace == fastest
-    assert len(backend.measured) == len(BATCH_SIZES) + 2
+    tried = list(backend.measured)
+    assert len({*tried}) == len(BATCH_SIZES) + 2
     assert run(9_984, tmp_path).pace == fastest
-    assert len(backend.measured) == len(BATCH_SIZES) + 2  # nothing is tried any more
+    assert backend.measured == tried  # nothing is tried any more
     assert {threads for _, threads in backend.batches} == {way[0]}
+
+
+def test_a_way_that_is_fast_or_slow_once_is_no_other(monkeypatch, tmp_path):
+    turns: Counter[Pace] = Counter()
+
+    def cost(tried: Pace) -> float:
+        turns[tried] += 1
+        usual, once = (1, 5) if tried.at_once > 1 else (2, 0.5)
+        return (once if turns[tried] % 3 == 2 else usual) / 10_000
+
+    Counting(monkeypatch, cost)
+    assert run(1000, tmp_path, "threads=4").pace.at_once == 4
 
 
 def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_path):

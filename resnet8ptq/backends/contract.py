@@ -142,7 +142,8 @@ class Quantizer(Protocol):
     """One framework, set up for one run.
 
     Attributes:
-        widths: bits that a layer's weights may take in its files.
+        widths: bits that a layer's weights may take in its files; `FLOAT_BITS` where layers can be
+            left in float.
     """
 
     widths: ClassVar[tuple[int, ...]]

@@ -78,7 +78,8 @@ def _is_plan(got: Any) -> bool:
     )
 
 
-BITS = (2, 3, 4, 8)  # of weights
+FLOAT_BITS = 32
+BITS = (2, 3, 4, 8, FLOAT_BITS)  # of weights
 COUNT = (at_least(1), at_most(2**31 - 1))
 SEED = Limit("0 <= seed < 2**32", lambda got: 0 <= got < 2**32)
 FRACTION = Limit("a fraction, 0 to 1", lambda got: 0 <= got <= 1)

@@ -138,6 +138,8 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(f"latency.enabled: got false, takes true with objectives={timed[0]}")
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):
+        plan = config.precision.plan
+        require("precision.plan", plan, plan != "auto", f"null | bits by layer {with_it}")
         dtypes = " | ".join(name for name in DTYPES if name != "fp32")
         require("dtype.name", "fp32", config.dtype.name != "fp32", f"{dtypes} {with_it}")
     if analysis == "sensitivity":

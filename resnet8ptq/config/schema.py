@@ -320,7 +320,7 @@ class SymmetricConfig:
 class PrecisionConfig:
     """How many bits the weights of each layer get; see `precision.plan`."""
 
-    plan: Any = limited(None, limits.PLAN)  # bits by layer, or "auto"
+    plan: Any = limited(None, limits.PLAN)  # bits by layer, 32 for float, or "auto"
     max_bytes: int | None = limited(None, *limits.COUNT)
     max_drop: float | None = limited(None, limits.FRACTION)
 

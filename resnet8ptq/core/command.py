@@ -99,16 +99,16 @@ _EXTRAS = {  # option that a plugin brings along: extra
 
 
 _NO_OPTION = re.compile(
-    r"Could not find '([^']+)/([^/']+)'\s+Available options in '[^']+':(.+?)Config search path",
+    r"Could not find '([^']+)'\s+Available options in '([^']+)':(.+?)Config search path",
     re.S,
 )
 
 
-def _no_such_option(group: str, name: str, options: str) -> str:
+def _no_such_option(given: str, group: str, options: str) -> str:
     """Return the message for an option that a group has not, with the one that is meant, if any."""
     from difflib import get_close_matches
 
-    known = options.split()
+    name, known = given.removeprefix(f"{group}/"), options.split()
     text = f"{group}: got {name!r}, takes {' | '.join(known)}"
     if near := get_close_matches(name, known, n=1):
         text += f" (nearest: {near[0]})"

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -19,8 +20,11 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 
 BATCH_SIZES = (16, 64)  # tried where `evaluate.batch_size` is not set
-TRIAL_IMAGES = 1024
-TRIAL_SECONDS = 0.5  # for each
+TRIAL_IMAGES = 512  # more where they are fewer than four batches for each copy
+TRIAL_SECONDS = 0.5  # for each, and for all turns but the last
+# Of each way, whose median counts: a disturbance makes one turn slow, and several threads for a
+# batch are now and then as fast as several batches at once, which are faster else.
+TURNS = 5
 WARM_UP = 2  # batches: torch compiles in its first two runs of a shape
 ENOUGH_SECONDS = 0.1  # a batch that takes longer fills the cores: no larger one is tried
 
@@ -104,15 +108,17 @@ def find_pace(
 
     def make(folder: Path) -> None:
         background.rest()
-        times: dict[Pace, float] = {}
-        for pace in (Pace(size, 1, threads) for size in sizes):
-            times[pace] = measure(load, split, pace)
-            if times[pace] * pace.batch_size > ENOUGH_SECONDS:
+        times: dict[int, float] = {}
+        for size in sizes:
+            times[size] = measure(load, split, Pace(size, 1, threads))
+            if times[size] * size > ENOUGH_SECONDS:
                 break
-        size = min(times, key=lambda pace: times[pace]).batch_size
-        for pace in {Pace(size, *way) for way in ways} - {*times}:
-            times[pace] = measure(load, split, pace)
-        best = min(times, key=lambda pace: times[pace])
+        size = min(times, key=lambda size: times[size])
+        paces, begin = [Pace(size, *way) for way in sorted(ways)], time.perf_counter()
+        turns: list[list[float]] = []
+        while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
+            turns.append([measure(load, split, pace) for pace in paces])
+        best = paces[int(np.median(turns, axis=0).argmin())]
         (folder / "pace.json").write_text(json.dumps(astuple(best)))
 
     folder = cache.entry(runtime.cache_root, "paces", key, make)
@@ -120,20 +126,23 @@ def find_pace(
 
 
 def measure(load: Load, split: Split, pace: Pace) -> float:
-    """Return the seconds for each of the first images.
-
-    All of them together: the best of several turns would favour several threads for a batch, which
-    are as fast as several batches at once only now and then.
-    """
+    """Return the seconds for each of the first images."""
     copies = [load(pace.threads).predict for _ in range(pace.at_once)]
-    images = split.take(np.arange(min(TRIAL_IMAGES, len(split))))
-    batches = list(images.batches(pace.batch_size))
+    most = max(TRIAL_IMAGES, 4 * pace.at_once * pace.batch_size)
+    batches = split.take(np.arange(min(most, len(split)))).batches(pace.batch_size)
     for copy in copies:
-        for batch in batches[:WARM_UP]:
+        for batch in islice(batches, WARM_UP):
             copy(batch)
     start, run = time.perf_counter(), 0
-    for batch, _ in zip(batches, run_all(copies, batches), strict=True):
-        run += len(batch)
-        if time.perf_counter() - start > TRIAL_SECONDS:
-            break
+
+    def for_a_while() -> Iterator[NDArray[np.float32]]:
+        nonlocal run
+        for batch in batches:
+            if run and time.perf_counter() - start > TRIAL_SECONDS:
+                return
+            run += len(batch)
+            yield batch
+
+    for _ in run_all(copies, for_a_while()):
+        pass
     return (time.perf_counter() - start) / run

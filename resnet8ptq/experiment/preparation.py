@@ -12,8 +12,10 @@ import onnx
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, files
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import sequence
 from resnet8ptq.corrections.layers import Setting
@@ -214,16 +216,22 @@ def _plan(
             config.seed,
         )
     options = bits_search.measure_options(fp32.onnx_path, setting, widths, learned)
-    plans = bits_search.find_plans(options)
+    narrow = [option for option in options if option.bits != FLOAT_BITS]
     limits = config.precision.max_bytes, config.precision.max_drop
     try:
-        chosen = bits_search.choose(plans, attempt, *limits)
+        try:
+            chosen = bits_search.choose(bits_search.find_plans(narrow), attempt, *limits)
+        except QuantizationError:
+            if limits[1] is None or narrow == options:
+                raise
+            log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")
+            chosen = bits_search.choose(bits_search.find_plans(options), attempt, *limits)
     finally:
         files.write_text(folder / bits_search.FILE, bits_search.to_csv(tried))
     log.info(
         "precision.plan=auto: %d bytes: {%s}",
         chosen.size_bytes,
-        ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits < 8),
+        ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits != 8),
     )
     return chosen.bits, chosen
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from resnet8ptq.config.schema import PrecisionConfig
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.selection import check_known
+from resnet8ptq.precision.selection import check_known, split_plan
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class Plan:
 
     Attributes:
         default: of a layer that `bits` does not name.
-        bits: by a layer's short name, see `graph.layers.weight_layers`; of `limits.BITS`.
+        bits: by a layer's short name, see `graph.layers.weight_layers`; of `limits.BITS`. Layers
+            that stay in float are left out, see `selection.split_plan`.
         undecided: they are still to be chosen.
     """
 
@@ -25,8 +26,7 @@ class Plan:
     @classmethod
     def of(cls, config: PrecisionConfig, default: WeightScheme) -> "Plan":
         """Return what the settings say; with `plan: auto` it is undecided."""
-        bits = config.plan if isinstance(config.plan, dict) else {}
-        return cls(default, bits, config.plan == "auto")
+        return cls(default, split_plan(config)[0], config.plan == "auto")
 
     @property
     def is_narrow(self) -> bool:

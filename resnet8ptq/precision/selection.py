@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import onnx
 
-from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.config.limits import FLOAT_BITS
+from resnet8ptq.config.schema import PrecisionConfig, QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
-from resnet8ptq.graph.layers import FUSED, consumers, find_tail
+from resnet8ptq.graph.layers import FUSED, consumers, find_tail, weight_layers
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,14 @@ class Selection:
 
     Attributes:
         float_tail: nothing behind the last layers is.
+        float_layers: layers that are not, by their short names (`weight_layers`).
     """
 
     op_types: Sequence[str] | None = None
     nodes_to_quantize: Sequence[str] | None = None
     nodes_to_exclude: Sequence[str] = ()
     float_tail: bool = False
+    float_layers: Sequence[str] = ()
 
     @classmethod
     def of(cls, config: QuantizationConfig) -> "Selection":
@@ -31,16 +34,24 @@ class Selection:
         That choice is made by quantizing, see `exclusion`.
         """
         excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
-        return cls(config.op_types, config.nodes_to_quantize, excluded, bool(config.float_tail))
+        named = config.op_types, config.nodes_to_quantize, excluded
+        return cls(*named, bool(config.float_tail), split_plan(config.precision)[1])
+
+
+def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
+    """Return the bits of the layers that `precision.plan` quantizes, and those left in float."""
+    plan = config.plan if isinstance(config.plan, dict) else {}
+    bits = {layer: width for layer, width in plan.items() if width != FLOAT_BITS}
+    return bits, sorted(plan.keys() - bits.keys())
 
 
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
-    They are left so by `op_types`, `nodes_to_quantize`, `nodes_to_exclude` and `float_tail`. A Relu
-    or Clip goes along with the chosen layer before it: both frameworks fuse the two, and the range
-    of the sum before it would cost the layer half of its levels. Behind an excluded layer it stays
-    in float by itself, in both frameworks.
+    They are left so by `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail` and
+    `precision.plan`. A Relu or Clip goes along with the chosen layer before it: both frameworks
+    fuse the two, and the range of the sum before it would cost the layer half of its levels. Behind
+    an excluded layer it stays in float by itself, in both frameworks.
 
     Raises:
         ConfigError: a name is not in the graph, or an operator neither there nor in ONNX; lists
@@ -62,11 +73,15 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
         chosen &= named | _activations_behind(graph, named)
     check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
     chosen -= set(selection.nodes_to_exclude)
+    layers = weight_layers(graph)
+    check_known("precision.plan", selection.float_layers, [*layers], "layers")
+    chosen -= {layers[name].name for name in selection.float_layers}
     if selection.float_tail:
         chosen -= {node.name for node in find_tail(graph)[1]} - _activations_behind(graph, chosen)
     if not chosen:
         raise QuantizationError(
-            "op_types, nodes_to_quantize and nodes_to_exclude leave no node to quantize"
+            "op_types, nodes_to_quantize, nodes_to_exclude and precision.plan leave no node to "
+            "quantize"
         )
     return [name for name in names if name not in chosen]
 

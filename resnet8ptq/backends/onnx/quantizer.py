@@ -34,6 +34,7 @@ from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError
@@ -64,7 +65,7 @@ class OnnxQuantizer:
 
     config: QuantizationConfig
     runtime: Runtime
-    widths: ClassVar[tuple[int, ...]] = (2, 4, 8)
+    widths: ClassVar[tuple[int, ...]] = (2, 4, 8, FLOAT_BITS)
 
     @property
     def level_pools(self) -> tuple[str, ...]:

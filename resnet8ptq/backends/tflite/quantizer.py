@@ -34,6 +34,7 @@ from resnet8ptq.backends.tflite import contents, converter, predictor, rewriting
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
@@ -44,6 +45,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import find_format
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
+from resnet8ptq.precision.selection import Selection
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +101,8 @@ class TfliteQuantizer:
         if self.config.dtype.name == "fp32":
             return Resolved()
         refuse_others(self.config, _TAKES if self._file is None else _FILE_TAKES)
+        if Selection.of(self.config).float_layers:
+            raise UnsupportedError(f"precision.plan: got {FLOAT_BITS} bits; {_OPERATORS}")
         if self._options.integer_io and self.config.method == "dynamic":
             raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats alone")
         if self._options.integer_io is not None and self._file is not None:

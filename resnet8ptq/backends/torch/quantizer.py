@@ -26,6 +26,7 @@ from resnet8ptq.backends.contract import (
 from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig, TorchConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
@@ -56,7 +57,7 @@ class TorchQuantizer:
 
     config: QuantizationConfig
     runtime: Runtime
-    widths: ClassVar[tuple[int, ...]] = (8,)
+    widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
     def resolve(self) -> Resolved:

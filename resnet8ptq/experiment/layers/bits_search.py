@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
@@ -35,11 +36,11 @@ Learned = Mapping[tuple[str, int], Array]  # weights, by layer and bits
 
 @dataclass(frozen=True)
 class Option:
-    """One layer's weights in fewer bits.
+    """One layer's weights in a number of bits.
 
     Attributes:
         error: squared error of the outputs with this layer alone rounded, relative to their power.
-        saved_bytes: beside 8 bits, by the weights alone.
+        saved_bytes: beside 8 bits, by the weights alone; below 0 in float.
     """
 
     layer: str
@@ -63,12 +64,12 @@ Try = Callable[[Bits], Tried]
 def measure_options(
     path: Path, setting: Setting, widths: Sequence[int], learned: Learned
 ) -> list[Option]:
-    """Return what each layer costs and saves in each of the `widths` below 8, and in 8.
+    """Return what each layer costs and saves in each of the `widths`.
 
     Args:
         path: of the FP32 network.
         setting: its images are those to measure on.
-        widths: bits that the backend's files hold.
+        widths: bits that the backend's files hold; `FLOAT_BITS`: the layer stays in float.
         learned: weights that nearest rounding takes to learned levels; others are rounded as they
             are.
     """
@@ -81,11 +82,16 @@ def measure_options(
     power = sum(_square(values) for outputs in exact for values in outputs)
     options = []
     for name in track(list(chosen), "Sensitivity of layers", "layers"):
+        exact_weights = read_weights(proto.graph, chosen[name])
         for bits in widths:
+            saved = exact_weights.size * (8 - bits) // 8
+            if bits == FLOAT_BITS:
+                options.append(Option(name, bits, 0.0, saved))
+                continue
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             rounded = copy.deepcopy(proto)
             node = layers.find(rounded.graph, setting.selection)[name]
-            weights = learned.get((name, bits), read_weights(rounded.graph, node))
+            weights = learned.get((name, bits), exact_weights)
             write_weights(rounded.graph, node, scheme.grid(weights, 0).round(weights))
             run = open_runner(rounded, setting.runtime.threads)
             error = sum(
@@ -93,7 +99,6 @@ def measure_options(
                 for batch, outputs in zip(batches, exact, strict=True)
                 for found, wanted in zip(run(batch), outputs, strict=True)
             )
-            saved = weights.size * (8 - bits) // 8
             options.append(Option(name, bits, float(error / max(power, 1e-30)), saved))
     return options
 
@@ -101,24 +106,29 @@ def measure_options(
 def find_plans(options: Sequence[Option]) -> list[Bits]:
     """Return the plans that no other one beats in both error and bytes: the most bits first.
 
+    Without the one that leaves all layers in float, which quantizes nothing.
+
     Layer by layer, of partial plans that save about the same (`_STEPS` classes of bytes) the one
     with the least error is kept.
     """
     by_layer: dict[str, list[Option]] = {}
     for option in options:
         by_layer.setdefault(option.layer, []).append(option)
-    most = sum(max(option.saved_bytes for option in found) for found in by_layer.values())
-    width = max(1, most // _STEPS)
+    saves = [[option.saved_bytes for option in found] for found in by_layer.values()]
+    width = max(1, sum(max(each) - min(each) for each in saves) // _STEPS)
     partial: list[tuple[int, float, dict[str, int]]] = [(0, 0.0, {})]  # bytes saved, error, bits
     for name, found in by_layer.items():
         best: dict[int, tuple[int, float, dict[str, int]]] = {}
         for saved, error, bits in partial:
             for option in found:
+                chosen = {**bits, name: option.bits}
+                if len(chosen) == len(by_layer) and {*chosen.values()} == {FLOAT_BITS}:
+                    continue
                 total = saved + option.saved_bytes
                 summed = error + option.error
                 known = best.get(total // width)
                 if known is None or (summed, -total) < (known[1], -known[0]):
-                    best[total // width] = (total, summed, {**bits, name: option.bits})
+                    best[total // width] = (total, summed, chosen)
         partial = _undominated(best.values())
     return [bits for _, _, bits in partial]
 
@@ -169,7 +179,7 @@ def choose(
             )
         raise QuantizationError(
             f"precision.max_drop: got {max_drop}, takes at least {found.drop:.5f} here: the drop "
-            "on held-out images with every layer in 8 bits"
+            "on held-out images with the most bits that the layers can have"
         )
     if first_wanted:
         while low < high:

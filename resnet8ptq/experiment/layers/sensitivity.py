@@ -24,6 +24,7 @@ from resnet8ptq.experiment.subject import open_subject
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 from resnet8ptq.tasks.contract import LOGITS, Comparison, Scores, Targets, Task
 
 
@@ -136,8 +137,9 @@ def _analyse(
     config: RunConfig, judge: Judge, network: Fp32Model, measured: Callable[[RunConfig], Trial]
 ) -> SensitivityResult:
     fp32 = judge.compare(judge.reference)
-    nodes = weight_layers(onnx.load(network.onnx_path).graph)
-    names = {name: node.name for name, node in nodes.items()}
+    graph = onnx.load(network.onnx_path).graph
+    in_float = find_float_nodes(graph, Selection.of(config))
+    names = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}
     return SensitivityResult(
         "ok",
         mode=config.analysis.mode,
