@@ -25,6 +25,9 @@ TRIAL_SECONDS = 0.5  # for each, and for all turns but the last
 # Of each way, whose median counts: a disturbance makes one turn slow, and several threads for a
 # batch are now and then as fast as several batches at once, which are faster else.
 TURNS = 5
+# One batch on several threads must take less than this share of the time of several batches at
+# once: its threads wait for each other whenever something else runs, such as the last run's upload.
+MARGIN = 0.8
 WARM_UP = 2  # batches: torch compiles in its first two runs of a shape
 ENOUGH_SECONDS = 0.1  # a batch that takes longer fills the cores: no larger one is tried
 
@@ -118,7 +121,8 @@ def find_pace(
         turns: list[list[float]] = []
         while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
             turns.append([measure(load, split, pace) for pace in paces])
-        best = paces[int(np.median(turns, axis=0).argmin())]
+        margins = [1 if pace.threads > 1 else MARGIN for pace in paces]
+        best = paces[int((np.median(turns, axis=0) * margins).argmin())]
         (folder / "pace.json").write_text(json.dumps(astuple(best)))
 
     folder = cache.entry(runtime.cache_root, "paces", key, make)
