@@ -244,8 +244,11 @@ def test_an_untrained_student_has_the_ranges_of_the_artifact(
         quantizer = quantizer_of(config)
         artifact = quantizer.quantize(shapes_model, few.train, tmp_path / name, ranges)
         found.append(quantizer.load(artifact.path, THREADS).logits(images))
-    # Which way a value halfway between two levels goes depends on the last bit of a scale.
-    assert np.mean(found[0] != found[1]) < 0.01
+    if overrides == ("backend=tflite",):
+        # Which way a value halfway between two levels goes depends on the last bit of a scale.
+        assert np.mean(found[0] != found[1]) < 0.01
+    else:
+        np.testing.assert_array_equal(*found)
 
 
 def test_student_computes_what_the_onnx_file_computes_on_the_real_model(

@@ -1,7 +1,8 @@
 """Hydra's own sweeper, which composes each job once: Hydra does it to check them and to run them.
 
 It takes the place of Hydra's as `hydra/sweeper=basic`, the default. A composition takes a tenth of
-a second, a twentieth of a sweep of many small runs; half of that is reading the same files again.
+a second, a twentieth of a sweep of many small runs; a quarter of that is reading the same files
+again.
 """
 
 import copy

@@ -11,11 +11,11 @@ from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import attribute, weight_layers
+from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.weights import read, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_quantized_layers
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,10 @@ def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodePro
     Raises:
         QuantizationError: no layer is left.
     """
-    skipped = set(find_float_nodes(graph, selection))
     chosen = {
         name: node
-        for name, node in weight_layers(graph).items()
-        if node.name not in skipped and _is_plain(graph, node)
+        for name, node in find_quantized_layers(graph, selection).items()
+        if _is_plain(graph, node)
     }
     if not chosen:
         raise QuantizationError("corrections: no layer with weights is left to quantize")

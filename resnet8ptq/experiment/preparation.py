@@ -222,7 +222,7 @@ def _plan(
         try:
             chosen = bits_search.choose(bits_search.find_plans(narrow), attempt, *limits)
         except QuantizationError:
-            if limits[1] is None or narrow == options:
+            if limits[1] is None or narrow == options or not tried:
                 raise
             log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")
             chosen = bits_search.choose(bits_search.find_plans(options), attempt, *limits)

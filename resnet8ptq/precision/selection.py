@@ -86,6 +86,19 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     return [name for name in names if name not in chosen]
 
 
+def find_quantized_layers(
+    graph: onnx.GraphProto, selection: Selection
+) -> dict[str, onnx.NodeProto]:
+    """Return the layers with weights that do not stay in float, by their short names.
+
+    Raises:
+        ConfigError, QuantizationError: as `find_float_nodes`.
+    """
+    in_float = set(find_float_nodes(graph, selection))
+    layers = weight_layers(graph)
+    return {name: node for name, node in layers.items() if node.name not in in_float}
+
+
 def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
     outputs = {node.output[0] for node in graph.node if node.name in chosen}
     return {

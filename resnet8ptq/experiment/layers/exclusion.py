@@ -25,9 +25,8 @@ from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
 from resnet8ptq.experiment.layers import sensitivity
 from resnet8ptq.experiment.layers.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.experiment.layers.ranking import Layer
-from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_quantized_layers
 from resnet8ptq.tasks.contract import Scores, Task
 
 log = logging.getLogger(__name__)
@@ -122,8 +121,8 @@ def choose(
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
     graph = onnx.load(network.onnx_path).graph
-    in_float = find_float_nodes(graph, Selection.of(config))
-    layers = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}
+    chosen = find_quantized_layers(graph, Selection.of(config))
+    layers = {name: node.name for name, node in chosen.items()}
 
     with tempfile.TemporaryDirectory() as scratch:
         variants = _Variants(config, bench, task, calibration, held_out, Path(scratch), ranges)

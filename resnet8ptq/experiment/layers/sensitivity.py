@@ -21,10 +21,9 @@ from resnet8ptq.evaluation.trial import Trial, as_fp32
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.subject import open_subject
-from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.selection import Selection, find_quantized_layers
 from resnet8ptq.tasks.contract import LOGITS, Comparison, Scores, Targets, Task
 
 
@@ -138,8 +137,8 @@ def _analyse(
 ) -> SensitivityResult:
     fp32 = judge.compare(judge.reference)
     graph = onnx.load(network.onnx_path).graph
-    in_float = find_float_nodes(graph, Selection.of(config))
-    names = {name: n.name for name, n in weight_layers(graph).items() if n.name not in in_float}
+    layers = find_quantized_layers(graph, Selection.of(config))
+    names = {name: node.name for name, node in layers.items()}
     return SensitivityResult(
         "ok",
         mode=config.analysis.mode,
