@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cifar10 import make_batch, pickle_published, write_folder
 
-from resnet8ptq.config.schema import DataConfig
+from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
-from resnet8ptq.data import locate, registry
-from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data import locate, registry, resizing
+from resnet8ptq.data.dataset import Dataset, Split, hash_samples
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sampling import (
     LEAST_TO_CHOOSE,
@@ -225,6 +225,14 @@ def test_an_image_that_changes_in_the_cache_is_read_again_from_its_file(tmp_path
         path.write_bytes(path.read_bytes()[:-1] + b"\x00")
     registry._read.cache_clear()
     assert registry.load("cifar10", str(folder), tmp_path / "cache").train.digest == before
+
+
+def test_kept_hashes_are_those_of_the_samples(tmp_path):
+    data = registry.load("cifar10", str(write_folder(tmp_path / "batches")), tmp_path / "cache")
+    arranged = data.arranged((2, 0, 1)).test.take(np.array([1, 0]))
+    smaller = resizing.resize(data.test, PreprocessConfig(size=[8, 8]), tmp_path / "cache")
+    for split in (data.train, data.test, arranged, smaller):
+        assert split.pixel_hashes.tolist() == hash_samples(split.images).tolist()
 
 
 def test_an_empty_folder_is_refused_by_the_file_it_lacks(tmp_path):

@@ -1,7 +1,7 @@
 """Samples with labels where there are any, and the named sets of them."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ class Split:
         at_once: how many samples the network takes at once, at most; None: any number.
         groups: [N] int64, the same number for samples that belong together, such as the windows of
             one clip; None where each stands by itself.
+        hashes: `pixel_hashes`, where they are known.
     """
 
     images: Images
@@ -44,6 +45,7 @@ class Split:
     layout: Layout | None = None
     at_once: int | None = None
     groups: NDArray[np.int64] | None = None
+    hashes: NDArray[np.bytes_] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -70,7 +72,7 @@ class Split:
     @cached_property
     def pixel_hashes(self) -> NDArray[np.bytes_]:
         """A 16-byte hash of each sample as it is stored, [N]: equal where the samples are."""
-        return hash_samples(self.images)
+        return hash_samples(self.images) if self.hashes is None else self.hashes
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -92,10 +94,9 @@ class Split:
         labels, groups = (
             None if array is None else array[indices] for array in (self.labels, self.groups)
         )
-        found = replace(self, images=taken, labels=labels, groups=groups)
-        if "pixel_hashes" in vars(self):  # made once for all runs of a sweep
-            vars(found)["pixel_hashes"] = self.pixel_hashes[indices]
-        return found
+        known = self.hashes is not None or "pixel_hashes" in vars(self)
+        hashes = self.pixel_hashes[indices] if known else None
+        return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes)
 
     def strata(self, classes: int) -> list[NDArray[np.bool_]]:
         """Tell for each class which samples [N] are of it; all of them for one, without classes."""
@@ -194,18 +195,26 @@ def keep(
     source: str,
     read: Callable[[Side], tuple[NDArray[np.uint8], NDArray[np.int64]]],
     keys: Mapping[Side, cache.Key],
+    modules: Sequence[str],
     cache_root: Path,
 ) -> Dataset:
-    """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`."""
+    """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`.
+
+    Args:
+        keys: what the pictures of each split depend on, besides the code of `modules`.
+    """
+    code = cache.code(*modules, "data/dataset")
 
     def open_split(side: Side) -> Split:
         def make(folder: Path) -> None:
             images, labels = read(side)
             np.save(folder / "images.npy", images)
             np.save(folder / "labels.npy", labels)
+            np.save(folder / "hashes.npy", hash_samples(images))
 
-        folder = cache.entry(cache_root, name, keys[side], make)
-        images = np.load(folder / "images.npy", mmap_mode="r")
-        return Split(np.asarray(images), np.load(folder / "labels.npy"), source)
+        folder = cache.entry(cache_root, name, {**keys[side], "code": code}, make)
+        images = np.asarray(np.load(folder / "images.npy", mmap_mode="r"))
+        labels, hashes = (np.load(folder / f"{kept}.npy") for kept in ("labels", "hashes"))
+        return Split(images, labels, source, hashes=hashes)
 
     return Dataset(name, class_names, open_split("train"), open_split("test"))

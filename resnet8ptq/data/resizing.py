@@ -62,4 +62,4 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
         whole.flush()
 
     folder = cache.entry(cache_root, "pictures", key, make)
-    return replace(split, images=np.load(folder / "images.npy", mmap_mode="r"))
+    return replace(split, images=np.load(folder / "images.npy", mmap_mode="r"), hashes=None)

@@ -34,13 +34,16 @@ _open: dict[Path, _Mirror] = {}  # by the folders of their runs; of this process
 
 
 def warm_up() -> None:
-    """Import and look up what drawing and logging take, before the first run asks for it."""
+    """Import what drawing and logging take, before the first run asks for it."""
     from mlflow import onnx, pyfunc  # noqa: F401
-    from mlflow.utils.requirements_utils import warn_dependency_requirement_mismatches
+    from mlflow.utils import requirements_utils
 
     from resnet8ptq.core import figures  # noqa: F401
 
-    warn_dependency_requirement_mismatches(["numpy"])  # looks through all that is installed, once
+    # MLflow would read the records of all installed packages to learn which of them a module is of,
+    # a third of a second. It compares a model's requirements with what is installed, and ours are
+    # what is installed.
+    requirements_utils._MODULES_TO_PACKAGES = {}
 
 
 def open_run(store: Store, journal: Journal, folder: Path) -> str:

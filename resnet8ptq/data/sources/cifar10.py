@@ -43,11 +43,10 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     Raises:
         DataError: a batch is missing, or does not fit; names the file.
     """
-    folder, code = Path(str(config.root)), cache.code(*_CODE)
-    hashes = {side: digests(folder, side, cache_root) for side in SIDES}
-    keys: dict[Side, cache.Key] = {side: {**hashes[side], "code": code} for side in SIDES}
+    folder = Path(str(config.root))
+    keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
     names, read = read_class_names(folder), partial(read_split, folder)
-    return keep("cifar10", names, str(folder), read, keys, cache_root)
+    return keep("cifar10", names, str(folder), read, keys, _CODE, cache_root)
 
 
 def fetch(folder: Path) -> Path:
