@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.corrections import adaround
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.dataset import Dataset
@@ -91,7 +91,7 @@ def test_the_largest_plan_within_the_bytes_is_chosen(network, max_bytes: int) ->
 
     within = [plan for plan, size in zip(plans, sizes, strict=True) if size <= max_bytes]
     if not within:
-        with pytest.raises(QuantizationError, match=f"takes at least {sizes[-1]} here"):
+        with pytest.raises(ConfigError, match=f"takes at least {sizes[-1]} here"):
             choose(plans, attempt, max_bytes, None)
     else:
         assert choose(plans, attempt, max_bytes, None).bits == within[0]
@@ -108,7 +108,7 @@ def test_the_smallest_plan_within_the_drop_is_chosen(network, max_drop: float) -
     chosen = choose(plans, attempt, None, max_drop)
     within = [plan for plan in plans if attempt(plan).drop <= max_drop]
     assert chosen.bits == within[-1]
-    with pytest.raises(QuantizationError, match=r"max_drop: got -1, takes at least 0\.00000"):
+    with pytest.raises(ConfigError, match=r"max_drop: got -1, takes at least 0\.00000"):
         choose(plans, attempt, None, -1)
 
 
@@ -207,6 +207,17 @@ def test_resolved_is_simulated_and_says_all_types() -> None:
         quantizer_of(make_config("backend=torch", "dtype=w4a8")).resolve()
     with pytest.raises(UnsupportedError, match="take format=qdq"):
         quantizer_of(make_config("dtype=w4a8", "format=qoperator")).resolve()
+
+
+def test_a_plan_says_what_its_file_holds() -> None:
+    config = make_config("precision.plan={conv1: 4, conv2: 2, conv3: 32, dense: 8}").precision
+    plan = Plan.of(config, WeightScheme("int8", reduce_range=True))
+    assert plan.to_params(["conv1", "conv2", "dense"], config) == {
+        "planned_bits": "{conv1: 4, conv2: 2, conv3: 32}",
+        "weight_dtype": "int2, int4, int8",
+        "weight_bits": "2, 4, 7",
+    }
+    assert plan.to_params(["conv1", "conv2"], config)["weight_dtype"] == "int2, int4"
 
 
 def test_a_layer_that_is_not_there_is_named() -> None:

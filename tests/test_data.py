@@ -16,7 +16,7 @@ from test_cifar10 import make_batch, pickle_published, write_folder
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
-from resnet8ptq.data import locate, registry, resizing
+from resnet8ptq.data import locate, registry, resizing, sampling
 from resnet8ptq.data.dataset import Dataset, Split, hash_samples
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sampling import (
@@ -459,8 +459,14 @@ def test_held_out_images_are_neither_test_images_nor_taken():
         draw_held_out(leaky, 31, [scored])
 
 
+def test_what_is_held_out_leaves_some_to_calibrate_with():
+    with pytest.raises(ConfigError, match=r"held_out_images: leaves none of the 60 training"):
+        draw_calibration(SMALL, None, 0, [SMALL.train])
+
+
 def test_few_images_are_held_out_by_halves(caplog):
     caplog.set_level("INFO")
+    sampling._tell_half.cache_clear()
     scored = draw_held_out(SMALL, None)
     others = draw_held_out(SMALL, None, [scored])
     free = len(SMALL.train)

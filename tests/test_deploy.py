@@ -138,6 +138,8 @@ def test_what_does_not_pass_is_deployed_with_a_caution(runs: Called, tmp_path: P
     caution = next(line for line in done.out.splitlines() if line.startswith("CAUTION: verdict"))
     assert "undecided" in caution
     assert "**CAUTION: verdict" in (tmp_path / "new/README.md").read_text()
+    named = deploy(runs, "max_drop=0", f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path}/named")
+    assert "CAUTION: verdict on its loss, as in a report: undecided" in named.out
 
 
 def test_bad_input_is_one_line(runs: Called, failing_sweep: Called, tmp_path: Path) -> None:

@@ -171,6 +171,14 @@ def test_the_samples_that_choose_are_told_by_their_name() -> None:
         )
 
 
+def test_samples_that_fp32_knows_are_told() -> None:
+    for known, told in ((0.99, True), (0.91, False)):
+        family = sweep(("a", predictions(), {}), choices=[predictions()])
+        family.measured[0].record.metrics["choice_baseline_accuracy"] = known
+        said = other_choice(select(family))
+        assert (" FP32 has 99.00% on them and 90.00% on the reported ones" in said) is told
+
+
 def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands() -> None:
     cells = (("a", predictions(), {}), ("b", predictions(won=5), {"calib": "entropy"}))
     said = other_choice(select(sweep(*cells, choices=[predictions(won=5), predictions()])))

@@ -243,7 +243,9 @@ def assert_one_error(found: Called, code: int, named: str) -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("calib.percentile=abc", "calib.percentile"),
+        ("calib.percentile=abc", "error: calib.percentile: got 'abc', takes a number\n"),
+        ("per_channel=yess", "error: per_channel: got 'yess', takes true | false\n"),
+        ("seed=1.5", "error: seed: got '1.5', takes an integer\n"),
         ("calib.percentile=120", "calib.percentile: got 120"),
         ("nosuchkey=1", "error: nosuchkey: no such key; takes backend | dtype | "),
         ("per_chanel=true", "error: per_chanel: no such key; takes backend | "),

@@ -207,6 +207,22 @@ def test_data_that_an_unsupported_run_never_looked_for_are_no_column() -> None:
     assert table.varied([*given, record(**asked)]) == ["data.name"]
 
 
+def test_what_a_failed_run_has_not_settled_is_no_column() -> None:
+    failed = record(dtype="uint8", status="failed", float_tail="null")
+    given = [record(float_tail="false"), failed]
+    assert table.varied(given) == []
+    assert table.varied([*given, record(float_tail="true")]) == ["float_tail"]
+
+
+def test_runs_of_other_plans_are_told_apart_and_their_bits_noted() -> None:
+    given = [record(planned_bits=bits) for bits in ("{conv: 4}", "{dense: 2}")]
+    assert table.varied([OK, *given]) == ["planned_bits"]
+    (note, _) = [each for each in table.notes(given) if each.startswith("bits of weights")]
+    assert "{conv: 4} (onnx int8" in note
+    unsupported = record(dtype="uint8", status="unsupported")
+    assert table.varied([given[0], unsupported]) == []
+
+
 @pytest.mark.parametrize("key", ["weight_dtype", "data.root", "tracking.root", "calib.name"])
 def test_what_nobody_chose_by_itself_is_no_column(key: str) -> None:
     assert table.varied([record(**{key: "one"}), record(**{key: "other"})]) == []

@@ -80,9 +80,11 @@ def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
     try:
         given = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
         return cast(T, OmegaConf.to_object(given))
+    except _NO_KEY as error:
+        known = [f"{item.name}=" for item in fields(cast(Any, schema))]
+        raise ConfigError(no_such_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
-        takes = " | ".join(f"{item.name}=" for item in fields(cast(Any, schema)))
-        raise ConfigError(f"{' '.join(words)}: {one_line(error)}; takes {takes}") from error
+        raise ConfigError(one_line(error)) from error
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
@@ -98,6 +100,11 @@ _EXTRAS = {  # option that a plugin brings along: extra
 }
 
 
+_NO_VALUE = re.compile(  # of OmegaConf's types
+    r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)"
+    r"(?: \(type \w+\))?\s+full_key: (\S+)"
+)
+_KINDS = {"Integer": "an integer", "Float": "a number", "bool": "true | false"}
 _NO_OPTION = re.compile(
     r"Could not find '([^']+)'\s+Available options in '([^']+)':(.+?)Config search path",
     re.S,
@@ -145,6 +152,9 @@ def one_line(error: BaseException) -> str:
             text = no_such_key(
                 str(cause.full_key), [item.name for item in fields(cause.object_type)]
             )
+    if found := _NO_VALUE.search(text):
+        got, kind, key = found.groups()
+        text = f"{key}: got {got!r}, takes {_KINDS.get(kind, kind)}"
     extras = [extra for option, extra in _EXTRAS.items() if f"'hydra/{option}'" in text]
     if found := _NO_OPTION.search(text):
         text = _no_such_option(*found.groups())

@@ -1,5 +1,6 @@
 """Which samples calibrate, which are held out, and which are scored."""
 
+import functools
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -46,9 +47,14 @@ def draw_calibration(
             held_out = [draw_held_out(data, None)]
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
     if not free.any():
+        if not held_out:
+            raise ConfigError(
+                f"calib.images: got null, takes a folder of pictures that calibrate: {data.name} "
+                "has no training samples"
+            )
         raise ConfigError(
-            f"calib.images: got null, takes a folder of pictures that calibrate: {data.name} has "
-            "no samples for it that are neither test samples nor held out"
+            f"held_out_images: leaves none of the {len(pool)} training samples of {data.name} to "
+            "calibrate with; takes fewer, or calib.images=, a folder of pictures that calibrate"
         )
     random = np.random.default_rng(seed)
     drawn = []
@@ -89,11 +95,7 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
     if images is None:
         images = min(_HELD_OUT, max(free.sum() // 2, 1))
         if images < _HELD_OUT:
-            log.info(
-                "%s: %d of %d training samples are held out, half of them: held_out_images= sets "
-                "another number",
-                *(data.name, images, free.sum()),
-            )
+            _tell_half(data.name, int(images), int(free.sum()))
     if images > free.sum():
         raise ConfigError(
             f"held_out_images: got {images}, takes at most {free.sum()}: the training images of "
@@ -108,6 +110,15 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
     turns = np.concatenate([np.arange(len(members)) for members in classes])
     drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:images]]
     return data.train.take(np.sort(drawn).astype(np.int64))
+
+
+@functools.cache  # once: every run of a sweep draws them, some twice
+def _tell_half(name: str, images: int, free: int) -> None:
+    log.info(
+        "%s: %d of %d training samples are held out, half of them: held_out_images= sets another "
+        "number",
+        *(name, images, free),
+    )
 
 
 def choose_scored(data: Dataset, split: str, held_out_images: int | None) -> Dataset:

@@ -19,7 +19,12 @@ from resnet8ptq.report import table
 from resnet8ptq.tasks.contract import Metric, Task
 
 FILE = "README.md"
-_SETTINGS = ("backend", "dtype", "calib", "method", "per_channel", "format", "float_output", "slim")
+_SETTINGS = (
+    *("backend", "dtype", "calib", "method", "per_channel", "format", "float_output", "slim"),
+    *("reduce_range", "op_types", "nodes_to_quantize", "nodes_to_exclude"),
+    *("corrections.equalization", "corrections.bias_correction", "corrections.adaround"),
+    "corrections.reconstruction",
+)
 _KINDS = {"classification": "image-classification", "detection": "object-detection"}
 
 
@@ -58,7 +63,8 @@ def render(source: Source, model: Path, facts: Facts) -> str:
     )
     environment.filters["md"] = _escape
     name = _name(source)
-    settings = {key: record.params.get(key, "") for key in _SETTINGS}
+    settings = {key: record.params.get(key, "null") for key in _SETTINGS}
+    settings["precision.plan"] = record.params.get("planned_bits", "null")
     text = environment.get_template("README.md.j2").render(
         header=_header(source, task, name),
         name=name,
@@ -84,7 +90,9 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         data=_data(source),
         calibration=_calibration(source),
         machine=", ".join(record.tags.get(key, "not known") for key in ("cpu", "platform")),
-        settings=" ".join(f"{key}={value}" for key, value in settings.items() if value != "null"),
+        settings=" ".join(
+            f"{key}={value}" for key, value in settings.items() if value not in ("null", "[]")
+        ),
         run_id=record.run_id,
         sha256=files.sha256(model),
         change=facts.change,
@@ -186,11 +194,16 @@ def _calibration(source: Source) -> str:
     record, config = source.record, source.config
     if config.dtype.name == "fp32" or config.method == "dynamic":
         return "none"
-    each = config.calib.samples_per_class
-    count = f"{each} training samples of each class" if each else "training samples"
-    digest = record.tags.get("calibration_digest", "")
+    count, digest = (
+        known.get(key, "not known")
+        for known, key in (
+            (record.params, "calibration_samples"),
+            (record.tags, "calibration_digest"),
+        )
+    )
     return (
-        f"{config.calib.name}, {count}, seed {config.seed} (digest of their places {digest[:12]})"
+        f"{config.calib.name}, samples: {count}, seed {config.seed} (digest of their places "
+        f"{digest[:12]})"
     )
 
 

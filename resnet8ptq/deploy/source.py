@@ -10,9 +10,11 @@ from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.report import page, verdicts
+from resnet8ptq.core.text import one_line
+from resnet8ptq.report import comparison, page, verdicts
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.journal import PARENT_TAG
 from resnet8ptq.tracking.serving import EXAMPLE
 from resnet8ptq.tracking.store import Store
 
@@ -27,7 +29,7 @@ class Source:
     Attributes:
         folder: holds the artifact, `config.yaml`, and those of `_MADE_OF` that the run has.
         use: what it is recommended for; empty for a run that was named.
-        verdict: on the recommendation, see `recommend.Recommendation`.
+        verdict: on its loss, as its sweep's report has it; empty for FP32.
     """
 
     record: Record
@@ -41,7 +43,7 @@ class Source:
         """What whoever deploys it must know: the FP32 network is in doubt, or it does not pass."""
         found = [self.record.params.get("doubt", "")]
         if self.verdict and self.verdict != verdicts.PASS:
-            found.append(f"verdict on its loss, see the sweep's report: {self.verdict}")
+            found.append(f"verdict on its loss, as in a report: {self.verdict}")
         return [f"CAUTION: {each}" for each in found if each]
 
     @property
@@ -70,7 +72,8 @@ def find(
         ConfigError: there is no such run or sweep; nothing is recommended for that use.
     """
     if run_id is not None:
-        return _load(store, "run_id", run_id), "", ""
+        record = _load(store, "run_id", run_id)
+        return record, "", _judge(store, record, max_drop)
     parent = history.find_parent(store) if sweep is None else _load(store, "sweep", sweep)
     if parent is None:
         raise ConfigError(
@@ -102,6 +105,20 @@ def find(
             f"itself, and no quantized run; takes {takes}"
         )
     return chosen[0].choice.record, use, chosen[0].verdict
+
+
+def _judge(store: Store, record: Record, max_drop: float | None) -> str:
+    """Return the verdict on a run beside the others of its sweep; empty where there is none."""
+    parent = record.tags.get(PARENT_TAG)
+    together = history.load_compared(store, parent) if parent else []
+    if record.run_id not in {each.run_id for each in together}:
+        together = [record]
+    limits = _limits([record], max_drop)
+    try:
+        families = comparison.load(store, together)
+    except TrackingError as error:  # another run's files are gone, which does not concern this one
+        return f"not judged ({one_line(error)})"
+    return verdicts.in_words(families, limits).texts.get(record.run_id, "")
 
 
 def _limits(children: Sequence[Record], max_drop: float | None) -> ReportConfig:

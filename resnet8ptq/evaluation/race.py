@@ -8,7 +8,8 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -59,18 +60,15 @@ class Race:
     batch_size: int
     threads: int
 
-    def to_json(self) -> str:
-        """Return it as a document."""
-        return json.dumps(asdict(self), indent=2)
-
     @classmethod
-    def from_json(cls, text: str) -> "Race":
-        """Read it back.
+    def of(cls, kept: Any) -> "Race":
+        """Return what `asdict` made a document of.
 
         Raises:
             KeyError, TypeError, ValueError: it is not that.
         """
-        kept = json.loads(text)
+        if isinstance(kept, str):  # as it was kept at first
+            kept = json.loads(kept)
         single, batch = (
             {str(name): [float(each) for each in blocks] for name, blocks in kept[key].items()}
             for key in ("single", "batch")

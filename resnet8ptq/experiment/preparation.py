@@ -15,7 +15,7 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, files
-from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import sequence
 from resnet8ptq.corrections.layers import Setting
@@ -30,7 +30,7 @@ from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection
+from resnet8ptq.precision.selection import Selection, find_quantized_layers
 from resnet8ptq.tasks.contract import Task
 
 log = logging.getLogger(__name__)
@@ -127,8 +127,10 @@ def prepare(
         setting = setting_of(config, held_out)
         bits, tried = _plan(config, bench, fp32, task, setting, calibration.split, correct, folder)
         config = replace(config, precision=replace(config.precision, plan=dict(bits)))
-        params["planned_bits"] = ", ".join(f"{name} {n}" for name, n in bits.items())
         metrics["planned_bytes"] = tried.size_bytes
+    if config.precision.plan is not None:
+        layers = find_quantized_layers(onnx.load(fp32.onnx_path).graph, Selection.of(config))
+        params |= plan_of(config).to_params(layers, config.precision)
     if config.method == "qat":
         assert held_out is not None  # see `chooses`
         settings = qat.Settings(
@@ -179,7 +181,7 @@ def _plan(
         correct: corrects the network for a plan, which only a drop depends on.
 
     Raises:
-        QuantizationError: no plan is within `precision.max_bytes` or `precision.max_drop`.
+        ConfigError: no plan is within `precision.max_bytes` or `precision.max_drop`.
     """
     targets = targets_of(setting.images)
     reference = task.score(load_baseline(bench, config, fp32, setting.images).outputs, targets)
@@ -221,7 +223,7 @@ def _plan(
     try:
         try:
             chosen = bits_search.choose(bits_search.find_plans(narrow), attempt, *limits)
-        except QuantizationError:
+        except ConfigError:
             if limits[1] is None or narrow == options or not tried:
                 raise
             log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")

@@ -39,10 +39,36 @@ class Plan:
         bits = max(self.default.bits, *self.bits.values(), 8 * self.undecided)
         return 7 if bits == 8 and self.default.reduce_range else bits
 
-    def describe(self) -> str:
-        """Return the types of the weights, such as `int4, int8`."""
-        types = {self.default.dtype, *(self.scheme(name).dtype for name in self.bits)}
+    def describe(self, layers: Collection[str] | None = None) -> str:
+        """Return the types of the weights of `layers`, such as `int4, int8`.
+
+        Args:
+            layers: by short name; None: those that are named, and others.
+        """
+        types = {self.scheme(name).dtype for name in (self.bits if layers is None else layers)}
+        if layers is None:
+            types.add(self.default.dtype)
         return ", ".join(sorted(types))
+
+    def to_params(self, layers: Collection[str], config: PrecisionConfig) -> dict[str, str]:
+        """Return what the plan comes to, by MLflow name.
+
+        `planned_bits` is the plan as it is typed, without the layers in 8 bits.
+
+        Args:
+            layers: those that are quantized, by short name.
+            config: whose plan this is.
+        """
+        assert isinstance(config.plan, Mapping)
+        other = ", ".join(f"{name}: {bits}" for name, bits in config.plan.items() if bits != 8)
+        bits = sorted(
+            {7 if s.reduce_range and s.bits == 8 else s.bits for s in map(self.scheme, layers)}
+        )
+        return {
+            "planned_bits": f"{{{other}}}",
+            "weight_dtype": self.describe(layers),
+            "weight_bits": ", ".join(map(str, bits)),
+        }
 
     def scheme(self, layer: str) -> WeightScheme:
         """Return how the weights of a layer are quantized."""

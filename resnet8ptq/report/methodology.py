@@ -43,13 +43,12 @@ def describe(family: Family) -> list[tuple[str, str]]:
     present = [flag for flag in tag("cpu_flags").split() if flag in flags]
     kind = "held-out training" if param("evaluate.split") == "held_out" else "test"
     total = _values(runs, lambda record: f"{record.metrics['total']:.0f}")
-    drawn = param("calib.samples_per_class").replace("null", "up to 100")
     return [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
         ("data", f"{param('data.name')}; {total} {kind} images, digest {tag('test_digest')[:16]}…"),
         (
             "calibration",
-            f"{drawn} training images of each class, seed "
+            f"{param('calibration_samples')} samples, none of them among the {kind} images, seed "
             f"{param('seed')}, digest of the draw {tag('calibration_digest')[:16]}…",
         ),
         ("task", f"{task.name}, judged by {task.metric.title}"),

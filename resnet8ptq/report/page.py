@@ -210,11 +210,15 @@ def print_recommendations(chosen: Sequence[Selection]) -> None:
         if not selected.family.measured:
             continue
         begin = "Recommended" + f" for {heading}" * (len(chosen) > 1)
+        if selected.recommendations and selected.apart:
+            begin += ", chosen by other samples than the table's (the report has both)"
         lines = [f"{begin}:{'' if selected.recommendations else ' nothing; the report says why'}"]
         for found in selected.recommendations:
             lines.append(
                 f"  {found.use}: {found.label}{f' ({found.verdict})' * bool(found.verdict)}"
             )
+        if selected.race is not None:
+            lines.append("  the fastest were timed once more, in turns")
         commands = [found.command for found in selected.recommendations if found.command]
         lines += [f"Deploy: {command}" for command in commands[:1]]
         for line in lines:
@@ -404,7 +408,7 @@ def _load_races(store: Store, parent: Record, families: int) -> list[Race | None
     try:
         with history.artifact(store, parent, FILE) as path:
             kept = json.loads(files.read_bytes(path, comparison.MAX_BYTES))
-        races = [None if text is None else Race.from_json(text) for text in kept]
+        races = [None if race is None else Race.of(race) for race in kept]
     except TrackingError:  # there was no race
         races = []
     except (KeyError, TypeError, ValueError, RecursionError) as error:

@@ -41,7 +41,8 @@ P_NOTE = (
 LIMIT_NOTE = (
     "limit: at most {drop} worse than FP32 (report.max_drop). pass or fail: the one-sided 95% "
     "bound of the loss{several} lies within or beyond. undecided: these samples cannot tell; in "
-    "brackets how many would, 4 times in 5, should the loss be the one measured."
+    "brackets how many would, 4 times in 5, should the loss be the one measured; without brackets, "
+    "they have no spread to judge by."
 )
 GROUPED_NOTE = (
     "groups: samples of one group are alike, and the tests take each for one by itself: intervals "
@@ -52,8 +53,8 @@ DYNAMIC_NOTE = (
     "one image at a time it is {value}."
 )
 SIMULATED_NOTE = (
-    "execution: `simulated` computes in float what integer kernels would; it has no latency to "
-    "compare."
+    "execution: where simulated, the run computes in float what integer kernels would; it has no "
+    "latency to compare."
 )
 INTERVAL_NOTE = "interval: of delta, 95%; {how}."
 SPEEDUP_NOTE = (
@@ -177,17 +178,18 @@ def varied(records: Sequence[Record]) -> list[str]:
     for backend in {record.params.get("backend") for record in records}:
         members = [record for record in records if record.params.get("backend") == backend]
         for key in {key for record in members for key in record.params}:
-            # An unsupported run reads no data: its `data.name` is only what was asked for.
-            told = {
-                r.params.get(key) for r in members if key != "data.name" or not _is_unsupported(r)
-            }
+            told = {r.params.get(key) for r in members if _is_settled(r, key)}
             if _is_setting(key) and len(told) > 1:
                 keys.add(key)
     return sorted(keys)
 
 
-def _is_unsupported(record: Record) -> bool:
-    return record.tags.get("status") == "unsupported"
+def _is_settled(record: Record, key: str) -> bool:
+    """Tell whether a run has come to know a setting, and not only what was asked for."""
+    status = record.tags.get("status")
+    if status == "unsupported":
+        return key not in ("data.name", "planned_bits")
+    return status != "failed" or record.params.get(key) not in (None, "null")
 
 
 def _is_setting(key: str) -> bool:
@@ -199,7 +201,8 @@ def _is_setting(key: str) -> bool:
     names = (
         *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
         *("format", "reduce_range", "float_output", "float_tail", "slim"),
-        *("max_drop", "held_out_images"),
+        *("max_drop", "held_out_images", "precision.max_bytes", "precision.max_drop"),
+        "planned_bits",  # stands for precision.plan, which is a key for each layer
     )
     shown = key.endswith(".name") or key == "backend.flow"  # in columns of their own
     return key in names or (key.startswith(prefixes) and not shown)
@@ -249,6 +252,9 @@ def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[st
             reasons.setdefault(record.params["doubt"], []).append(label)
         if record.params.get("float_operators"):
             reasons.setdefault(f"in float: {record.params['float_operators']}", []).append(label)
+        if record.params.get("planned_bits"):
+            text = f"bits of weights, 8 where none are named: {record.params['planned_bits']}"
+            reasons.setdefault(text, []).append(label)
     lines = [f"{text} ({_name(group)})" for text, group in reasons.items()]
     if any("delta_ci95_low" in record.metrics for record in records):
         lines.append(INTERVAL_NOTE.format(how=task.intervals))
@@ -412,9 +418,11 @@ def _figures(task: Task, record: Record, adjusted_p: float | None, limit: str) -
 
 
 def show_interval(metric: Metric, metrics: Mapping[str, float]) -> str:
-    """Return the 95% interval of a run's `delta`; empty where it has none."""
-    ends = (metrics.get(f"delta_ci95_{end}") for end in ("low", "high"))
-    return " to ".join(metric.show_change(end) for end in ends if end is not None)
+    """Return the 95% interval of a run's `delta`; empty where it has none, or no spread."""
+    ends = [metrics[key] for end in ("low", "high") if (key := f"delta_ci95_{end}") in metrics]
+    if len(set(ends)) < 2:
+        return ""
+    return " to ".join(map(metric.show_change, ends))
 
 
 def _values(metrics: Sequence[Metric], record: Record, prefix: str = "") -> list[str]:

@@ -5,7 +5,7 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
@@ -32,8 +32,8 @@ def run(chosen: Sequence[Selection], folder: Path) -> list[Race | None]:
     """
     races = [_race(selected) for selected in chosen]
     if any(races):
-        kept = [None if found is None else found.to_json() for found in races]
-        files.write_text(folder / race.FILE, json.dumps(kept))
+        kept = [None if found is None else asdict(found) for found in races]
+        files.write_text(folder / race.FILE, json.dumps(kept, indent=2))
     return races
 
 

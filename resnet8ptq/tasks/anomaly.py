@@ -94,10 +94,12 @@ class Anomaly(contract.Task):
         """Take labels 0 and 1, and one output of the input's shape or of one value."""
         labels = setting.labels
         found = None if labels is None else np.unique(labels).tolist()
+        more = ", …" if found and len(found) > 10 else ""
         if labels is None or labels.ndim > 1 or found != [0, 1]:
             raise ConfigError(
                 f"task=anomaly: the labels of {setting.data} are "
-                f"{found and found[:10]}; takes 0 (normal) and 1 (an anomaly), one for each sample"
+                f"{found and ', '.join(map(str, found[:10]))}{more}; takes 0 (normal) and 1 (an "
+                "anomaly), one for each sample"
             )
         if list(setting.outputs.values()) not in ([setting.input_shape], [(1,)], [()]):
             raise ModelError(

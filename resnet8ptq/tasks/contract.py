@@ -96,7 +96,7 @@ class Metric:
 
     def show_change(self, change: float) -> str:
         """Return a difference of two values in a cell: in points where they are percent."""
-        return f"{100 * change:+.2f}" if self.percent else f"{change:+{self._digits}}"
+        return f"{100 * change:+z.2f}" if self.percent else f"{change:+z{self._digits}}"
 
     @property
     def _digits(self) -> str:
@@ -108,7 +108,7 @@ class Metric:
 
     def show_lost(self, drop: float) -> str:
         """Return a drop in a cell of a table."""
-        return f"{drop:+.4f}" if self.bounded and not self.percent else f"{drop:+.2%}"
+        return f"{drop:+z.4f}" if self.bounded and not self.percent else f"{drop:+z.2%}"
 
     def show_drop(self, drop: float) -> str:
         """Return a drop: in points, in percent of the baseline's value, or as it is."""

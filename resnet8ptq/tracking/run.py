@@ -78,7 +78,7 @@ class Run:
             _describe(f"{data.name}-calibration", drawn, calibration.digest, "calibration"),
             _describe(f"{data.name}-test", test, test.digest, "test"),
         ]
-        params = {"dataset": data.name}
+        params = {"dataset": data.name, "calibration_samples": str(len(drawn))}
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
         if class_names:
             tags["class_names"] = json.dumps(class_names)

@@ -397,6 +397,7 @@ def _name_classes(
         return tuple(map(str, range(max(highest + 1, 2)))), False
     if highest >= len(names):
         raise DataError(
-            f"{root}: labels up to {highest}, but {len(names)} class names; takes one for each"
+            f"{root}: labels up to {highest}, but {len(names)} class names "
+            f"({'data.classes' if config.classes is not None else stored}); takes one for each"
         )
     return names, True

@@ -263,7 +263,8 @@ def labels(
         return found, tuple(map(str, range(max(high + 1, 2)))), False
     if high >= len(given):
         raise DataError(
-            f"{place}: labels up to {high}, but {len(given)} class names; takes one for each"
+            f"{place}: labels up to {high}, but {len(given)} class names (data.classes); takes one "
+            "for each"
         )
     return found, tuple(given), True
 

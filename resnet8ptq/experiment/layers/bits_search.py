@@ -19,7 +19,7 @@ import onnx
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.graph.logits import end_at_logits
@@ -158,7 +158,7 @@ def choose(
         attempt: quantizes by a plan, and measures it.
 
     Raises:
-        QuantizationError: none is; names the least that was found.
+        ConfigError: none is; names the least that was found.
     """
     tried: dict[int, Tried] = {}
 
@@ -173,11 +173,11 @@ def choose(
     if not fits(high if first_wanted else low):
         found = tried[high if first_wanted else low]
         if first_wanted:
-            raise QuantizationError(
+            raise ConfigError(
                 f"precision.max_bytes: got {max_bytes}, takes at least {found.size_bytes} here: "
                 "every layer has the fewest bits that this backend's files hold"
             )
-        raise QuantizationError(
+        raise ConfigError(
             f"precision.max_drop: got {max_drop}, takes at least {found.drop:.5f} here: the drop "
             "on held-out images with the most bits that the layers can have"
         )
