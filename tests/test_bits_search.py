@@ -218,6 +218,9 @@ def test_a_plan_says_what_its_file_holds() -> None:
         "weight_bits": "2, 4, 7",
     }
     assert plan.to_params(["conv1", "conv2"], config)["weight_dtype"] == "int2, int4"
+    narrow = Plan.of(config, WeightScheme("int4")).to_params(["conv1", "dense"], config)
+    assert narrow["planned_bits"] == "{conv2: 2, conv3: 32, dense: 8}"
+    assert narrow["weight_bits"] == "4, 8"
 
 
 def test_a_layer_that_is_not_there_is_named() -> None:

@@ -53,14 +53,15 @@ class Plan:
     def to_params(self, layers: Collection[str], config: PrecisionConfig) -> dict[str, str]:
         """Return what the plan comes to, by MLflow name.
 
-        `planned_bits` is the plan as it is typed, without the layers in 8 bits.
+        `planned_bits` is the plan as it is typed, without the layers with the bits of the dtype.
 
         Args:
             layers: those that are quantized, by short name.
             config: whose plan this is.
         """
         assert isinstance(config.plan, Mapping)
-        other = ", ".join(f"{name}: {bits}" for name, bits in config.plan.items() if bits != 8)
+        usual = self.default.bits
+        other = ", ".join(f"{name}: {bits}" for name, bits in config.plan.items() if bits != usual)
         bits = sorted(
             {7 if s.reduce_range and s.bits == 8 else s.bits for s in map(self.scheme, layers)}
         )

@@ -344,16 +344,18 @@ def _draw(selected: Selection) -> dict[str, bytes]:
     drawn = {
         "trade_offs.png": plots.trade_offs(family, limits.max_drop, others),
         "class_impact.png": plots.class_impact(family),
+        "ranges_of_weights.png": plots.weight_ranges(having),
     }
     return _to_png(drawn) | background.result(ranges)
 
 
 def _draw_ranges(family: Family) -> dict[str, bytes]:
-    drawn = {
-        f"ranges_{safe_name(backend)}.png": plots.activation_ranges(family, backend)
-        for backend in sorted({cell.backend for cell in family.measured})
-    }
-    return _to_png({**drawn, "ranges_of_weights.png": plots.weight_ranges(family)})
+    return _to_png(
+        {
+            f"ranges_{safe_name(backend)}.png": plots.activation_ranges(family, backend)
+            for backend in sorted({cell.backend for cell in family.measured})
+        }
+    )
 
 
 def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:

@@ -221,17 +221,10 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
     axes = figure.subplots()
     offsets = np.linspace(-0.25, 0.25, len(chosen))
     for offset, (method, ranges) in zip(offsets, chosen.items(), strict=True):
-        for row, name in enumerate(names):
-            if name in ranges:
-                low, high = ranges[name]
-                axes.plot(
-                    [low, high],
-                    [row + offset] * 2,
-                    color=_CALIBRATIONS.get(method, "C7"),
-                    lw=2.5,
-                    solid_capstyle="butt",
-                    label=plain(method) if row == 0 else None,
-                )
+        rows = [row for row, name in enumerate(names) if name in ranges]
+        low, high = np.reshape([ranges[names[row]] for row in rows], (-1, 2)).T
+        colour = _CALIBRATIONS.get(method, "C7")
+        axes.hlines(np.add(rows, offset), low, high, colour, lw=2.5, label=plain(method))
     axes.set_yticks(range(len(names)), _short(names))
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()

@@ -253,7 +253,7 @@ def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[st
         if record.params.get("float_operators"):
             reasons.setdefault(f"in float: {record.params['float_operators']}", []).append(label)
         if record.params.get("planned_bits"):
-            text = f"bits of weights, 8 where none are named: {record.params['planned_bits']}"
+            text = f"bits of weights, others as the dtype has it: {record.params['planned_bits']}"
             reasons.setdefault(text, []).append(label)
     lines = [f"{text} ({_name(group)})" for text, group in reasons.items()]
     if any("delta_ci95_low" in record.metrics for record in records):
