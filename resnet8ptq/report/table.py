@@ -244,6 +244,7 @@ def _digest(family: Sequence[Record]) -> str:
 def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[str]:
     """Return what the table's cells have no room for: reasons, and what p is."""
     task, reasons = task_of(records), dict[str, list[str]]()
+    column = "planned_bits" in varied(records)
     for record, label in zip(records, labels(records), strict=True):
         if record.tags.get("reason"):
             text = f"{record.tags['status']}: {record.tags['reason']}"
@@ -252,7 +253,7 @@ def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[st
             reasons.setdefault(record.params["doubt"], []).append(label)
         if record.params.get("float_operators"):
             reasons.setdefault(f"in float: {record.params['float_operators']}", []).append(label)
-        if record.params.get("planned_bits"):
+        if record.params.get("planned_bits") and not column:
             text = f"bits of weights, others as the dtype has it: {record.params['planned_bits']}"
             reasons.setdefault(text, []).append(label)
     lines = [f"{text} ({_name(group)})" for text, group in reasons.items()]
