@@ -91,7 +91,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         calibration=_calibration(source),
         machine=", ".join(record.tags.get(key, "not known") for key in ("cpu", "platform")),
         settings=" ".join(
-            f"{key}={value}" for key, value in settings.items() if value not in ("null", "[]")
+            f"{key}={value}" for key, value in settings.items() if value not in ("null", "[]", "{}")
         ),
         run_id=record.run_id,
         sha256=files.sha256(model),
