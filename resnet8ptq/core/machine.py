@@ -14,8 +14,8 @@ PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
     *("keras", "torch", "torchao", "onnx2torch", "onnxscript", "ai-edge-litert"),
 )
-# Before torch is imported: its threads wait for each other by turning in a loop, for a millisecond
-# by default. While something else runs, learned rounding takes twice the time for it.
+# Before torch is imported: its threads wait for each other in a loop, long by default. While
+# something else runs, learned rounding takes nearly twice the time for it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags, as Linux and py-cpuinfo spell

@@ -194,13 +194,8 @@ def _calibration(source: Source) -> str:
     record, config = source.record, source.config
     if config.dtype.name == "fp32" or config.method == "dynamic":
         return "none"
-    count, digest = (
-        known.get(key, "not known")
-        for known, key in (
-            (record.params, "calibration_samples"),
-            (record.tags, "calibration_digest"),
-        )
-    )
+    count = record.params.get("calibration_samples", "not known")
+    digest = record.tags.get("calibration_digest", "not known")
     return (
         f"{config.calib.name}, samples: {count}, seed {config.seed} (digest of their places "
         f"{digest[:12]})"

@@ -39,15 +39,9 @@ class Plan:
         bits = max(self.default.bits, *self.bits.values(), 8 * self.undecided)
         return 7 if bits == 8 and self.default.reduce_range else bits
 
-    def describe(self, layers: Collection[str] | None = None) -> str:
-        """Return the types of the weights of `layers`, such as `int4, int8`.
-
-        Args:
-            layers: by short name; None: those that are named, and others.
-        """
-        types = {self.scheme(name).dtype for name in (self.bits if layers is None else layers)}
-        if layers is None:
-            types.add(self.default.dtype)
+    def describe(self) -> str:
+        """Return the types of the weights, such as `int4, int8`."""
+        types = {self.default.dtype, *(self.scheme(name).dtype for name in self.bits)}
         return ", ".join(sorted(types))
 
     def to_params(self, layers: Collection[str], config: PrecisionConfig) -> dict[str, str]:
@@ -62,13 +56,12 @@ class Plan:
         assert isinstance(config.plan, Mapping)
         usual = self.default.bits
         other = ", ".join(f"{name}: {bits}" for name, bits in config.plan.items() if bits != usual)
-        bits = sorted(
-            {7 if s.reduce_range and s.bits == 8 else s.bits for s in map(self.scheme, layers)}
-        )
+        schemes = [self.scheme(name) for name in layers]
+        bits = {7 if each.reduce_range and each.bits == 8 else each.bits for each in schemes}
         return {
             "planned_bits": f"{{{other}}}",
-            "weight_dtype": self.describe(layers),
-            "weight_bits": ", ".join(map(str, bits)),
+            "weight_dtype": ", ".join(sorted({each.dtype for each in schemes})),
+            "weight_bits": ", ".join(map(str, sorted(bits))),
         }
 
     def scheme(self, layer: str) -> WeightScheme:

@@ -222,7 +222,7 @@ def other_choice(selected: Selection) -> str:
     samples = ours.record.params.get("chosen_by", "other samples")
     begin = f"The best were chosen by {samples} that have no part in what is reported."
     known, reported = (ours.metric(f"{prefix}baseline_{metric.name}") for prefix in (CHOICE, ""))
-    if metric.cost(reported) - metric.cost(known) > FAMILIAR:
+    if metric.bounded and metric.cost(reported) - metric.cost(known) > FAMILIAR:
         begin += (
             f" FP32 has {metric.show(known)} on them and {metric.show(reported)} on the reported "
             "ones, as where it was trained on them: losses may look smaller there."

@@ -177,9 +177,8 @@ def varied(records: Sequence[Record]) -> list[str]:
     keys = set()
     for backend in {record.params.get("backend") for record in records}:
         members = [record for record in records if record.params.get("backend") == backend]
-        for key in {key for record in members for key in record.params}:
-            told = {r.params.get(key) for r in members if _is_settled(r, key)}
-            if _is_setting(key) and len(told) > 1:
+        for key in filter(_is_setting, {key for record in members for key in record.params}):
+            if len({r.params.get(key) for r in members if _is_settled(r, key)}) > 1:
                 keys.add(key)
     return sorted(keys)
 
