@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from conftest import make_config, quantizer_of, runtime_of_all_cores
 
 from resnet8ptq.core import machine
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation import evaluate, pace, trial
+from resnet8ptq.evaluation import evaluate, evaluator, pace
 from resnet8ptq.evaluation.pace import BATCH_SIZES, Pace
-from resnet8ptq.evaluation.trial import Bench
+from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks.contract import PROBABILITIES
 
 Cost = Callable[[Pace], float]  # seconds for each image
 
@@ -25,7 +27,7 @@ class Counting:
         self.batches: list[tuple[int, int]] = []  # with the threads of each
         self.measured: list[Pace] = []
         self.cost = cost
-        monkeypatch.setattr(trial, "make_quantizer", lambda config, runtime: self)
+        monkeypatch.setattr(evaluator, "make_quantizer", lambda config, runtime: self)
         monkeypatch.setattr(pace, "measure", self.measure)
         monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
 
@@ -51,8 +53,10 @@ def images(count: int) -> Split:
 def run(count: int, cache: Path, *overrides: str, network: str = "a") -> evaluate.Evaluation:
     config = make_config("data=shapes", f"cache_dir={cache}", *overrides)
     runtime = runtime_of_all_cores(config.cache_dir, config.threads)
-    bench = Bench(network, runtime, config.evaluate.batch_size)
-    return bench.evaluate(config, Path("nowhere"), images(count))
+    fp32 = SimpleNamespace(sha256=network, final=PROBABILITIES)
+    task = Classification(("a", "b"))
+    measuring = evaluator.Evaluator(fp32, task, runtime, config.evaluate.batch_size)
+    return measuring.run(config, Path("nowhere"), images(count))
 
 
 @pytest.mark.parametrize("best", BATCH_SIZES)

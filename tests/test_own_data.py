@@ -15,8 +15,8 @@ from conftest import make_config
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.experiment import pipeline
-from resnet8ptq.experiment.pipeline import run_experiment
+from resnet8ptq.experiment import pipeline, running
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.tracking.run import start_run
 
 QUICK = ("latency.enabled=false", "threads=1", "evaluate.batch_size=50")
@@ -68,7 +68,7 @@ def run(tmp_path, own_store):
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         folder.mkdir()
         with start_run(own_store, "own", {}, folder) as opened:
-            return run_experiment(config, folder, opened)
+            return running.run(settle(config), folder, opened)
 
     return run_with
 

@@ -42,7 +42,7 @@ from resnet8ptq.deploy import (
     vectors,
 )
 from resnet8ptq.deploy.card import Facts
-from resnet8ptq.deploy.reproducing import Samples
+from resnet8ptq.deploy.reproducing import Scored
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.tracking.serving import EXAMPLE
@@ -148,13 +148,13 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
     runtime = reproducing.runtime_of(found, given.cache_dir)
     model, change = _convert(found, given.target, folder)
     predictor = make_quantizer(found.config, runtime).load(found.artifact, runtime.threads)
-    samples = reproducing.open_samples(found, runtime)
-    if isinstance(samples, Samples):
-        said = reproducing.reproduce(found, samples, runtime)
-        tested = vectors.of_split(samples.scored, predictor)
-        names = [output.name for output in samples.fp32.contract.outputs]
+    scored = reproducing.open_samples(found, given.cache_dir)
+    if isinstance(scored, Scored):
+        said = reproducing.reproduce(found, scored)
+        tested = vectors.of_split(scored.samples, predictor)
+        names = [output.name for output in scored.evaluator.network.contract.outputs]
     else:
-        said = f"not compared on the run's samples, which are not at hand ({samples})"
+        said = f"not compared on the run's samples, which are not at hand ({scored})"
         tested = vectors.of_inputs(_kept_input(found), predictor)
         names = [f"output_{number}" for number in range(len(tested.outputs))]
     tested, figures = _add_integers(found, tested, folder)
@@ -174,8 +174,8 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
         lines.append(change)
     if given.verify:
         more = None
-        if given.target.onnxruntime is not None and isinstance(samples, Samples):
-            more = vectors.many_of_split(samples.scored, predictor)
+        if given.target.onnxruntime is not None and isinstance(scored, Scored):
+            more = vectors.many_of_split(scored.samples, predictor)
         facts = replace(facts, verified=example.verify(folder, more))
         lines += ["in a fresh environment:", *facts.verified.splitlines()]
     if given.register is not None:

@@ -1,11 +1,10 @@
 """Data, network and task of a run: read, and checked to fit each other."""
 
-from pathlib import Path
-
-from resnet8ptq.config.schema import RunConfig, TaskConfig
+from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import model
 from resnet8ptq.models.contract import find_layout
 from resnet8ptq.models.model import Fp32Model
@@ -29,27 +28,32 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
     return dataset.arranged(find_layout(dataset.test.input_shape, contract), contract.batch)
 
 
-def load(config: RunConfig, cache_root: Path) -> tuple[Dataset, Fp32Model]:
-    """Read data, whose place is settled, and network; return the data as the network takes them.
+def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
+    """Read data and network; return the data as the network takes them.
 
     Raises:
         PtqError: what is missing or does not fit, in one line.
     """
+    config, cache_root = settings.config, settings.runtime.cache_root
     data = registry.read(config.data, config.preprocess, cache_root, config.calib.images)
     fp32 = model.load(config.model, data, cache_root)
     return fit(data, fp32), fp32
 
 
-def settle_task(config: TaskConfig, dataset: Dataset, scored: Split, fp32: Fp32Model) -> Task:
-    """Return what scores the network on `scored`, samples of the data set as it takes them.
+def make_task(
+    config: TaskConfig, dataset: Dataset, fp32: Fp32Model, scored: Split, name: str = ""
+) -> Task:
+    """Return the task that scores the network on `scored`, samples of the data set.
+
+    Args:
+        name: of these samples, for errors; empty: the data set's.
 
     Raises:
         ConfigError: the samples lack what the task needs.
         ModelError: the network returns other than what the task scores.
     """
-    test = scored is dataset.test
     setting = Setting(
-        dataset.name if test else f"the training samples of {dataset.name}",
+        name or dataset.name,
         scored.labels,
         dataset.class_names,
         dataset.named,

@@ -10,9 +10,10 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.data.dataset import Dataset, Labels, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluate import targets_of
+from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Outputs, Reduction, Scores, Task
+from resnet8ptq.tasks.contract import Outputs, Reduction, Scores
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,7 @@ _USUAL = {
 
 
 def check(
-    config: RunConfig,
-    task: Task,
-    dataset: Dataset,
-    fp32: Fp32Model,
-    baseline: Scores,
-    threads: int,
+    config: RunConfig, evaluator: Evaluator, dataset: Dataset, baseline: Scores
 ) -> str | None:
     """Warn where what FP32 reaches cannot be right, and name the usual preprocessing that fits.
 
@@ -56,6 +52,7 @@ def check(
             "network",
             *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
         )
+    task, fp32, threads = evaluator.task, evaluator.network, evaluator.runtime.threads
     reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
         return None

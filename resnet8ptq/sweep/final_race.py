@@ -5,19 +5,19 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import files, machine
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data import locate
 from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.pace import Load
 from resnet8ptq.evaluation.race import Race
-from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Selection, finalists, fp32_name
 
@@ -70,19 +70,17 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
     """
     folders = {*models.values(), *baselines.values()}
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}
-    first = configs[next(iter(models.values()))]
-    runtime = cache.runtime(first.cache_dir, first.threads)
-    settled = replace(first, data=locate.settle(first.data))
-    data, fp32 = load(settled, runtime.cache_root)
-    bench = Bench(fp32.sha256, runtime)
+    settings = settle(configs[next(iter(models.values()))])
+    runtime = settings.runtime
+    data, fp32 = load(settings)
     loads: dict[str, Load] = {}
     with ExitStack() as stack:
         for name, folder in models.items():
             [path] = [each for each in folder.glob("model.*") if each.suffix != ".json"]
-            loads[name] = bench.loader(configs[folder], path)
+            loads[name] = loader(configs[folder], runtime, path)
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             plain = as_fp32(configs[folder])
             made = make_quantizer(plain, runtime).quantize(fp32, data.test, scratch)
-            loads[name] = bench.loader(plain, made.path)
-        return race.run(loads, data.test, first.latency)
+            loads[name] = loader(plain, runtime, made.path)
+        return race.run(loads, data.test, settings.config.latency)

@@ -55,6 +55,10 @@ class Run:
         """Log `backend`, `dtype`, `calib`, `per_channel`, and the whole config as flat params."""
         self._log_settings(asdict(config))
 
+    def log_composed(self) -> None:
+        """Log the config as it was composed, where it could not be settled."""
+        self._log_settings(self._composed)
+
     def _log_settings(self, settings: Mapping[str, Any]) -> None:
         if "backend" in self.journal.params:  # MLflow does not change what is logged
             return
@@ -124,7 +128,7 @@ class Run:
         """Log what went wrong: the config as far as it was known, one line, the traceback."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         self.journal.tags |= {"status": "failed", "reason": reason[:4000]}
-        self._log_settings(self._composed)
+        self.log_composed()
         text = redact("".join(traceback.format_exception(error)))
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 
