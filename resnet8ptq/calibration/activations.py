@@ -132,7 +132,7 @@ class Activations:
         key: cache.Key = {
             "network": files.sha256(self.onnx_path),
             "images": self.calibration.digest,
-            **cache.made_with("calibration", "data", "graph"),
+            **cache.made_with(__name__),
             **more,
         }
         return cache.entry(self.runtime.cache_root, kind, key, make)

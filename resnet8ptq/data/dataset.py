@@ -1,7 +1,7 @@
 """Samples with labels where there are any, and the named sets of them."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.core import cache
+from resnet8ptq.core import cache, code
 from resnet8ptq.data.lazy import AT_ONCE, Batches, Images, LazyImages
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
@@ -195,15 +195,13 @@ def keep(
     source: str,
     read: Callable[[Side], tuple[NDArray[np.uint8], NDArray[np.int64]]],
     keys: Mapping[Side, cache.Key],
-    modules: Sequence[str],
     cache_root: Path,
 ) -> Dataset:
     """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`.
 
     Args:
-        keys: what the pictures of each split depend on, besides the code of `modules`.
+        keys: what the pictures of each split depend on, besides the code of `read`.
     """
-    code = cache.code(*modules, "data/dataset")
 
     def open_split(side: Side) -> Split:
         def make(folder: Path) -> None:
@@ -212,7 +210,9 @@ def keep(
             np.save(folder / "labels.npy", labels)
             np.save(folder / "hashes.npy", hash_samples(images))
 
-        folder = cache.entry(cache_root, name, {**keys[side], "code": code}, make)
+        folder = cache.entry(
+            cache_root, name, {**keys[side], "code": code.behind(read.__module__)}, make
+        )
         images = np.asarray(np.load(folder / "images.npy", mmap_mode="r"))
         labels, hashes = (np.load(folder / f"{kept}.npy") for kept in ("labels", "hashes"))
         return Split(images, labels, source, hashes=hashes)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import PreprocessConfig
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import cache, code, files, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line
@@ -60,7 +60,7 @@ def decode(
     key: cache.Key = {
         "pictures": json.dumps(hashes),
         "settings": json.dumps([settings, preprocess.channels == "grey"]),
-        "code": cache.code("data/pictures", "data/decoding"),
+        "code": code.behind(__name__),
         "pillow": version("pillow"),
     }
 

@@ -14,7 +14,7 @@ from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluate import Evaluation, evaluate, targets_of, with_logits
@@ -188,8 +188,10 @@ class Evaluator:
             "model": files.sha256(self.network.onnx_path),
             "backend": _backend(config),
             "images": samples.digest,
-            "reduction": f"{reduction} {cache.code('tasks')}" if reduction else "",
-            **cache.made_with("backends", "data", "evaluation", "graph", "models"),
+            "reduction": f"{reduction} {code.behind(type(self.task).__module__)}"
+            if reduction
+            else "",
+            **cache.made_with(__name__),
         }
 
         def make(folder: Path) -> None:

@@ -106,7 +106,7 @@ def find_pace(
         "image_shape": str(split.input_shape),
         "sizes": str(sizes),
         "ways": str(sorted(ways)),
-        **cache.made_with("evaluation"),
+        **cache.made_with(__name__),
     }
 
     def make(folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import cache, isolation, machine
+from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models import sources
@@ -132,7 +132,7 @@ def _export(
         "model": digest(config, path),
         "format": name,
         "shape": str(shape) if module else "",
-        "code": cache.code("models"),
+        "code": code.behind(__name__),
         **machine.versions(),
     }
 

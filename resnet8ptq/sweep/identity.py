@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import code, files, machine
 from resnet8ptq.data import registry
+from resnet8ptq.experiment import running
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import locate as networks
 from resnet8ptq.tasks import registry as tasks
 
-CODE = (  # of this package, on which what a run finds depends
-    *("core", "config", "tasks", "data", "graph", "precision", "models", "calibration"),
-    *("backends", "corrections", "finetuning", "simulation", "evaluation", "experiment"),
-)
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
 # neither, since their contents are hashed.
 _IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
@@ -53,5 +50,5 @@ def sweep_key(overrides: Sequence[str]) -> str:
 
 
 def _hash(asked: object) -> str:
-    text = json.dumps([asked, cache.code(*CODE), machine.versions()], sort_keys=True)
+    text = json.dumps([asked, code.behind(running.__name__), machine.versions()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

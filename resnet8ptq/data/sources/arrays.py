@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.dataset import SIDES, Dataset, Split
@@ -133,7 +133,7 @@ def _unpacked(
             copy(path, member, folder / "array.npy")
         _map(folder / "array.npy", path, member)
 
-    key: cache.Key = {"sha256": digest, "member": member, "code": cache.code("data/sources/arrays")}
+    key: cache.Key = {"sha256": digest, "member": member, "code": code.behind(__name__)}
     return _map(cache.entry(cache_root, "arrays", key, make) / "array.npy", path, member)
 
 

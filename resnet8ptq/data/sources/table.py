@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import resizing
@@ -151,7 +151,7 @@ def _keep_numbers(
     key: cache.Key = {
         "sha256": sha256,
         "columns": json.dumps([list(names), shape]),
-        "code": cache.code("data/sources/columns", "data/sources/table"),
+        "code": code.behind(__name__),
     }
     entry = cache.entry(cache_root, "tables", key, make)
     return np.load(entry / "samples.npy", mmap_mode="r")
