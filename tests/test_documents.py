@@ -8,7 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
@@ -22,9 +22,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from resnet8ptq import __main__ as beside
+from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import PtqError
+from resnet8ptq.data.sources import arrays
+from resnet8ptq.deploy import deploying
 from resnet8ptq.job import check_names
+from resnet8ptq.serving import server
+from resnet8ptq.tasks.detection.heads import HEADS
 
 PAGES = [REPO / "README.md", *sorted(REPO.glob("docs/*.md"))]
 WITH_COMMANDS = [*PAGES, REPO / "conf/config.yaml", REPO / "resnet8ptq/__main__.py"]
@@ -224,9 +229,29 @@ def test_a_test_that_is_named_is_there(file: str, words: str) -> None:
     assert re.search(rf"^def test_\w*{'_'.join(words.split())}", text, re.M)
 
 
-def test_every_named_sweep_is_in_the_settings() -> None:
-    (row,) = [
-        line for line in TEXTS[REPO / "docs/settings.md"].splitlines() if "`experiment`" in line
-    ]
-    named = {word.removeprefix("experiment=") for word in re.findall(r"`([^`]+)`", row)}
-    assert {path.stem for path in REPO.glob("conf/experiment/*.yaml")} <= named
+def list_options(group: str) -> set[str]:
+    return {path.stem for path in REPO.glob(f"conf/{group}/*.yaml")}
+
+
+def list_keys(arguments: type[Any]) -> set[str]:
+    return {field.name for field in fields(arguments)}
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("settings", list_options("backend") | list_options("calib") | list_options("dtype")),
+        ("settings", list_options("experiment") | list_options("analysis")),
+        ("data", list_options("preprocess") | list_options("benchmark")),
+        ("data", {*arrays.INPUTS, *arrays.LABELS, *arrays.GROUPS, *arrays.CLASSES}),
+        ("tasks", list_options("task")),
+        ("scale", list_options("hydra/launcher")),
+        ("search", {*OBJECTIVES}),
+        ("detection", {*HEADS}),
+        ("deploy", list_keys(deploying.Arguments)),
+        ("server", list_keys(server.Arguments)),
+    ],
+)
+def test_every_option_is_in_its_page(page: str, names: set[str]) -> None:
+    words = set(re.findall(r"\w+", TEXTS[REPO / f"docs/{page}.md"]))
+    assert names - words - {word.lower() for word in words} == set()
