@@ -7,21 +7,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from resnet8ptq.core import cache, machine
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.core import cache, isolation, machine
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import printable
 from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import choose_scored, draw_calibration
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy import vectors
+from resnet8ptq.deploy.source import TORCH, Source
+from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.experiment import choice
 from resnet8ptq.experiment.compatibility import load, settle_task
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Array, Outputs, Task
+from resnet8ptq.tracking.serving import EXAMPLE
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +74,62 @@ def open_samples(source: Source, runtime: Runtime) -> Samples | str:
             f"digest is {data.test.digest[:12]}, the run has logged {known[:12]})"
         )
     return Samples(data.test, task, fp32)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What the artifact did when it was run again.
+
+    Attributes:
+        said: how that compares with the run, in a sentence.
+        tested, more: inputs and outputs, few and many; the latter where they were asked for.
+    """
+
+    said: str
+    tested: Vectors
+    more: Vectors | None = None
+
+
+def run(source: Source, samples: Samples | str, runtime: Runtime, many: bool) -> Ran:
+    """Run the artifact; files of torch, which may hold code, in a process of their own.
+
+    Args:
+        samples: a text says why they are not at hand: the sample that the run has kept is run.
+
+    Raises:
+        QuantizationError: see `reproduce`; there is no sample; the process ended.
+    """
+    if source.artifact.suffix not in TORCH:
+        return _run(source, samples, runtime, many)
+    crashed = QuantizationError(
+        f"run {source.record.run_id}: {source.artifact.name} ended the process that ran it"
+    )
+    return isolation.call(_run, source, samples, runtime, many, crashed=crashed)
+
+
+def _run(source: Source, samples: Samples | str, runtime: Runtime, many: bool) -> Ran:
+    predictor = make_quantizer(source.config, runtime).load(source.artifact, runtime.threads)
+    if isinstance(samples, str):
+        said = f"not compared on the run's samples, which are not at hand ({samples})"
+        return Ran(said, vectors.of_inputs(_kept_input(source), predictor))
+    said = reproduce(source, samples, runtime)
+    more = vectors.many_of_split(samples.scored, predictor) if many else None
+    return Ran(said, vectors.of_split(samples.scored, predictor), more)
+
+
+def _kept_input(source: Source) -> NDArray[np.float32]:
+    """Return the input [1, ...] that the run has kept.
+
+    Raises:
+        QuantizationError: it has kept none.
+    """
+    path = source.folder / EXAMPLE
+    if not path.exists():
+        raise QuantizationError(
+            f"run {source.record.run_id}: neither its data are at hand nor has it kept a sample"
+        )
+    with np.load(path, allow_pickle=False) as arrays:
+        return np.asarray(arrays["inputs"])
 
 
 def reproduce(source: Source, samples: Samples, runtime: Runtime) -> str:
