@@ -22,7 +22,7 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
 from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
-from resnet8ptq.tracking import journal
+from resnet8ptq.tracking import address, journal
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
@@ -192,18 +192,26 @@ def open_current() -> "Sweep":
 
 
 class SweepCallback(Callback):
-    """Hydra calls this before the first job of a multirun."""
+    """Hydra calls this before a run, or the first job of a multirun, and before it writes."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """End the program where the settings hold a password, which Hydra would write down."""
+        try:
+            address.check(config.tracking.uri or "", written=True)
+        except command.EXPECTED as error:
+            # Hydra turns an exception of a callback into a warning, and would go on.
+            raise SystemExit(command.report(error)) from None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Begin to open the store and the parent run, or end the program."""
         global _current
+        self.on_run_start(config)
         folder = Path(config.hydra.sweep.dir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             worker = jobs.plan(config.hydra.launcher)
             _current = _start(config, folder, worker)
         except command.EXPECTED as error:
-            # Hydra turns an exception of a callback into a warning, and would go on.
             raise SystemExit(command.report(error)) from None
         if worker:  # other processes read its file
             open_current()

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from filelock import FileLock
 
@@ -25,7 +24,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import redact, safe_name
-from resnet8ptq.tracking import view
+from resnet8ptq.tracking import address, view
 
 if TYPE_CHECKING:  # a second to import: only the process that uploads does
     import mlflow
@@ -85,7 +84,7 @@ def find_store(config: TrackingConfig) -> Store | None:
     can be used: a run begins meanwhile.
     """
     path = Path(config.root).absolute() / _DATABASE
-    if config.uri or os.environ.get("MLFLOW_TRACKING_URI") or _is_misread(path):
+    if config.uri or os.environ.get(address.VARIABLE) or _is_misread(path):
         return None
     query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
     try:
@@ -104,17 +103,13 @@ def open_store(config: TrackingConfig) -> Store:
     A URI in the config wins, then `$MLFLOW_TRACKING_URI`, then `<root>/mlflow.db`.
 
     Raises:
-        ConfigError: `tracking.uri` holds a password, or `tracking.root` what MLflow misreads.
+        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` one that could be
+            printed, or `tracking.root` what MLflow misreads.
         TrackingError: the folder cannot be written, or the server does not answer.
     """
-    if urlsplit(config.uri or "").password is not None:
-        raise ConfigError(
-            "tracking.uri: holds a password, which would be written down with the config; takes "
-            "one without: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-            "MLFLOW_TRACKING_URI"
-        )
-    uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    uri = config.uri or os.environ.get(address.VARIABLE)
     if uri:
+        address.check(uri, written=bool(config.uri))
         _check_answers(uri)
         return _open(uri, config.experiment_name, None)
     root = Path(config.root).absolute()
@@ -164,7 +159,7 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
         shown = redact(uri)
-        reason = " ".join(str(error).split())[:300].replace(uri, shown)
+        reason = redact(" ".join(str(error).split()).replace(uri, shown))[:300]
         if root is not None and any(words in reason for words in _DAMAGED):
             raise TrackingError(
                 f"tracking.root: {root / _DATABASE} is damaged; move it away, and "
