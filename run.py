@@ -13,7 +13,7 @@ from resnet8ptq.config import loading
 from resnet8ptq.core import background, command
 from resnet8ptq.sweep import callback
 from resnet8ptq.sweep.objectives import to_return_value
-from resnet8ptq.tracking import store
+from resnet8ptq.tracking import address, store
 
 ASKS = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
 loading.register_schemas()
@@ -32,9 +32,15 @@ def run(cfg: DictConfig) -> float | list[float] | None:
     return None if done is None else to_return_value(done, cfg.objectives)
 
 
+def start() -> None:
+    """Check what Hydra would write down as it stands, and run."""
+    address.check_words(sys.argv[1:])
+    run()
+
+
 if __name__ == "__main__":
     with background.allowed():
         if ASKS.isdisjoint(sys.argv):
             background.prepare(store.import_mlflow)
-        code = command.main(run, callback.find_current)
+        code = command.main(start, callback.find_current)
     sys.exit(code)

@@ -5,7 +5,6 @@ SHA-256 of each file. It is built in a temporary folder and renamed, so that it 
 an entry whose files do not match is made again.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -60,10 +59,11 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not path.exists():
             _build(path, text, make)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:  # of a library or another process, which keep the text alone
+        if not (words := files.full_disk(error)):
             raise
-        raise ConfigError(f"cache_dir: cannot write to {home} ({error.strerror})") from error
+        mend = "takes a folder on another disk, or free some space"
+        raise ConfigError(f"cache_dir: cannot write to {home} ({words}); {mend}") from error
     finally:
         lock.release()
     return path

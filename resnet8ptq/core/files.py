@@ -49,6 +49,21 @@ def read_bytes(path: Path, most: int) -> bytes:
         return file.read(state.st_size)
 
 
+_FULL = re.compile("no space left on device|disk is full|quota exceeded", re.IGNORECASE)
+
+
+def full_disk(error: BaseException) -> str:
+    """Return the words in which an error, or its cause, says that a disk is full; else nothing.
+
+    Libraries and other processes hand on no more than the text of the operating system's error.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return os.strerror(error.errno)
+    cause = error.__cause__ or error.__context__
+    words = _FULL.search(str(error))
+    return words[0] if words else full_disk(cause) if cause is not None else ""
+
+
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
     """Return rows of values as CSV; no text in it is a formula to a spreadsheet."""
     text = io.StringIO()

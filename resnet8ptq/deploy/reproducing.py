@@ -8,13 +8,17 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from resnet8ptq.core import cache, machine
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.core import cache, isolation, machine
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import printable
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy import vectors
+from resnet8ptq.deploy.source import TORCH, Source
+from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
@@ -22,6 +26,7 @@ from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.tasks.contract import Array, Outputs, Task
+from resnet8ptq.tracking.serving import EXAMPLE
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +66,62 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
         )
     batch_size = config.evaluate.batch_size
     return Scored(samples.reported, Evaluator(network, task, settings.runtime, batch_size))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What the artifact did when it was run again.
+
+    Attributes:
+        said: how that compares with the run, in a sentence.
+        tested, more: inputs and outputs, few and many; the latter where they were asked for.
+    """
+
+    said: str
+    tested: Vectors
+    more: Vectors | None = None
+
+
+def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Ran:
+    """Run the artifact; files of torch, which may hold code, in a process of their own.
+
+    Args:
+        scored: a text says why they are not at hand: the sample that the run has kept is run.
+
+    Raises:
+        QuantizationError: see `reproduce`; there is no sample; the process ended.
+    """
+    if source.artifact.suffix not in TORCH:
+        return _run(source, scored, runtime, many)
+    crashed = QuantizationError(
+        f"run {source.record.run_id}: {source.artifact.name} ended the process that ran it"
+    )
+    return isolation.call(_run, source, scored, runtime, many, crashed=crashed)
+
+
+def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Ran:
+    predictor = make_quantizer(source.config, runtime).load(source.artifact, runtime.threads)
+    if isinstance(scored, str):
+        said = f"not compared on the run's samples, which are not at hand ({scored})"
+        return Ran(said, vectors.of_inputs(_kept_input(source), predictor))
+    said = reproduce(source, scored)
+    more = vectors.many_of_split(scored.samples, predictor) if many else None
+    return Ran(said, vectors.of_split(scored.samples, predictor), more)
+
+
+def _kept_input(source: Source) -> NDArray[np.float32]:
+    """Return the input [1, ...] that the run has kept.
+
+    Raises:
+        QuantizationError: it has kept none.
+    """
+    path = source.folder / EXAMPLE
+    if not path.exists():
+        raise QuantizationError(
+            f"run {source.record.run_id}: neither its data are at hand nor has it kept a sample"
+        )
+    with np.load(path, allow_pickle=False) as arrays:
+        return np.asarray(arrays["inputs"])
 
 
 def reproduce(source: Source, scored: Scored) -> str:

@@ -12,13 +12,14 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.report import comparison, page, verdicts
-from resnet8ptq.tracking import history
+from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import PARENT_TAG
 from resnet8ptq.tracking.serving import EXAMPLE
 from resnet8ptq.tracking.store import Store
 
 SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")
+TORCH = (".pt", ".pt2")  # torch runs what such a file says
 _MADE_OF = (EXAMPLE, "predictions.npz", "detections.json")
 
 
@@ -140,11 +141,22 @@ def _load(store: Store, key: str, run_id: str) -> Record:
     return history.load_run(store, run_id)
 
 
-def fetch(store: Store, record: Record, folder: Path, use: str = "", verdict: str = "") -> Source:
+def fetch(
+    store: Store,
+    record: Record,
+    folder: Path,
+    use: str = "",
+    verdict: str = "",
+    trust: bool = False,
+) -> Source:
     """Copy a run's artifact and what belongs to it into `folder`.
 
+    Args:
+        trust: run code that the store names also where the run was not made here.
+
     Raises:
-        ConfigError: the run is a sweep's, did not finish, was unsupported, or runs on its CPU only.
+        ConfigError: the run is a sweep's, did not finish, was unsupported, runs on its CPU only, or
+            would run code of others.
         TrackingError: it has no artifact, or another than it measured.
     """
     status = record.tags.get("status", "?")
@@ -167,7 +179,14 @@ def fetch(store: Store, record: Record, folder: Path, use: str = "", verdict: st
             f"run {record.run_id}: {models[0]} is not the file that was measured (its SHA-256 is "
             f"{files.sha256(artifact)}, the run has logged {known})"
         )
-    config = load_config(folder / CONFIG_FILE)
+    trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
+    if artifact.suffix in TORCH and not trusted:
+        raise ConfigError(
+            f"run_id: run {record.run_id} has {models[0]}, which can run code when torch loads it, "
+            f"and was not made below {origin.RUNS.absolute()}; takes a run that was made there. If "
+            "you trust whoever made the run, add trust=true"
+        )
+    config = load_config(folder / CONFIG_FILE, trusted)
     if getattr(config.backend, "flow", None) == "inductor":
         raise ConfigError(
             f"run_id: run {record.run_id} has backend.flow=inductor, a shared object that runs on "
