@@ -2,7 +2,6 @@
 
 import logging
 import tempfile
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +27,7 @@ from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment import choice, mlperf_tiny, outputs, preparation, preprocessing_check
 from resnet8ptq.experiment.compatibility import load, settle_task
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_float_nodes
 from resnet8ptq.tasks.contract import GROUPED
 
 log = logging.getLogger(__name__)
@@ -160,8 +157,6 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     params["artifact_sha256"] = files.sha256(artifact.path)
     if timed is not None and timed.model.batch_ms is not None:
         params["latency_batch_size"] = str(latency.find_batch_size(config.latency, scored.test))
-    if config.float_tail and config.dtype.name != "fp32" and config.method != "dynamic":
-        params["float_operators"] = _float_operators(prepared)
     result = RunResult("ok", measurement=measurement, resolved=params)
     _warn_of_noise(config, measurement.comparison.sqnr_db)
     example = scored.test.inputs(slice(1))
@@ -177,18 +172,6 @@ def _shapes(fp32: Fp32Model) -> dict[str, list[int]]:
         output.name: [-1 if size is None else size for size in output.shape]
         for output in fp32.contract.outputs
     }
-
-
-def _float_operators(prepared: preparation.Preparation) -> str:
-    """Return the operators of the network that stay in float, with their number.
-
-    By the settings, or because the framework has no 8-bit kernel for them.
-    """
-    config, graph = prepared.config, onnx.load(prepared.network.onnx_path).graph
-    left = {*find_float_nodes(graph, Selection.of(config))}
-    known = quantized_operators(config.backend.name)
-    count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)
-    return ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
 
 
 def _warn_of_saturation(resolved: Resolved, fp32: Fp32Model) -> None:

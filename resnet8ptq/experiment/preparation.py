@@ -3,6 +3,7 @@
 import logging
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,10 +28,11 @@ from resnet8ptq.experiment.compatibility import settle_task
 from resnet8ptq.experiment.layers import bits_search, exclusion
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.finetuning import qat
+from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_quantized_layers
+from resnet8ptq.precision.selection import Selection, find_float_nodes, find_quantized_layers
 from resnet8ptq.tasks.contract import Task
 
 log = logging.getLogger(__name__)
@@ -43,11 +45,12 @@ class Preparation:
     Attributes:
         config: the run's, with `nodes_to_exclude=auto` replaced by the nodes chosen, and
             `precision.plan=auto` by the plan.
-        network: fine-tuned or corrected; else the FP32 network itself.
+        network: fine-tuned or corrected; else the FP32 network itself. A corrected one lies in the
+            scratch folder, and is gone with it.
         ranges: activation ranges made elsewhere, by ONNX tensor name.
         provenance: what ranges found by calibration would be made from.
         seconds: it took; None where nothing was to be done.
-        params, metrics: of the choices made, by MLflow name.
+        params, metrics: of the choices made, and of the network, by MLflow name.
     """
 
     config: RunConfig
@@ -159,8 +162,22 @@ def prepare(
         if chosen.nodes:  # whose weights are not to be rounded after all
             network, provenance, ranges = correct(config)
     idle = network is fp32 and not params
+    if config.float_tail and config.method != "dynamic":
+        params["float_operators"] = _float_operators(config, network)
     seconds = None if idle else time.perf_counter() - start
     return Preparation(config, network, provenance, ranges, seconds, params, metrics)
+
+
+def _float_operators(config: RunConfig, network: Fp32Model) -> str:
+    """Return the operators of the network that stay in float, with their number.
+
+    By the settings, or because the framework has no 8-bit kernel for them.
+    """
+    graph = onnx.load(network.onnx_path).graph
+    left = {*find_float_nodes(graph, Selection.of(config))}
+    known = quantized_operators(config.backend.name)
+    count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)
+    return ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
 
 
 def _plan(
