@@ -13,6 +13,7 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
 from resnet8ptq.core import cache
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluate import Evaluation, evaluate
@@ -81,7 +82,8 @@ class Bench:
         """
         quantizer = make_quantizer(config, self.runtime)
         start = time.perf_counter()
-        artifact = quantizer.quantize(network, calibration, folder, ranges)
+        with waiting("Quantizing"):
+            artifact = quantizer.quantize(network, calibration, folder, ranges)
         seconds = time.perf_counter() - start
         size_bytes = artifact.size_bytes
         evaluation = self.evaluate(config, artifact.path, scored, label)
