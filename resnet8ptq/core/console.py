@@ -129,7 +129,7 @@ class _Step:
     unit: str
     total: int | None
     done: int = 0
-    begin: float = field(default_factory=time.monotonic)
+    begin: float = field(default_factory=lambda: time.monotonic())
 
     def __str__(self) -> str:
         if self.total is None or self.done == 0:
@@ -143,7 +143,7 @@ class _Step:
 class _Spoken:
     """When the last line was written, and the steps under way, the outermost first."""
 
-    at: float = field(default_factory=time.monotonic)
+    at: float = field(default_factory=lambda: time.monotonic())
     steps: list[_Step] = field(default_factory=list)
 
 

@@ -1,6 +1,7 @@
 """How batches are run: how large, on how many threads, and how many at once; the fastest way."""
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
-from resnet8ptq.core import background, cache
+from resnet8ptq.core import background, cache, memory
 from resnet8ptq.core.console import announced
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+
+log = logging.getLogger(__name__)
 
 BATCH_SIZES = (16, 64)  # tried where `evaluate.batch_size` is not set
 TRIAL_IMAGES = 512  # more where they are fewer than four batches for each copy
@@ -102,8 +105,13 @@ def find_pace(
         ways.add((1, threads // 2))
     most = split.within_memory or max(sizes) * threads
     ways = {(used, at_once) for used, at_once in ways if at_once <= most}
-    widest = min(ways)
+    widest = max(ways, key=lambda way: way[1])
     sizes = sorted({min(size, most // widest[1]) for size in sizes})
+    if batch_size and sizes[0] < min(batch_size, split.at_once or batch_size):
+        log.warning(
+            "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; runs %d",
+            *(batch_size, memory.budget() / 1e9, sizes[0]),
+        )
     if len(sizes) == len(ways) == 1:
         return Pace(sizes[0], *widest)
     key: cache.Key = {
@@ -130,7 +138,7 @@ def _find_fastest(
     """Return the fastest of the sizes, and of the ways with that size; see `find_pace`."""
     times: dict[int, float] = {}
     for size in sizes:
-        times[size] = measure(load, split, Pace(size, *ways[0]))
+        times[size] = measure(load, split, Pace(size, *max(ways, key=lambda way: way[1])))
         if times[size] * size > ENOUGH_SECONDS:
             break
     size = min(times, key=lambda size: times[size])
