@@ -75,7 +75,7 @@ def test_data_come_in_batches_that_fit(
     shapes: Dataset, shapes_model: Fp32Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proto = onnx.load(shapes_model.onnx_path)
-    monkeypatch.setattr(memory, "budget", lambda: 7 * 2 * live_bytes(proto))
+    monkeypatch.setattr(memory, "budget", lambda: 7 * 4 * live_bytes(proto))
     assert samples_at_once(proto) == 7
     split = compatibility.fit(shapes, shapes_model).test.take(np.arange(20))
     assert [len(batch) for batch in split.batches(100)] == [7, 7, 6]

@@ -19,7 +19,7 @@ import onnx
 from resnet8ptq.calibration.methods import describe_method, find_method, find_range, run_pass
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import cache, files, memory
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import float_tensors
@@ -117,8 +117,7 @@ class Activations:
                 )
                 observe(stats[source], samples)
                 for run, part in zip(runs, parts, strict=True):
-                    made = run(samples)[: len(part)]
-                    list(pool.map(observe, [stats[name] for name in part], made))
+                    list(pool.map(observe, [stats[name] for name in part], run(samples)))
         every = stats.values()
         np.savez(
             folder / f"{stage}.npz",
@@ -138,6 +137,7 @@ class Activations:
             (sample,) = self.calibration.take(np.arange(1)).batches(1)
             return [run], fit([run], sample)
         # One sample's tensors are too large to be held at once.
+        memory.return_large_blocks()
         source, names = proto.graph.input[0].name, [name for part in parts for name in part]
         graphs = [keep_apart(between(proto, source, part), names) for part in parts]
         return [open_runner(graph, threads, arena=False) for graph in graphs], 1

@@ -1,5 +1,6 @@
 """How much memory a run may use for tensors: the one number that batch sizes follow from."""
 
+import ctypes
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 MOST, LEAST = 2**31, 2**28  # bytes of the budget
 STEP = 8  # what one step of a run holds of a batch is an eighth of the budget: inputs, outputs, ...
 
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -52,6 +54,18 @@ def in_groups(sizes: Sequence[int], within: int) -> list[slice]:
             held = 0
         held += size
     return [slice(*pair) for pair in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+
+
+@cache
+def return_large_blocks() -> None:
+    """Let large tensors go back to the system as soon as they are freed, for this process.
+
+    glibc keeps freed blocks of up to 32 MB, in pieces that other sizes do not fit. Blocks that are
+    returned take a little time each, so only networks with large tensors ask for it. Elsewhere than
+    on glibc nothing changes (`man 3 mallopt`).
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**22)
 
 
 def free_bytes() -> int | None:

@@ -14,11 +14,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from resnet8ptq.core import memory
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.preprocessing import arrange
-from resnet8ptq.graph.footprint import samples_at_once
+from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch import (
     Outputs,
@@ -128,7 +129,7 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
-    at_once = min(AT_ONCE, samples_at_once(proto))
+    at_once = min(AT_ONCE, memory.fitting(live_bytes(proto), memory.step()))
     expected = in_batches(network.predict, samples, at_once, "Running the original")
     contract, final = read_contract(proto.graph), find_final(expected, samples.shape[1:])
     parity, without_torch = {}, {}
