@@ -30,7 +30,7 @@ from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.graph.layers import channel_axis
+from resnet8ptq.graph.layers import channel_axis, float_tensors
 from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
@@ -245,6 +245,22 @@ def test_memory_of_large_networks_is_limited(
     monkeypatch.setattr(memory, "step", lambda: 1)
     name = proto.graph.node[-1].input[0]
     assert [len(one) for [one] in setting.walk(proto).run([name])] == [1] * len(images)
+
+
+def test_means_and_errors_in_parts_are_those_of_the_whole(
+    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one sample's tensors together exceed the budget, they are made some at once."""
+    setting = setting_of(configure(), images)
+    errors = layers.errors(proto, proto, setting)
+    corrected = bias_correction.correct_biases(proto, proto, setting)
+    monkeypatch.setattr(memory, "step", lambda: 2**15)
+    assert len(setting.walk(proto).parts(float_tensors(proto))) > 1
+    assert layers.errors(proto, proto, setting) == pytest.approx(errors, rel=1e-4)
+    again = bias_correction.correct_biases(proto, proto, setting)
+    for node in layers.find(proto.graph, setting.selection).values():
+        found, wanted = (read_bias(made.graph, node) for made in (again, corrected))
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_weights_are_replaced_in_their_place(proto: onnx.ModelProto) -> None:
