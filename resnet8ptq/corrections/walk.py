@@ -37,11 +37,13 @@ class Walk:
         self._kept: Array | None = None  # the source of all images; None: the images themselves
         (sample,) = images.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
-        self._at_once = 1  # where the tensors of one sample are more than that
         if len(group(proto, names)) == 1:
             self._at_once = min(
                 batch_size, fit([open_runner(expose(proto, names), threads)], sample)
             )
+        else:
+            self._at_once = 1
+            memory.return_large_blocks()
 
     def beside(self, proto: onnx.ModelProto) -> "Walk":
         """Return a walk through the same network with other weights, in the same batches."""
