@@ -31,7 +31,10 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     assert not console._spoken.steps
 
 
-def test_a_quick_step_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_step_leaves_no_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_spoken", console._Spoken())
     with console.waiting("Converting"):
         assert list(console.track([1, 2], "Running")) == [1, 2]
     assert capsys.readouterr().err == ""
