@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,23 @@ def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_pat
     backend = Counting(monkeypatch, lambda tried: 0.01)
     assert run(1000, tmp_path).pace.batch_size == 16
     assert {tried.batch_size for tried in backend.measured} == {16}
+
+
+@pytest.mark.parametrize(
+    ("within", "sizes", "copies"), [(400, {16, 64}, 4), (100, {16, 25}, 4), (3, {1, 3}, 2)]
+)
+def test_a_way_that_exceeds_the_memory_is_not_tried(monkeypatch, tmp_path, within, sizes, copies):
+    """All copies together run no more samples at once than memory takes."""
+    backend = Counting(monkeypatch, lambda tried: 1 / tried.at_once / 10_000)
+    split = replace(images(1000), within_memory=within)
+    runtime = runtime_of_all_cores(tmp_path, 4)
+    bench = Bench("a", replace(runtime, threads_fixed=False))
+    config = make_config("data=shapes", f"cache_dir={tmp_path}")
+    found = bench.evaluate(config, Path("nowhere"), split)
+    assert found.pace.at_once == copies
+    assert {tried.batch_size for tried in backend.measured} <= sizes
+    assert all(tried.batch_size * tried.at_once <= within for tried in backend.measured)
+    assert len(found.outputs.values[0]) == 1000
 
 
 @pytest.mark.parametrize(

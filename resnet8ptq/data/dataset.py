@@ -33,6 +33,7 @@ class Split:
         preprocessing: what makes network inputs of them.
         layout: how the network takes the axes of a sample, see `preprocessing.arrange`.
         at_once: how many samples the network takes at once, at most; None: any number.
+        within_memory: how many samples at once keep its tensors within the memory budget.
         groups: [N] int64, the same number for samples that belong together, such as the windows of
             one clip; None where each stands by itself.
         hashes: `pixel_hashes`, where they are known.
@@ -46,6 +47,7 @@ class Split:
     at_once: int | None = None
     groups: NDArray[np.int64] | None = None
     hashes: NDArray[np.bytes_] | None = None
+    within_memory: int | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -112,9 +114,13 @@ class Split:
         """Return the network inputs [n, ...] of the samples at `indices`."""
         return self.prepare(self.images[indices])
 
+    def limit(self, size: int) -> int:
+        """Return `size`, or how many samples the network and the memory take at once."""
+        return min(size, self.at_once or size, self.within_memory or size)
+
     def batches(self, size: int) -> Batches:
-        """Return network inputs, float32 [<=size, ...]."""
-        return Batches(self.images, min(size, self.at_once or size), self.prepare)
+        """Return network inputs, float32 [<=size, ...]; see `limit`."""
+        return Batches(self.images, self.limit(size), self.prepare)
 
 
 def hash_samples(samples: Images) -> NDArray[np.bytes_]:

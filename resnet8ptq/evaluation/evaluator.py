@@ -15,6 +15,7 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
 from resnet8ptq.core import cache, code, files
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluate import Evaluation, evaluate, targets_of, with_logits
@@ -115,9 +116,9 @@ class Evaluator:
             calibration, folder, ranges: see `backends.contract.Quantizer.quantize`.
         """
         start = time.perf_counter()
-        artifact = make_quantizer(config, self.runtime).quantize(
-            network, calibration, folder, ranges
-        )
+        quantizer = make_quantizer(config, self.runtime)
+        with waiting("Quantizing"):
+            artifact = quantizer.quantize(network, calibration, folder, ranges)
         return Quantized(artifact, artifact.size_bytes, time.perf_counter() - start)
 
     def compare(

@@ -1,10 +1,15 @@
 """Data, network and task of a run: read, and checked to fit each other."""
 
+from dataclasses import replace
+
+import onnx
+
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.graph.footprint import samples_at_once
 from resnet8ptq.models import model
 from resnet8ptq.models.contract import find_layout
 from resnet8ptq.models.model import Fp32Model
@@ -13,7 +18,7 @@ from resnet8ptq.tasks.contract import Setting, Task
 
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
-    """Return the data set as the network takes it, its axes in order.
+    """Return the data set as the network takes it: its axes in order, in batches that fit.
 
     Raises:
         ModelError: the network takes other samples.
@@ -25,7 +30,9 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
             f"{fp32.source}: takes {contract.batch} samples at once, and its batch cannot be freed "
             f"({fp32.conversion.why_fixed})"
         )
-    return dataset.arranged(find_layout(dataset.test.input_shape, contract), contract.batch)
+    arranged = dataset.arranged(find_layout(dataset.test.input_shape, contract), contract.batch)
+    most = samples_at_once(onnx.load(fp32.onnx_path))
+    return arranged.with_splits(lambda split: replace(split, within_memory=most))
 
 
 def load(settings: Settings) -> tuple[Dataset, Fp32Model]:

@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.models.contract import read_contract
@@ -31,12 +32,16 @@ _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 _RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")
 
 
-def in_batches(predict: Predict, samples: Samples, size: int) -> Outputs:
+def in_batches(predict: Predict, samples: Samples, size: int, label: str | None = None) -> Outputs:
     """Return the outputs for all samples, predicted in batches of at most `size`.
 
     What has other sizes for other samples, such as their detections, is filled up with zeros.
+
+    Args:
+        label: of a progress bar; None: without one.
     """
-    parts = [predict(samples[i : i + size]) for i in range(0, len(samples), size)]
+    starts = range(0, len(samples), size)
+    parts = [predict(samples[i : i + size]) for i in (track(starts, label) if label else starts)]
     return [_join(found) for found in zip(*parts, strict=True)]
 
 

@@ -14,9 +14,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from resnet8ptq.core import memory
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.preprocessing import arrange
+from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch import (
     Outputs,
@@ -105,7 +108,8 @@ def convert(
     """
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
-        network = read(source, samples.shape[1:], module, inputs)
+        with waiting("Reading and converting the network"):
+            network = read(source, samples.shape[1:], module, inputs)
         layout = find_layout(samples.shape[1:], read_contract(network.proto.graph))
         _convert(network, folder, arrange(samples, layout))
     except ModelError as error:
@@ -125,16 +129,17 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
-    expected = in_batches(network.predict, samples, AT_ONCE)
+    at_once = min(AT_ONCE, memory.fitting(live_bytes(proto), memory.step()))
+    expected = in_batches(network.predict, samples, at_once, "Running the original")
     contract, final = read_contract(proto.graph), find_final(expected, samples.shape[1:])
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
-        found = _run(open_runner(str(path)), samples, contract)
+        found = _run(open_runner(str(path)), samples, contract, at_once, label)
         parity[label] = compare(found, expected, final, label)
         label = f"torch, {path.stem}"
         try:
-            found = _run(_torch_runner(path), samples, contract)
+            found = _run(_torch_runner(path), samples, contract, at_once, label)
         except Exception as error:  # ModelError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
@@ -210,10 +215,12 @@ def find_final(outputs: Outputs, sample: tuple[int, ...]) -> str:
     return PROBABILITIES if sums_to_one else LOGITS
 
 
-def _run(predict: Predict, samples: NDArray[np.float32], contract: Contract) -> Outputs:
+def _run(
+    predict: Predict, samples: NDArray[np.float32], contract: Contract, at_once: int, label: str
+) -> Outputs:
     if contract.batch is not None:
         predict = filled_up(predict, contract.batch)
-    return in_batches(predict, samples, AT_ONCE)
+    return in_batches(predict, samples, at_once, f"Comparing with the original: {label}")
 
 
 def _torch_runner(path: Path) -> Predict:
