@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,13 @@ from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import printable
-from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import choose_scored, draw_calibration
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.trial import Bench
 from resnet8ptq.experiment import choice
-from resnet8ptq.experiment.compatibility import load, settle_task
+from resnet8ptq.experiment.compatibility import load, settle, settle_task
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Array, Outputs, Task
 
@@ -50,7 +49,7 @@ def open_samples(source: Source, runtime: Runtime) -> Samples | str:
     """
     config = source.config
     try:
-        config = replace(config, data=locate.settle(config.data))
+        config = settle(config, runtime.cache_root)
         dataset, fp32 = load(config, runtime.cache_root)
         data = choose_scored(dataset, config.evaluate.split, config.held_out_images)
         task = settle_task(config.task, dataset, data.test, fp32)

@@ -1,16 +1,57 @@
 """Data, network and task of a run: read, and checked to fit each other."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 from resnet8ptq.config.schema import RunConfig, TaskConfig
-from resnet8ptq.core.errors import ModelError, UnsupportedError
-from resnet8ptq.data import registry
+from resnet8ptq.core.errors import ModelError, PtqError, SizesDifferError, UnsupportedError
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.models import model
+from resnet8ptq.models import inspection, model
 from resnet8ptq.models.contract import find_layout
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
+
+log = logging.getLogger(__name__)
+
+
+def settle(config: RunConfig, cache_root: Path, quiet: bool = False) -> RunConfig:
+    """Return the config with the data's place, and the size of pictures that the network fixes.
+
+    The size is the network's where the pictures have several and `preprocess.size` sets none.
+
+    Args:
+        quiet: do not tell of it: another call of this run does.
+
+    Raises:
+        ConfigError, DataNotFoundError: see `locate.settle`. Whatever else is wrong with the data,
+            `load` raises.
+    """
+    config = replace(config, data=locate.settle(config.data, quiet))
+    taken = config.preprocess
+    if taken.size is not None or not registry.SOURCES[config.data.name].decodes:
+        return config
+    try:
+        registry.read(config.data, taken, cache_root, config.calib.images)
+        return config
+    except SizesDifferError:
+        try:
+            size = inspection.find_picture_size(config.model, config.data.name, cache_root)
+        except PtqError:
+            size = None
+    except PtqError:
+        return config
+    if size is None:
+        return config
+    log.log(
+        logging.DEBUG if quiet else logging.INFO,
+        "preprocess.size: got null, and the pictures differ in size: takes the network's, %s, by "
+        "preprocess.resize=%s",
+        *(list(size), taken.resize),
+    )
+    return replace(config, preprocess=replace(taken, size=list(size)))
 
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:

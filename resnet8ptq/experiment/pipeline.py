@@ -3,7 +3,6 @@
 import logging
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, cache, files, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
-from resnet8ptq.data import locate
 from resnet8ptq.data.sampling import choose_scored, draw_calibration, draw_held_out
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.baseline import load_baseline
@@ -26,7 +24,7 @@ from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment import choice, mlperf_tiny, outputs, preparation, preprocessing_check
-from resnet8ptq.experiment.compatibility import load, settle_task
+from resnet8ptq.experiment.compatibility import load, settle, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
@@ -67,7 +65,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     # An unsupported combination is known before any work.
     resolved = make_quantizer(config, runtime).resolve()
     memory = PeakMemory()
-    config = replace(config, data=locate.settle(config.data))
+    config = settle(config, runtime.cache_root)
     run.log_config(config)
     dataset, fp32 = load(config, runtime.cache_root)
     run.log_params(fp32.describe())

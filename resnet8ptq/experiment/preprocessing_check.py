@@ -90,18 +90,30 @@ def check(
 
 def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
     """Yield what pixels are usually made of, by the settings that choose it."""
-    if split.images.dtype != np.uint8:
+    unit = _is_unit(split)
+    if split.images.dtype != np.uint8 and not unit:
         return
     coloured = split.images.shape[-1] == 3
     for name, (scale, mean, std) in _USUAL.items():
+        scale = scale * 255 if unit else scale
         steps = replace(split.preprocessing, bgr=name == "caffe", scale=scale, mean=mean, std=std)
-        setting = f"preprocess={name}"
+        setting = f"preprocess={name} preprocess.scale={scale:g}" if unit else f"preprocess={name}"
         if name == "torchvision_imagenet" and not sized:
             setting += " preprocess.size=null"
         if len(mean) == 1 or coloured:
             yield setting, steps
         if name != "caffe" and coloured:
             yield f"{setting} preprocess.channels=bgr", replace(steps, bgr=True)
+
+
+def _is_unit(split: Split) -> bool:
+    """Tell whether samples are pictures of floats from 0 to 1, as frameworks make of pixels."""
+    shape = split.images.shape
+    if split.images.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
+        return False
+    chosen = np.linspace(0, len(split) - 1, min(SAMPLES, len(split))).astype(np.int64)
+    some = split.images[chosen]
+    return bool(some.size and some.min() >= 0 and 0 < some.max() <= 1)
 
 
 def _tells_apart(labels: Labels | None) -> bool:

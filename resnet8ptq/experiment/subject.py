@@ -1,15 +1,14 @@
 """What an analysis looks at: a network, the samples it is measured on, and what scores it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.machine import Runtime
-from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.trial import Bench
-from resnet8ptq.experiment.compatibility import load, settle_task
+from resnet8ptq.experiment.compatibility import load, settle, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Task
@@ -51,7 +50,7 @@ def open_subject(config: RunConfig, run: Recorder) -> Subject:
         PtqError: what is missing or does not fit, in one line.
     """
     runtime = cache.runtime(config.cache_dir, config.threads)
-    config = replace(config, data=locate.settle(config.data))
+    config = settle(config, runtime.cache_root)
     run.log_config(config)
     dataset, fp32 = load(config, runtime.cache_root)
     held_out = draw_held_out(dataset, config.held_out_images)

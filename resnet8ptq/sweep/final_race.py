@@ -5,19 +5,18 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.core import cache, files, machine
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data import locate
 from resnet8ptq.evaluation import race
 from resnet8ptq.evaluation.pace import Load
 from resnet8ptq.evaluation.race import Race
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.compatibility import load, settle
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Selection, finalists, fp32_name
 
@@ -72,8 +71,7 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}
     first = configs[next(iter(models.values()))]
     runtime = cache.runtime(first.cache_dir, first.threads)
-    settled = replace(first, data=locate.settle(first.data))
-    data, fp32 = load(settled, runtime.cache_root)
+    data, fp32 = load(settle(first, runtime.cache_root), runtime.cache_root)
     bench = Bench(fp32.sha256, runtime)
     loads: dict[str, Load] = {}
     with ExitStack() as stack:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, files, machine
-from resnet8ptq.data import locate, registry
+from resnet8ptq.data import registry
 from resnet8ptq.experiment import mlperf_tiny
+from resnet8ptq.experiment.compatibility import settle
 from resnet8ptq.models import locate as networks
 from resnet8ptq.tasks import registry as tasks
 
@@ -33,10 +34,9 @@ def find(config: RunConfig) -> str:
         PtqError: the images or the network are not available.
     """
     config = mlperf_tiny.settle(config)
-    settled = locate.settle(config.data, quiet=True)
-    images = registry.read(
-        settled, config.preprocess, cache.folder(config.cache_dir), config.calib.images
-    )
+    root = cache.folder(config.cache_dir)
+    config = settle(config, root, quiet=True)
+    images = registry.read(config.data, config.preprocess, root, config.calib.images)
     settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     settings["data"] = [images.name, images.train.digest, images.test.digest]
     if images.calibration is not None:

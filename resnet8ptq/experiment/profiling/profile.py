@@ -1,7 +1,6 @@
 """`+analysis=profile`: what each operator takes, FP32 beside 8 bits."""
 
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +10,11 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.console import track
-from resnet8ptq.data import locate
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import latency, operators
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.compatibility import load, settle
 from resnet8ptq.experiment.profiling import profile_table
 from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
 from resnet8ptq.experiment.recorder import Recorder
@@ -38,7 +36,7 @@ def analyse(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
     quantizer, settings = make_quantizer(config, runtime), config.latency
     resolved = quantizer.resolve()
     quantizer.profile(folder, settings.threads)  # unsupported before any work; loads nothing yet
-    config = replace(config, data=locate.settle(config.data))
+    config = settle(config, runtime.cache_root)
     run.log_config(config)
     dataset, fp32 = load(config, runtime.cache_root)
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [])
