@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import PreprocessConfig, RunConfig
 from resnet8ptq.data.dataset import Dataset, Labels, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluate import targets_of
@@ -50,12 +50,7 @@ def check(
         baseline: of the FP32 network.
     """
     if dataset.test.labels is None:
-        taken = config.preprocess
-        log.info(
-            "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the "
-            "network",
-            *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
-        )
+        _tell_taken(config.preprocess, dataset.test)
     reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
         return None
@@ -86,6 +81,22 @@ def check(
     doubt = f"FP32 {metric.title.upper()} {reason}: {advice}"
     log.warning("%s", doubt)
     return doubt
+
+
+def _tell_taken(taken: PreprocessConfig, split: Split) -> None:
+    """Say which preprocessing is taken on trust; warn where samples are not the usual pixels."""
+    if _is_unit(split) and (taken.scale, *taken.mean, *taken.std) == (1, 0, 1):
+        log.warning(
+            "preprocess=%s: the samples are float pictures from 0 to 1 and stay so, and there are "
+            "no labels to tell whether that fits the network; if it takes 0 to 255: "
+            "preprocess.scale=255, -1 to 1: preprocess=symmetric preprocess.scale=2",
+            taken.name,
+        )
+        return
+    log.info(
+        "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the network",
+        *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
+    )
 
 
 def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
