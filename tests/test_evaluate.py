@@ -12,6 +12,7 @@ import pytest
 from conftest import make_config, quantizer_of, runtime_of_all_cores
 
 from resnet8ptq.core import machine
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import evaluate, evaluator, pace
 from resnet8ptq.evaluation.pace import BATCH_SIZES, Pace
@@ -51,12 +52,17 @@ def images(count: int) -> Split:
     return Split(pixels.reshape(-1, 1, 1, 1), np.zeros(count, np.int64), "made up")
 
 
+def evaluator_of(
+    network: str, runtime: Runtime, batch_size: int | None = None
+) -> evaluator.Evaluator:
+    fp32 = SimpleNamespace(sha256=network, final=PROBABILITIES)
+    return evaluator.Evaluator(fp32, Classification(("a", "b")), runtime, batch_size)
+
+
 def run(count: int, cache: Path, *overrides: str, network: str = "a") -> evaluate.Evaluation:
     config = make_config("data=shapes", f"cache_dir={cache}", *overrides)
     runtime = runtime_of_all_cores(config.cache_dir, config.threads)
-    fp32 = SimpleNamespace(sha256=network, final=PROBABILITIES)
-    task = Classification(("a", "b"))
-    measuring = evaluator.Evaluator(fp32, task, runtime, config.evaluate.batch_size)
+    measuring = evaluator_of(network, runtime, config.evaluate.batch_size)
     return measuring.run(config, Path("nowhere"), images(count))
 
 
@@ -104,9 +110,9 @@ def test_a_way_that_exceeds_the_memory_is_not_tried(monkeypatch, tmp_path, withi
     backend = Counting(monkeypatch, lambda tried: 1 / tried.at_once / 10_000)
     split = replace(images(1000), within_memory=within)
     runtime = runtime_of_all_cores(tmp_path, 4)
-    bench = Bench("a", replace(runtime, threads_fixed=False))
     config = make_config("data=shapes", f"cache_dir={tmp_path}")
-    found = bench.evaluate(config, Path("nowhere"), split)
+    measuring = evaluator_of("a", replace(runtime, threads_fixed=False))
+    found = measuring.run(config, Path("nowhere"), split)
     assert found.pace.at_once == copies
     assert {tried.batch_size for tried in backend.measured} <= sizes
     assert all(tried.batch_size * tried.at_once <= within for tried in backend.measured)

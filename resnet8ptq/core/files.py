@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from resnet8ptq.core.text import show
+
 
 @contextmanager
 def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
@@ -65,18 +67,24 @@ def full_disk(error: BaseException) -> str:
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows of values as CSV; no text in it is a formula to a spreadsheet."""
+    """Return rows of values as CSV: no text in it steers a terminal, or is a spreadsheet's formula.
+
+    Control characters, and marks that turn the direction of text, become `?`.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(_quote_formula, row) for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(map(_make_safe, row) for row in rows)
     return text.getvalue()
 
 
-def _quote_formula(value: object) -> object:
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+def _make_safe(value: object) -> object:
+    if not isinstance(value, str):
         return value
-    return value if _NUMBER.fullmatch(value) else f"'{value}"
+    safe = show(value)
+    formula = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{safe}" if formula else safe
 
 
+_FORMULA = re.compile(r"[\t\r]|\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]")  # and in full width
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-?inf", re.IGNORECASE)
 
 

@@ -100,11 +100,14 @@ class Split:
         hashes = self.pixel_hashes[indices] if known else None
         return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes)
 
-    def strata(self, classes: int) -> list[NDArray[np.bool_]]:
-        """Tell for each class which samples [N] are of it; all of them for one, without classes."""
+    def strata(self, classes: int) -> list[NDArray[np.int64]]:
+        """Return the places of each class's samples, ascending; without classes, of all in one."""
         if self.labels is None or self.labels.dtype.kind != "i":
-            return [np.ones(len(self), np.bool_)]
-        return [self.labels == label for label in range(classes)]
+            return [np.arange(len(self))]
+        ends = np.searchsorted(np.sort(self.labels), np.arange(classes), "right")
+        starts = [np.count_nonzero(self.labels < 0), *ends[:-1]]
+        order = np.argsort(self.labels, kind="stable")
+        return [order[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[np.float32]:
         """Return stored samples [n, ...] as network inputs [n, ...], contiguous."""

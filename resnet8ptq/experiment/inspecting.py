@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
-from resnet8ptq.data import locate as locate_data
 from resnet8ptq.data import registry
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import mlperf_tiny
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_layout
 from resnet8ptq.models.inspection import inspect, print_inspection
 from resnet8ptq.models.locate import locate
@@ -71,8 +71,9 @@ def _find_samples(config: RunConfig) -> _Samples | str:
         channels = 1 if config.preprocess.channels == "grey" else 3
         return _Samples((height, width, channels), len(CLASS_NAMES))
     try:
-        settled = locate_data.settle(config.data)
-        data = registry.read(settled, config.preprocess, cache.folder(config.cache_dir))
+        settings = settle(config)
+        settled, root = settings.config, settings.runtime.cache_root
+        data = registry.read(settled.data, settled.preprocess, root)
     except PtqError as error:
         return f"data={config.data.name}: {error}"
     pictures = data.test.has_pictures

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import PreprocessConfig, RunConfig
 from resnet8ptq.data.dataset import Dataset, Labels, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluate import targets_of
@@ -46,12 +46,7 @@ def check(
         baseline: of the FP32 network.
     """
     if dataset.test.labels is None:
-        taken = config.preprocess
-        log.info(
-            "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the "
-            "network",
-            *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
-        )
+        _tell_taken(config.preprocess, dataset.test)
     task, fp32, threads = evaluator.task, evaluator.network, evaluator.runtime.threads
     reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
@@ -85,20 +80,48 @@ def check(
     return doubt
 
 
+def _tell_taken(taken: PreprocessConfig, split: Split) -> None:
+    """Say which preprocessing is taken on trust; warn where samples are not the usual pixels."""
+    if _is_unit(split) and (taken.scale, *taken.mean, *taken.std) == (1, 0, 1):
+        log.warning(
+            "preprocess=%s: the samples are float pictures from 0 to 1 and stay so, and there are "
+            "no labels to tell whether that fits the network; if it takes 0 to 255: "
+            "preprocess.scale=255, -1 to 1: preprocess=symmetric preprocess.scale=2",
+            taken.name,
+        )
+        return
+    log.info(
+        "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the network",
+        *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
+    )
+
+
 def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
     """Yield what pixels are usually made of, by the settings that choose it."""
-    if split.images.dtype != np.uint8:
+    unit = _is_unit(split)
+    if split.images.dtype != np.uint8 and not unit:
         return
     coloured = split.images.shape[-1] == 3
     for name, (scale, mean, std) in _USUAL.items():
+        scale = scale * 255 if unit else scale
         steps = replace(split.preprocessing, bgr=name == "caffe", scale=scale, mean=mean, std=std)
-        setting = f"preprocess={name}"
+        setting = f"preprocess={name} preprocess.scale={scale:g}" if unit else f"preprocess={name}"
         if name == "torchvision_imagenet" and not sized:
             setting += " preprocess.size=null"
         if len(mean) == 1 or coloured:
             yield setting, steps
         if name != "caffe" and coloured:
             yield f"{setting} preprocess.channels=bgr", replace(steps, bgr=True)
+
+
+def _is_unit(split: Split) -> bool:
+    """Tell whether samples are pictures of floats from 0 to 1, as frameworks make of pixels."""
+    shape = split.images.shape
+    if split.images.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
+        return False
+    chosen = np.linspace(0, len(split) - 1, min(SAMPLES, len(split))).astype(np.int64)
+    some = split.images[chosen]
+    return bool(some.size and some.min() >= 0 and 0 < some.max() <= 1)
 
 
 def _tells_apart(labels: Labels | None) -> bool:

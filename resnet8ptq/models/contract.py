@@ -4,7 +4,7 @@ The batch axis is the first of every tensor and is left out of all shapes here.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,6 +132,25 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
     sized = height and width and (height, width) != sample_shape[:2]
     settings = [f"preprocess.size=[{height},{width}]"] if sized else []
     return " ".join(settings + ["preprocess.channels=grey"] * (channels < sample_shape[2]))
+
+
+def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
+    """Return height and width of the pictures that a network takes, whichever axis has channels.
+
+    Args:
+        fixed: inputs whose values are set.
+
+    Returns:
+        None where a size is free, or the input is no picture.
+    """
+    shapes = [tensor.shape for tensor in contract.inputs if tensor.name not in fixed]
+    if len(shapes) != 1 or len(shapes[0]) != 3:
+        return None
+    first, second, third = shapes[0]
+    sides = (first, second) if third in (1, 3) else (second, third)
+    if not {first, third} & {1, 3} or None in sides:
+        return None
+    return int(sides[0] or 0), int(sides[1] or 0)
 
 
 def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:

@@ -19,10 +19,16 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
-from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, read_contract
+from resnet8ptq.models.contract import (
+    Contract,
+    Tensor,
+    ask_for_values,
+    picture_size,
+    read_contract,
+)
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.locate import digest
+from resnet8ptq.models.locate import digest, locate
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Shape
 
@@ -115,6 +121,26 @@ def inspect(
         quantized=quantized,
         final=makers.get(graph.output[0].name, ""),
     )
+
+
+def find_picture_size(
+    config: ModelConfig, data_name: str, cache_root: Path
+) -> tuple[int, int] | None:
+    """Return height and width of the pictures that the network takes, before any are read.
+
+    Returns:
+        None where it leaves one free or takes no pictures, or where it is a module.
+
+    Raises:
+        ModelError: no model, or unsafe.
+    """
+    if config.module is not None:
+        return None
+    path = locate(config, data_name)
+    found = sources.find_format(path)
+    name = found.name if found else ""
+    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, None, None)
+    return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
 def _operators(graph: onnx.GraphProto) -> Iterator[str]:
