@@ -8,6 +8,7 @@ import onnx
 from onnx import numpy_helper
 
 LAYERS = ("Conv", "Gemm", "MatMul")
+RECURRENT = ("LSTM",)  # quantized by ONNX Runtime with method=dynamic alone
 FUSED = ("Relu", "Clip")  # activations that the kernels of a layer do as well
 
 

@@ -29,7 +29,12 @@ from resnet8ptq.models.batch import (
 )
 from resnet8ptq.models.contract import Contract, find_layout, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.normalization import flatten_biases, name_nodes, opset
+from resnet8ptq.models.normalization import (
+    flatten_biases,
+    make_way_for_quantizer,
+    name_nodes,
+    opset,
+)
 from resnet8ptq.models.sources import Module, Network, read
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
@@ -122,6 +127,7 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
     network = _find_batch(network, samples)
     proto, why_fixed = _settle(network, samples)
     network = _give_batch_axes(network, proto)
+    make_way_for_quantizer(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
