@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import onnx
 import probe
 import pytest
 import torch
@@ -279,14 +280,17 @@ def test_a_float_tflite_file_is_taken(kept, report):
     assert max(record.parity.values()) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("float16.tflite", "is float16"), ("int8.tflite", "backend=tflite_file backend.file= scores")],
-)
-def test_a_quantized_tflite_file_is_no_baseline(report, name, says):
-    kind, message, _ = report[name]
+def test_float16_weights_of_a_tflite_file_are_widened(kept, report):
+    assert report["float16.tflite"] == ["", "", False]
+    assert max(record_of(kept, "float16.tflite").parity.values()) < 1e-5
+    graph = onnx.load(kept / "float16.tflite.converted" / conversion.UNFOLDED).graph
+    assert onnx.TensorProto.FLOAT16 not in {tensor.data_type for tensor in graph.initializer}
+
+
+def test_a_quantized_tflite_file_is_no_baseline(report):
+    kind, message, _ = report["int8.tflite"]
     assert kind == "ModelError"
-    assert says in message
+    assert "backend=tflite_file backend.file= scores" in message
     assert "takes the FP32 model" in message
 
 

@@ -11,7 +11,7 @@ from conftest import THREADS, make_config, quantizer_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq.core.errors import ModelError, QuantizationError
+from resnet8ptq.core.errors import DataError, ModelError, QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.experiment.compatibility import fit
@@ -186,3 +186,124 @@ def test_layers_inside_an_if_are_named(tmp_path, cache_root):
     found = inspect(write_if(tmp_path / "behind.onnx", layer_outside=True), cache_root)
     assert found.layers == 1
     assert "an export without If, to quantize the 2 layers inside it" in needs(found)
+
+
+# Inputs of integers
+
+
+IDS = RANDOM.integers(0, 50, (40, 8))
+FLAGS = RANDOM.integers(0, 2, (40, 8)) > 0
+INTEGERS = {
+    TensorProto.INT32: IDS,
+    TensorProto.INT64: IDS,
+    TensorProto.UINT8: IDS,
+    TensorProto.INT8: IDS.astype(np.uint8),  # as a table's small integers are stored
+    TensorProto.BOOL: FLAGS,
+}
+
+
+def write_table(path: Path, kind: int) -> Path:
+    """Look eight integers up in a table, and weigh what stands there."""
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["wide"], "widen", to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "wide"], ["rows"], "look_up"),
+        helper.make_node("ReduceMean", ["rows"], ["mean"], "mean", axes=[1], keepdims=0),
+        helper.make_node("Gemm", ["mean", "w"], ["h"], "hidden"),
+        helper.make_node("Relu", ["h"], ["r"], "relu"),
+        helper.make_node("MatMul", ["r", "v"], ["y"], "last"),
+    ]
+    constants = {"table": weights(50, 12), "w": weights(12, 16), "v": weights(16, 4)}
+    return network(path, nodes, constants, {"ids": (kind, ["N", 8])}, {"y": ["N", 4]})
+
+
+@pytest.mark.parametrize("method", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_integers_are_given_as_integers(quantized, tmp_path, kind, method):
+    path = write_table(tmp_path / "table.onnx", kind)
+    before, after, proto = quantized(path, INTEGERS[kind], f"method={method}", "dtype=int8")
+    assert near(before, after)
+    assert [value.type.tensor_type.elem_type for value in proto.graph.input] == [kind]
+
+
+@pytest.mark.parametrize("overrides", [("method=dynamic",), ("backend=torch_pt2e",)])
+def test_torch_takes_integers(quantized, tmp_path, overrides, cache_root):
+    config = make_config("data=arrays", "backend=torch", *overrides)
+    path = write_table(tmp_path / "table.onnx", TensorProto.INT64)
+    settings = replace(config.model, name="own", path=str(path))
+    data = data_of(IDS)
+    fp32 = model.load(settings, data, cache_root)
+    assert fp32.conversion.without_torch == {}
+    split, quantizer = fit(data, fp32).test, quantizer_of(config)
+    artifact = quantizer.quantize(fp32, split, tmp_path)
+    [scores] = quantizer.load(artifact.path, THREADS).predict(split.inputs(slice(5)))
+    assert scores.shape == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("samples", "preprocessing", "error", "says"),
+    [
+        (IDS.astype(np.float32), None, ModelError, "is int32, the samples are float32"),
+        (IDS, Preprocessing(scale=1 / 255), ModelError, "takes preprocess=raw"),
+        (IDS + 2**40, None, DataError, r"takes -2147483648 to 2147483647"),
+    ],
+)
+def test_what_are_no_integers_of_the_network_is_refused(
+    tmp_path, cache_root, samples, preprocessing, error, says
+):
+    path = write_table(tmp_path / "table.onnx", TensorProto.INT32)
+    settings = replace(make_config("data=arrays").model, name="own", path=str(path))
+    with pytest.raises(error, match=says):
+        model.load(settings, data_of(samples, preprocessing), cache_root)
+
+
+def test_integers_are_no_pictures_unless_the_network_takes_bytes():
+    split = Split(np.zeros((4, 6, 5, 3), np.uint8), None, "made")
+    assert [
+        replace(split, dtype=dtype).has_pictures for dtype in ("float32", "uint8", "int32")
+    ] == [*(True, True, False)]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int16", "uint16"])
+def test_another_type_is_named_with_those_that_are_taken(tmp_path, cache_root, dtype):
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    path = write_table(tmp_path / "table.onnx", kind)
+    settings = replace(make_config("data=arrays").model, name="own", path=str(path))
+    with pytest.raises(ModelError, match=rf"its input is {dtype}; takes float32, int8, int32"):
+        model.load(settings, data_of(IDS), cache_root)
+
+
+# Single numbers, and states that are the same for every sample
+
+
+def test_scalars_and_states_are_filled_up(quantized, tmp_path):
+    """A rate that is a number, a state of two layers, and a loss as the second output."""
+    nodes = [
+        helper.make_node("Cast", ["rate"], ["r"], "cast", to=TensorProto.FLOAT),
+        helper.make_node("Div", ["x", "r"], ["slow"], "div"),
+        helper.make_node("Gemm", ["slow", "w"], ["h"], "gemm"),
+        helper.make_node("Split", ["state"], ["first", "second"], "split", axis=0),
+        helper.make_node("Reshape", ["first", "row"], ["row_of_state"], "row"),
+        helper.make_node("Add", ["h", "row_of_state"], ["y"], "add"),
+        helper.make_node("ReduceSum", ["y"], ["loss"], "sum", keepdims=0),
+    ]
+    constants = {"w": weights(6, 4), "row": np.array([1, 4])}
+    takes = {
+        "x": (TensorProto.FLOAT, ["N", 6]),
+        "rate": (TensorProto.INT64, []),
+        "state": (TensorProto.FLOAT, [2, "N", 4]),
+    }
+    path = network(tmp_path / "state.onnx", nodes, constants, takes, {"y": ["N", 4], "loss": []})
+    before, after, _ = quantized(path, FLOATS, inputs={"rate": 2, "state": 0})
+    assert [each.shape for each in after] == [(1, 4), (1,)]
+    np.testing.assert_allclose(before[1], before[0].sum(1), rtol=1e-5)
+    np.testing.assert_allclose(before[0], FLOATS[:1] / 2 @ constants["w"], rtol=1e-4, atol=1e-5)
+
+
+def test_other_inputs_are_asked_for_by_their_names(tmp_path, cache_root):
+    nodes = [
+        helper.make_node("Mul", ["x", "rate"], ["m"], "mul"),
+        helper.make_node("MatMul", ["m", "w"], ["y"], "product"),
+    ]
+    takes = {"x": (TensorProto.FLOAT, ["N", 6]), "rate": (TensorProto.FLOAT, [])}
+    path = network(tmp_path / "rate.onnx", nodes, {"w": weights(6, 4)}, takes, {"y": ["N", 4]})
+    assert any("model.inputs={rate: ...}" in line for line in needs(inspect(path, cache_root)))

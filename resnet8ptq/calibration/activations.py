@@ -22,7 +22,7 @@ from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import float_tensors
+from resnet8ptq.graph.layers import float_inputs, float_tensors
 from resnet8ptq.graph.session import expose, fit, open_runner
 
 Stats = dict[str, TensorStats]
@@ -69,7 +69,7 @@ class Activations:
         """
         proto = onnx.load(self.onnx_path)
         nodes = {node.name for node in proto.graph.node} - set(skipped)
-        return self.find_ranges([proto.graph.input[0].name, *float_tensors(proto, nodes)])
+        return self.find_ranges([*float_inputs(proto.graph), *float_tensors(proto, nodes)])
 
     def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib
@@ -106,9 +106,9 @@ class Activations:
     def _observe(self, stage: str, stats: Stats, folder: Path) -> None:
         """Run all images, and write what is known after the pass `stage`."""
         proto = onnx.load(self.onnx_path)
-        names = float_tensors(proto)
+        taken, names = float_inputs(proto.graph), float_tensors(proto)
         run = open_runner(expose(proto, names), self.runtime.threads)
-        stats = stats or {name: TensorStats() for name in [proto.graph.input[0].name, *names]}
+        stats = stats or {name: TensorStats() for name in [*taken, *names]}
         (sample,) = self.calibration.take(np.arange(1)).batches(1)
         at_once = fit([run], sample)
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy works beside itself
@@ -118,7 +118,7 @@ class Activations:
                     observe = partial(
                         TensorStats.observe, stage=stage, config=self.calib, new_batch=start == 0
                     )
-                    list(pool.map(observe, stats.values(), [part, *run(part)]))
+                    list(pool.map(observe, stats.values(), [*[part] * len(taken), *run(part)]))
         every = stats.values()
         np.savez(
             folder / f"{stage}.npz",

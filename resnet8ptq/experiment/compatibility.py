@@ -7,7 +7,7 @@ from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models import model
-from resnet8ptq.models.contract import find_layout
+from resnet8ptq.models.contract import find_dtype, find_layout
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
@@ -26,7 +26,9 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
             f"{fp32.source}: takes {contract.batch} samples at once, and its batch cannot be freed "
             f"({fp32.conversion.why_fixed})"
         )
-    return dataset.arranged(find_layout(dataset.test.input_shape, contract), contract.batch)
+    layout, test = find_layout(dataset.test.input_shape, contract), dataset.test
+    dtype = find_dtype(test.images.dtype, test.preprocessing, contract)
+    return dataset.arranged(layout, contract.batch, dtype)
 
 
 def load(config: RunConfig, cache_root: Path) -> tuple[Dataset, Fp32Model]:

@@ -90,7 +90,7 @@ def check(
 
 def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
     """Yield what pixels are usually made of, by the settings that choose it."""
-    if split.images.dtype != np.uint8:
+    if split.images.dtype != np.uint8 or split.dtype != "float32":
         return
     coloured = split.images.shape[-1] == 3
     for name, (scale, mean, std) in _USUAL.items():

@@ -37,6 +37,12 @@ def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
     return {name: (float(values.min()), float(values.max())) for name, values in weights.items()}
 
 
+def float_inputs(graph: onnx.GraphProto) -> list[str]:
+    """Return the name of the input if it is float: integers have no range to calibrate."""
+    taken = graph.input[0]
+    return [taken.name] if taken.type.tensor_type.elem_type == onnx.TensorProto.FLOAT else []
+
+
 def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:
     """Return the names of the float tensors that nodes make, in the order of the graph.
 

@@ -21,7 +21,7 @@ from resnet8ptq.models.contract import read_contract
 from resnet8ptq.models.gates.onnx import find_all
 from resnet8ptq.models.normalization import drop_attribute, write_paddings
 
-Samples = NDArray[np.float32]
+Samples = NDArray[Any]  # of the dtype of the network's input
 Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
 Predict = Callable[[Samples], Outputs]
@@ -74,7 +74,7 @@ def filled_up(predict: Predict, size: int) -> Predict:
 
     def run(samples: Samples) -> Outputs:
         missing = -len(samples) % size
-        filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), np.float32)])
+        filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), samples.dtype)])
         outputs = in_batches(predict, filled, size)
         return [found[: len(samples)] for found in outputs] if missing else outputs
 
@@ -102,7 +102,8 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
     names = [*(value.name for value in graph.output), *wanted]
     run = open_runner(expose(settled, names))
     sizes = _SIZES if batch is None else (batch,)
-    outputs = [run(np.zeros((size, *shape), np.float32)) for size in sizes]
+    dtype = read_contract(graph).inputs[0].dtype
+    outputs = [run(np.zeros((size, *shape), dtype)) for size in sizes]
     found = [dict(zip(names, values, strict=True)) for values in outputs]
     for name in wanted:
         _replace(graph, name, [values[name] for values in found])
