@@ -1,5 +1,6 @@
 """Networks that are unlike a picture classifier: made here, quantized as a run does it."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from calling import call, call_beside
 from conftest import THREADS, make_config, quantizer_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -14,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from resnet8ptq.core.errors import DataError, ModelError, QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
+from resnet8ptq.deploy import example
 from resnet8ptq.experiment.compatibility import fit
 from resnet8ptq.models import model
 from resnet8ptq.models.inspection import inspect, needs
@@ -242,8 +245,8 @@ def test_torch_takes_integers(quantized, tmp_path, overrides, cache_root):
 @pytest.mark.parametrize(
     ("samples", "preprocessing", "error", "says"),
     [
-        (IDS.astype(np.float32), None, ModelError, "is int32, the samples are float32"),
-        (IDS, Preprocessing(scale=1 / 255), ModelError, "takes preprocess=raw"),
+        (IDS.astype(np.float32), None, ModelError, "takes int32, the samples are float32; store"),
+        (IDS, Preprocessing(scale=1 / 255), ModelError, "set preprocess=raw"),
         (IDS + 2**40, None, DataError, r"takes -2147483648 to 2147483647"),
     ],
 )
@@ -307,3 +310,21 @@ def test_other_inputs_are_asked_for_by_their_names(tmp_path, cache_root):
     takes = {"x": (TensorProto.FLOAT, ["N", 6]), "rate": (TensorProto.FLOAT, [])}
     path = network(tmp_path / "rate.onnx", nodes, {"w": weights(6, 4)}, takes, {"y": ["N", 4]})
     assert any("model.inputs={rate: ...}" in line for line in needs(inspect(path, cache_root)))
+
+
+def test_a_run_and_its_deployed_folder_take_integers(tmp_path):
+    network_path = write_table(tmp_path / "table.onnx", TensorProto.INT32)
+    np.savez(tmp_path / "ids.npz", x=RANDOM.integers(0, 50, (120, 8)).astype(np.int32))
+    settings = ("method=dynamic", "dtype=int8", "threads=1", "latency.repeats=5")
+    files = ("data=arrays", f"data.root={tmp_path / 'ids.npz'}", f"model.path={network_path}")
+    called = call(tmp_path, *files, *settings)
+    assert called.code == 0, called.err
+    assert "preprocess=raw" not in called.err  # nothing is done to them
+    words = (f"run_id={called.runs[0].info.run_id}", f"folder={tmp_path / 'out'}", "verify=false")
+    deployed = call_beside(tmp_path, "deploy", *words)
+    assert deployed.code == 0, deployed.err
+    with np.load(tmp_path / "out" / "test_vectors.npz") as vectors:
+        assert vectors["inputs"].dtype == np.int32
+    assert "largest difference 0 " in example.run(sys.executable, tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert r"| input | ids | \[n, 8\] | int32 |" in text

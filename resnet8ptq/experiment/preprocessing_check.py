@@ -49,7 +49,7 @@ def check(
         dataset: as the network takes it; its training samples are tried, where they have labels.
         baseline: of the FP32 network.
     """
-    if dataset.test.labels is None:
+    if dataset.test.labels is None and dataset.test.dtype == "float32":
         taken = config.preprocess
         log.info(
             "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the "

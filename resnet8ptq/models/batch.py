@@ -41,6 +41,8 @@ def in_batches(predict: Predict, samples: Samples, size: int) -> Outputs:
 
 
 def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if len(parts) == 1:  # also what has no axis of samples, see `one_by_one`
+        return parts[0]
     sizes = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
     filled = [
         np.pad(

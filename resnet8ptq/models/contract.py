@@ -116,13 +116,12 @@ def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, contract: Contra
     kind = np.dtype(stored)
     if kind.kind not in "iub":
         raise ModelError(
-            f"its input {takes.name} is {takes.dtype}, the samples are {kind.name}; "
-            "takes samples that are stored as integers"
+            f"takes {takes.dtype}, the samples are {kind.name}; store them as integers"
         )
     if preprocessing != RAW:
         raise ModelError(
-            f"its input {takes.name} is {takes.dtype}, which preprocessing would change; "
-            "takes preprocess=raw, and no data.scale or data.offset"
+            f"takes {takes.dtype}, which preprocessing would change; set preprocess=raw, and no "
+            "data.scale or data.offset"
         )
     return takes.dtype
 
