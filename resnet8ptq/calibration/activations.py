@@ -22,7 +22,7 @@ from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files, memory
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import float_tensors
+from resnet8ptq.graph.layers import float_inputs, float_tensors
 from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
 
 Stats = dict[str, TensorStats]
@@ -69,7 +69,7 @@ class Activations:
         """
         proto = onnx.load(self.onnx_path)
         nodes = {node.name for node in proto.graph.node} - set(skipped)
-        return self.find_ranges([proto.graph.input[0].name, *float_tensors(proto, nodes)])
+        return self.find_ranges([*float_inputs(proto.graph), *float_tensors(proto, nodes)])
 
     def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib
@@ -106,16 +106,17 @@ class Activations:
     def _observe(self, stage: str, stats: Stats, folder: Path) -> None:
         """Run all images, and write what is known after the pass `stage`."""
         proto = onnx.load(self.onnx_path)
-        names = float_tensors(proto)
-        source, parts = proto.graph.input[0].name, group(proto, names)
-        stats = stats or {name: TensorStats() for name in [source, *names]}
+        taken, names = float_inputs(proto.graph), float_tensors(proto)
+        parts = group(proto, names)
+        stats = stats or {name: TensorStats() for name in [*taken, *names]}
         runs, at_once = self._open(proto, parts)
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy works beside itself
             for samples, first in run_pass(stage, self.calibration, self.calib, at_once):
                 observe = partial(
                     TensorStats.observe, stage=stage, config=self.calib, new_batch=first
                 )
-                observe(stats[source], samples)
+                for name in taken:
+                    observe(stats[name], samples)
                 for run, part in zip(runs, parts, strict=True):
                     list(pool.map(observe, [stats[name] for name in part], run(samples)))
         every = stats.values()

@@ -64,7 +64,7 @@ class Walk:
             if kept is None:
                 if count * batch[0].nbytes > memory.step():
                     return
-                kept = np.empty((count, *batch.shape[1:]), np.float32)
+                kept = np.empty((count, *batch.shape[1:]), batch[0].dtype)
             kept[done : done + len(batch)] = batch
             done += len(batch)
         self._source, self._kept = source, kept

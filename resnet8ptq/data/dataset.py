@@ -32,6 +32,7 @@ class Split:
             any.
         preprocessing: what makes network inputs of them.
         layout: how the network takes the axes of a sample, see `preprocessing.arrange`.
+        dtype: of the network's input.
         at_once: how many samples the network takes at once, at most; None: any number.
         within_memory: how many samples at once keep its tensors within the memory budget.
         groups: [N] int64, the same number for samples that belong together, such as the windows of
@@ -44,6 +45,7 @@ class Split:
     source: str
     preprocessing: Preprocessing = RAW
     layout: Layout | None = None
+    dtype: str = "float32"
     at_once: int | None = None
     groups: NDArray[np.int64] | None = None
     hashes: NDArray[np.bytes_] | None = None
@@ -56,7 +58,7 @@ class Split:
     def digest(self) -> str:
         """SHA-256 over shape, samples, labels, groups and preprocessing, in hexadecimal.
 
-        The layout is left out: it follows from the network.
+        Layout and dtype are left out: they follow from the network.
         """
         images, described = self.images, str(self.images.shape)
         if images.dtype != np.uint8:
@@ -79,12 +81,22 @@ class Split:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one network input."""
-        return self.prepare(np.zeros((1, *self.images.shape[1:]), self.images.dtype)).shape[1:]
+        return self.zeros.shape[1:]
+
+    @property
+    def zeros(self) -> NDArray[Any]:
+        """One network input [1, ...] of zeros, which frameworks trace networks with."""
+        stored = np.zeros((1, *self.images.shape[1:]), self.images.dtype)
+        return np.zeros_like(self.prepare(stored))
 
     @property
     def has_pictures(self) -> bool:
-        """Whether the samples are pictures [H, W, C], which may be shifted and mirrored."""
-        return self.images.dtype == np.uint8 and len(self.images.shape) == 4
+        """Whether the samples are pictures [H, W, C], which may be shifted and mirrored.
+
+        Integers of a network that takes integers are none, unless it takes those of pixels.
+        """
+        pixels = self.images.dtype == np.uint8 and self.dtype in ("float32", "uint8")
+        return pixels and len(self.images.shape) == 4
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the samples at `indices`, in that order; they are not copied."""
@@ -109,11 +121,12 @@ class Split:
         order = np.argsort(self.labels, kind="stable")
         return [order[start:end] for start, end in zip(starts, ends, strict=True)]
 
-    def prepare(self, stored: NDArray[Any]) -> NDArray[np.float32]:
-        """Return stored samples [n, ...] as network inputs [n, ...], contiguous."""
-        return np.ascontiguousarray(arrange(self.preprocessing.apply(stored), self.layout))
+    def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Return stored samples [n, ...] as network inputs [n, ...] of `dtype`, contiguous."""
+        values = self.preprocessing.apply(stored, self.dtype)
+        return np.ascontiguousarray(arrange(values, self.layout))
 
-    def inputs(self, indices: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+    def inputs(self, indices: NDArray[np.int64] | slice) -> NDArray[Any]:
         """Return the network inputs [n, ...] of the samples at `indices`."""
         return self.prepare(self.images[indices])
 
@@ -122,7 +135,7 @@ class Split:
         return min(size, self.at_once or size, self.within_memory or size)
 
     def batches(self, size: int) -> Batches:
-        """Return network inputs, float32 [<=size, ...]; see `limit`."""
+        """Return network inputs [<=size, ...], of `dtype`; see `limit`."""
         return Batches(self.images, self.limit(size), self.prepare)
 
 
@@ -157,15 +170,20 @@ class Dataset:
         """The shape of one stored sample, such as (H, W, C)."""
         return self.test.images.shape[1:]
 
-    def arranged(self, layout: Layout | None, at_once: int | None = None) -> "Dataset":
+    def arranged(
+        self, layout: Layout | None, at_once: int | None = None, dtype: str = "float32"
+    ) -> "Dataset":
         """Return the data set for a network that takes the axes of a sample in this order.
 
         Args:
-            at_once: see `Split`.
+            at_once, dtype: see `Split`.
         """
-        if layout == self.test.layout and at_once == self.test.at_once:
+        test = self.test
+        if (layout, at_once, dtype) == (test.layout, test.at_once, test.dtype):
             return self
-        return self.with_splits(lambda split: replace(split, layout=layout, at_once=at_once))
+        return self.with_splits(
+            lambda split: replace(split, layout=layout, at_once=at_once, dtype=dtype)
+        )
 
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
         """Return the data set with every split changed."""

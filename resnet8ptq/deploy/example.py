@@ -86,6 +86,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         steps=steps(vectors),
         sample_shape=str(list(vectors.samples.shape[1:])),
         sample_dtype=vectors.samples.dtype.name,
+        input_dtype=vectors.inputs.dtype.name,
         input_shape=str(list(vectors.inputs.shape[1:])),
         outputs=", ".join(printable(name).replace('"', "'").replace("\\", "/") for name in outputs),
     )
@@ -113,7 +114,8 @@ def _code(suffix: str, engine: str | None) -> tuple[str, str, list[str]]:
 
 def steps(vectors: Vectors) -> list[str]:
     """Return the preprocessing as lines of Python, from `samples` to `values`."""
-    done, lines = vectors.preprocessing, ["values = samples.astype(np.float64)"]
+    done, integers = vectors.preprocessing, vectors.inputs.dtype.kind in "iub"
+    lines = ["values = samples" if integers else "values = samples.astype(np.float64)"]
     if done.bgr:
         lines.append("values = values[..., ::-1]  # the channels from RGB to BGR")
     factor = done.step * done.scale

@@ -11,7 +11,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.footprint import samples_at_once
 from resnet8ptq.models import model
-from resnet8ptq.models.contract import find_layout
+from resnet8ptq.models.contract import find_dtype, find_layout
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
@@ -30,7 +30,9 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
             f"{fp32.source}: takes {contract.batch} samples at once, and its batch cannot be freed "
             f"({fp32.conversion.why_fixed})"
         )
-    arranged = dataset.arranged(find_layout(dataset.test.input_shape, contract), contract.batch)
+    layout, test = find_layout(dataset.test.input_shape, contract), dataset.test
+    dtype = find_dtype(test.images.dtype, test.preprocessing, contract)
+    arranged = dataset.arranged(layout, contract.batch, dtype)
     most = samples_at_once(onnx.load(fp32.onnx_path))
     return arranged.with_splits(lambda split: replace(split, within_memory=most))
 

@@ -45,7 +45,7 @@ def check(
         dataset: as the network takes it; its training samples are tried, where they have labels.
         baseline: of the FP32 network.
     """
-    if dataset.test.labels is None:
+    if dataset.test.labels is None and dataset.test.dtype == "float32":
         _tell_taken(config.preprocess, dataset.test)
     task, fp32, threads = evaluator.task, evaluator.network, evaluator.runtime.threads
     reason = task.doubt(baseline, config.report.expected_accuracy)
@@ -99,7 +99,7 @@ def _tell_taken(taken: PreprocessConfig, split: Split) -> None:
 def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
     """Yield what pixels are usually made of, by the settings that choose it."""
     unit = _is_unit(split)
-    if split.images.dtype != np.uint8 and not unit:
+    if split.dtype != "float32" or (split.images.dtype != np.uint8 and not unit):
         return
     coloured = split.images.shape[-1] == 3
     for name, (scale, mean, std) in _USUAL.items():

@@ -22,7 +22,7 @@ from resnet8ptq.models.contract import read_contract
 from resnet8ptq.models.gates.onnx import find_all
 from resnet8ptq.models.normalization import drop_attribute, write_paddings
 
-Samples = NDArray[np.float32]
+Samples = NDArray[Any]  # of the dtype of the network's input
 Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
 Predict = Callable[[Samples], Outputs]
@@ -46,6 +46,8 @@ def in_batches(predict: Predict, samples: Samples, size: int, label: str | None 
 
 
 def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if len(parts) == 1:  # also what has no axis of samples, see `one_by_one`
+        return parts[0]
     sizes = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
     filled = [
         np.pad(
@@ -79,7 +81,7 @@ def filled_up(predict: Predict, size: int) -> Predict:
 
     def run(samples: Samples) -> Outputs:
         missing = -len(samples) % size
-        filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), np.float32)])
+        filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), samples.dtype)])
         outputs = in_batches(predict, filled, size)
         return [found[: len(samples)] for found in outputs] if missing else outputs
 
@@ -107,7 +109,8 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
     names = [*(value.name for value in graph.output), *wanted]
     run = open_runner(expose(settled, names))
     sizes = _SIZES if batch is None else (batch,)
-    outputs = [run(np.zeros((size, *shape), np.float32)) for size in sizes]
+    dtype = read_contract(graph).inputs[0].dtype
+    outputs = [run(np.zeros((size, *shape), dtype)) for size in sizes]
     found = [dict(zip(names, values, strict=True)) for values in outputs]
     for name in wanted:
         _replace(graph, name, [values[name] for values in found])

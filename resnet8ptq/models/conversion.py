@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core import memory
 from resnet8ptq.core.console import waiting
-from resnet8ptq.core.errors import ModelError, ParityError
+from resnet8ptq.core.errors import DataError, ModelError, ParityError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data.preprocessing import arrange
+from resnet8ptq.data.preprocessing import RAW, arrange
+from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch import (
@@ -30,9 +31,20 @@ from resnet8ptq.models.batch import (
     one_by_one,
     settle,
 )
-from resnet8ptq.models.contract import Contract, find_layout, read_contract
+from resnet8ptq.models.contract import (
+    Contract,
+    find_dtype,
+    find_layout,
+    is_scalar,
+    read_contract,
+)
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.normalization import flatten_biases, name_nodes, opset
+from resnet8ptq.models.normalization import (
+    flatten_biases,
+    make_way_for_quantizer,
+    name_nodes,
+    opset,
+)
 from resnet8ptq.models.sources import Module, Network, read
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
@@ -86,9 +98,10 @@ def read_record(folder: Path) -> Conversion:
 def convert(
     source: Path,
     folder: Path,
-    samples: NDArray[np.float32],
+    samples: NDArray[Any],
     module: Module | None = None,
     inputs: Mapping[str, Any] | None = None,
+    steps: Arithmetic = RAW,
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
@@ -97,10 +110,10 @@ def convert(
     Args:
         source: the network's file or folder; with `module`, its weights.
         folder: an existing, empty folder.
-        samples: [n, ...], preprocessed, in the data's own layout: the frameworks must agree on
-            them.
+        samples: [n, ...], as stored: the frameworks must agree on them.
         module: the class of a torch network whose weights `source` is.
         inputs: see `sources.onnx.read`.
+        steps: what is done to the samples.
 
     Raises:
         ModelError: not a model, unsafe, NaN in its weights, or shapes that do not fit.
@@ -110,8 +123,12 @@ def convert(
     try:
         with waiting("Reading and converting the network"):
             network = read(source, samples.shape[1:], module, inputs)
-        layout = find_layout(samples.shape[1:], read_contract(network.proto.graph))
-        _convert(network, folder, arrange(samples, layout))
+        contract = read_contract(network.proto.graph)
+        layout = find_layout(samples.shape[1:], contract)
+        values = steps.apply(samples, find_dtype(samples.dtype, steps, contract))
+        _convert(network, folder, arrange(values, layout))
+    except DataError:
+        raise
     except ModelError as error:
         known = str(error).startswith((f"{source}: ", "model."))
         raise error if known else type(error)(f"{source}: {error}") from None
@@ -119,13 +136,14 @@ def convert(
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
 
 
-def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> None:
+def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
     """Write what `convert` does; the samples lie as the network takes them."""
     name_nodes(network.proto.graph)
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
     proto, why_fixed = _settle(network, samples)
     network = _give_batch_axes(network, proto)
+    make_way_for_quantizer(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
@@ -157,11 +175,14 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
-def _find_batch(network: Network, samples: NDArray[np.float32]) -> Network:
-    """Fix the batch at 1 where the file says that it is free, and its operators fix it."""
+def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
+    """Fix the batch at 1 where the file says that it is free, and its operators fix it.
+
+    A single number as an output is one of all samples: only of one it is that sample's.
+    """
     if read_contract(network.proto.graph).batch is not None:
         return network
-    if find_counted(network.proto):
+    if find_counted(network.proto) or any(map(is_scalar, network.proto.graph.output)):
         return _one_at_once(network)
     try:
         network.predict(samples[:2])
@@ -182,7 +203,7 @@ def _give_batch_axes(network: Network, settled: onnx.ModelProto) -> Network:
     return replace(network, predict=one_by_one(network.predict, places)) if places else network
 
 
-def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelProto, str | None]:
+def _settle(network: Network, samples: NDArray[Any]) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with its sizes settled, and why its batch is still fixed where it is."""
     fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
     try:
@@ -216,7 +237,7 @@ def find_final(outputs: Outputs, sample: tuple[int, ...]) -> str:
 
 
 def _run(
-    predict: Predict, samples: NDArray[np.float32], contract: Contract, at_once: int, label: str
+    predict: Predict, samples: NDArray[Any], contract: Contract, at_once: int, label: str
 ) -> Outputs:
     if contract.batch is not None:
         predict = filled_up(predict, contract.batch)
@@ -230,7 +251,7 @@ def _torch_runner(path: Path) -> Predict:
 
     module = load_torch_module(path)
 
-    def predict(batch: NDArray[np.float32]) -> Outputs:
+    def predict(batch: NDArray[Any]) -> Outputs:
         with torch.inference_mode():
             found = module(torch.from_numpy(batch))
         return [each.numpy() for each in (found if isinstance(found, list | tuple) else [found])]

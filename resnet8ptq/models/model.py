@@ -90,10 +90,8 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
 
     def make(folder: Path) -> None:
         log.info("converting the network: %s", source)
-        samples = np.concatenate(list(checked.batches(conversion.AT_ONCE)))
-        isolation.call(
-            conversion.convert, source, folder, samples, module, config.inputs, crashed=crashed
-        )
+        given = (np.asarray(checked.images[:]), module, config.inputs, checked.preprocessing)
+        isolation.call(conversion.convert, source, folder, *given, crashed=crashed)
 
     folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(

@@ -75,6 +75,7 @@ def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
         "cpu": machine.cpu()[0],
         "cpu_flags": " ".join(machine.cpu()[1]),
         "input_shape": json.dumps(list(example.shape[1:])),
+        "input_dtype": example.numpy().dtype.name,
     }
     with files.atomic(path) as temporary:
         _copy(whole, temporary, about)
@@ -143,16 +144,16 @@ def load(path: Path) -> Predictor:
     with TemporaryDirectory() as scratch, patch.dict(os.environ, TMPDIR=scratch), known_warnings():
         package = torch._inductor.aoti_load_package(str(path))
     shape = tuple(json.loads(about["input_shape"]))
-    return Predictor(partial(_run, package, shape), lambda: None)
+    return Predictor(partial(_run, package, shape, about["input_dtype"]), lambda: None)
 
 
 def _run(
-    package: Any, shape: tuple[int, ...], batch: NDArray[np.float32]
+    package: Any, shape: tuple[int, ...], dtype: str, batch: NDArray[Any]
 ) -> tuple[NDArray[np.float32], ...]:
     """Run a batch in the one form that the compiled code reads; it does not look itself."""
-    if batch.shape[1:] != shape or batch.dtype != np.float32:
+    if batch.shape[1:] != shape or batch.dtype != dtype:
         raise ValueError(
-            f"got {batch.dtype} {batch.shape}, takes float32 [n, {', '.join(map(str, shape))}]"
+            f"got {batch.dtype} {batch.shape}, takes {dtype} [n, {', '.join(map(str, shape))}]"
         )
     return infer(package, np.ascontiguousarray(batch))
 

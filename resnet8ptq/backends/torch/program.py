@@ -72,7 +72,10 @@ def _open(path: Path) -> Any:
 
 def _end_at_logits(module: Any) -> Run | None:
     graph = torch.fx.Graph()
-    (output,) = graph.graph_copy(module.graph, {}, return_output_node=True)[0]
+    outputs = graph.graph_copy(module.graph, {}, return_output_node=True)[0]
+    if len(outputs) != 1:
+        return None
+    (output,) = outputs
     graph.set_codegen(module.graph._codegen)
     while output.target in _ROUNDED:
         output = output.args[0]

@@ -88,8 +88,7 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return the output [n, ...] for network inputs [n, ...], or several."""
-        found = self.body(images)
-        return tuple(found) if isinstance(found, list) else found  # a list cannot be traced
+        return self.body(images)
 
 
 def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
