@@ -163,7 +163,7 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
     target = tmp_path / "target"
     path = write_keras(tmp_path / f"model{suffix}", [layer(), evil_layers(target)[name]])
     with pytest.raises(ModelError) as caught:
-        keras.check(path)
+        keras.read(path)
     assert line(caught.value).startswith(f"{path}: ")
     assert "refuses" not in str(caught.value)
     assert not target.exists()
@@ -171,8 +171,8 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
 
 def test_layers_of_keras_are_taken(tmp_path: Path) -> None:
     for suffix in (".h5", ".keras"):
-        keras.check(write_keras(tmp_path / f"model{suffix}", [layer()]))
-    keras.check(WEIGHTS)
+        keras.read(write_keras(tmp_path / f"model{suffix}", [layer()]))
+    keras.read(WEIGHTS)
 
 
 def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache_root) -> None:
@@ -221,20 +221,20 @@ def test_weights_outside_of_the_file_are_refused(
     with h5py.File(path, "a") as file:
         plant(file.create_group("deep"))
     with pytest.raises(ModelError, match=r"stolen|claims"):
-        keras.check(path)
+        keras.read(path)
     inside = tmp_path / "model.keras"
     write_keras(inside, [layer()])
     with zipfile.ZipFile(inside, "a") as archive:
         archive.write(path, "model.weights.h5")
     with pytest.raises(ModelError, match=r"stolen|claims"):
-        keras.check(inside)
+        keras.read(inside)
 
 
 def test_a_group_that_holds_itself_is_looked_through_once(tmp_path: Path) -> None:
     path = write_keras(tmp_path / "model.h5", [layer()])
     with h5py.File(path, "a") as file:
         file["again"] = file["/"]
-    keras.check(path)
+    keras.read(path)
 
 
 def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
         for _ in range(17):
             config.write(b" " * 2**20)
     with pytest.raises(ModelError, match="unpacks to"):
-        keras.check(path)
+        keras.read(path)
 
 
 # ONNX files that claim more than they hold
