@@ -93,9 +93,9 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     def make(folder: Path) -> None:
         log.info("converting the network: %s", source)
         samples = np.concatenate(list(checked.batches(conversion.AT_ONCE)))
-        isolation.call(
-            conversion.convert, source, folder, samples, module, config.inputs, crashed=crashed
-        )
+        # A module is the user's own code, and may download.
+        taken, network = (source, folder, samples, module, config.inputs), module is not None
+        isolation.call(conversion.convert, *taken, crashed=crashed, network=network)
 
     folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(

@@ -236,8 +236,8 @@ def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
         yield _refusal(where, f"key {key}", "what Keras writes")
     if value.get("module") is not None and not _is_one_of(value["module"], MODULES):
         yield _refusal(where, f"module {value['module']}", "modules of Keras with layers")
-    named = value.get("registered_name")
-    if named is not None and not _is_one_of(named, (value["class_name"], value.get("config"))):
+    named, own = value.get("registered_name"), (value["class_name"], value.get("config"))
+    if named is not None and not (isinstance(named, str) and named in own):
         yield _refusal(where, f"registered name {named}", "layers of Keras alone")
     if "name" in value:
         yield from _strange_name(value["name"], where)
