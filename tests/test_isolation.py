@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import call_isolated, start_isolated
 
 from resnet8ptq.core import confinement, isolation
 from resnet8ptq.core.errors import ConfigError, ModelError, PtqError
+from resnet8ptq.core.isolation import call, start
 
 CRASHED = ModelError("crashed")
 WAIT = 60  # seconds, for what takes none
@@ -22,7 +22,7 @@ WAIT = 60  # seconds, for what takes none
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the one that other tests share."""
-    monkeypatch.setattr(isolation, "start", start_isolated)
+    monkeypatch.setattr(isolation, "start", start)
 
 
 def connect(port: int) -> str:
@@ -48,7 +48,7 @@ def test_it_reaches_no_server(network: bool) -> None:
         port = server.getsockname()[1]
         assert connect(port) == "connected"
         server.accept()[0].close()
-        found = call_isolated(connect, port, crashed=CRASHED, network=network)
+        found = call(connect, port, crashed=CRASHED, network=network)
         assert (found == "connected") == network
         server.setblocking(False)
         if not network:
@@ -72,7 +72,7 @@ def describe() -> tuple[int, int, list[str], list[int]]:
 
 
 def test_it_is_this_users_child_with_less_memory_than_is_free() -> None:
-    user, parent, words, (memory, seconds) = call_isolated(describe, crashed=CRASHED)
+    user, parent, words, (memory, seconds) = call(describe, crashed=CRASHED)
     assert (user, parent, words) == (os.getuid(), os.getpid(), [])
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < memory < everything
@@ -86,7 +86,7 @@ def take(size: int) -> int:
 def test_it_cannot_take_more() -> None:
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with pytest.raises(MemoryError):
-        call_isolated(take, everything, crashed=CRASHED)
+        call(take, everything, crashed=CRASHED)
 
 
 def fail(error: Exception) -> None:
@@ -96,14 +96,14 @@ def fail(error: Exception) -> None:
 @pytest.mark.parametrize("error", [ConfigError("key: wrong"), ZeroDivisionError("zero")])
 def test_its_errors_come_back(error: Exception) -> None:
     with pytest.raises(type(error), match=str(error)) as caught:
-        call_isolated(fail, error, crashed=CRASHED)
+        call(fail, error, crashed=CRASHED)
     if not isinstance(error, PtqError):
         assert "in fail" in caught.value.__notes__[0]
 
 
 def test_a_crash_is_the_error_of_the_caller() -> None:
     with pytest.raises(ModelError, match="crashed"):
-        call_isolated(os.abort, crashed=CRASHED)
+        call(os.abort, crashed=CRASHED)
 
 
 def make_temporary() -> str:
@@ -113,7 +113,7 @@ def make_temporary() -> str:
 
 
 def test_its_temporary_files_go_with_it() -> None:
-    assert not Path(call_isolated(make_temporary, crashed=CRASHED)).exists()
+    assert not Path(call(make_temporary, crashed=CRASHED)).exists()
 
 
 def hold(path: str) -> None:

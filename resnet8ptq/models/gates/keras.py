@@ -193,7 +193,7 @@ def _reasons_against(config: Any, content: bytes) -> Reasons:
 
 
 def _strange_config(config: Any) -> Reasons:
-    if not isinstance(config, dict) or config.get("class_name") not in LAYERS:
+    if not isinstance(config, dict) or not _is_one_of(config.get("class_name"), LAYERS):
         yield _refusal("the network", config, "a network of Keras")
     else:
         yield from _strange_object(config, "the network")
