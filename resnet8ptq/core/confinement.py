@@ -74,12 +74,12 @@ def cut_network() -> str:
     """
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "unshare"):
-        return "takes Linux"
+        return "only Linux can take it away"
     user, group = os.getuid(), os.getgid()
     if library.unshare(_CLONE_NEWNET) == 0:
         return ""
     if library.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
-        return os.strerror(ctypes.get_errno())
+        return f"no network namespace ({os.strerror(ctypes.get_errno())})"
     with suppress(OSError):  # the process keeps its rights to files, whatever its user is called
         for name, text in (
             *(("setgroups", "deny"), ("uid_map", f"{user} {user} 1")),

@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,7 @@ def call(function: Callable[..., T], *args: object, crashed: PtqError, network: 
 
 @cache
 def _warn(reason: str) -> None:
-    log.warning("networks are read in a process that could reach the internet (%s)", reason)
+    log.warning("the process that reads networks can reach the internet: %s", reason)
 
 
 @contextmanager
@@ -83,6 +84,7 @@ def serve() -> None:
     number, parent, network = map(int, sys.argv[1:])
     connected = confine(parent, bool(network))
     del sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent ends this one
     calls = Connection(number)
     while True:
         try:
