@@ -83,12 +83,17 @@ class Network(tf.Module):
         return self.sound(x + y)["scores"]
 
     @tf.function(input_signature=[spec])
+    def asserts(self, x):
+        tf.debugging.assert_less(tf.reduce_max(tf.abs(x)), 1e6, "too large")
+        return self.sound(x)["scores"]
+
+    @tf.function(input_signature=[spec])
     def logits(self, x):
         return self.sound(x)["scores"]
 
 
 network = Network()
-for name in ("sound", "reads", "writes", "python", "two_inputs"):
+for name in ("sound", "asserts", "reads", "writes", "python", "two_inputs"):
     tf.saved_model.save(network, folder / name, signatures=getattr(network, name))
 
 
@@ -183,6 +188,10 @@ def test_a_saved_model_keeps_the_names_of_its_signature(kept, report):
     assert record.final == "values"
     assert max(record.parity.values()) < 1e-5
     assert len(record.parity) == 4
+
+
+def test_a_saved_model_may_check_its_values(report):
+    assert report["asserts"] == ["", "", False]
 
 
 @pytest.mark.parametrize(

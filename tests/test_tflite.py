@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,14 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils
-from conftest import THREADS, Quantize, evaluator_of, make_config, quantizer_of
+from conftest import (
+    THREADS,
+    Quantize,
+    evaluator_of,
+    make_config,
+    quantizer_of,
+    start_isolated,
+)
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.tflite import contents, converter, quantizer
@@ -134,7 +140,7 @@ def crash(*_: object) -> None:
 def test_a_crash_of_the_converter_is_an_error(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "ProcessPoolExecutor", ProcessPoolExecutor)
+    monkeypatch.setattr(isolation, "start", start_isolated)
     monkeypatch.setattr(converter, "convert", crash)
     with pytest.raises(QuantizationError, match="crashed TensorFlow"):
         tflite().quantize(shapes_model, shapes.train, tmp_path)

@@ -174,7 +174,8 @@ def _export(
     crashed = ModelError(f"{path}: {CRASHED}")
 
     def make(folder: Path) -> None:
-        exported = isolation.call(_read, path, shape, module, crashed=crashed)
+        network = module is not None  # the user's own code, which may download
+        exported = isolation.call(_read, path, shape, module, crashed=crashed, network=network)
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")

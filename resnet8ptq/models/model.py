@@ -90,8 +90,11 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
 
     def make(folder: Path) -> None:
         log.info("converting the network: %s", source)
-        given = (np.asarray(checked.images[:]), module, config.inputs, checked.preprocessing)
-        isolation.call(conversion.convert, source, folder, *given, crashed=crashed)
+        samples = np.asarray(checked.images[:])
+        taken = (source, folder, samples, module, config.inputs, checked.preprocessing)
+        # A module is the user's own code, and may download.
+        network = module is not None
+        isolation.call(conversion.convert, *taken, crashed=crashed, network=network)
 
     folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(
