@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
+from resnet8ptq.config import effect, words
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
@@ -31,12 +32,15 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     """
     _settle_choice(cfg, several=False)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
+    _check_machine(config)
+    for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
+        log.warning("%s", line)
     if config.analysis.name == "inspect":
         check_names(config)
         from resnet8ptq.experiment.inspecting import run_inspection
 
-        words = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
-        run_inspection(config, data_given=words or config.data.name != "cifar10")
+        named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
+        run_inspection(config, data_given=named or config.data.name != "cifar10")
         return None
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
@@ -101,6 +105,12 @@ def _settle_choice(cfg: DictConfig, several: bool) -> None:
         cfg.evaluate.choice = "none"
 
 
+def _check_machine(config: RunConfig) -> None:
+    """Raise `ConfigError` for more threads than this machine has CPUs."""
+    words.check_threads("threads", config.threads)
+    words.check_threads("latency.threads", config.latency.threads)
+
+
 def check_names(config: RunConfig) -> None:
     """Raise `ConfigError` for a backend, data set, task or calibration that there is not."""
     from resnet8ptq.backends.registry import BACKENDS
@@ -151,6 +161,7 @@ def record(
     with start_run(store, name, composed, folder, parent_id, tags) as opened:
         replace_runs(store, earlier, opened)
         config = parse_config(cfg)
+        _check_machine(config)
         experiment = run_experiment if config.analysis.name is None else run_analysis
         result = experiment(config, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded

@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from resnet8ptq.config import effect, words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -224,7 +225,11 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     if limits.reference is not None:
         reference.load(limits.reference)  # a wrong name now rather than after the sweep
     overrides = list(config.hydra.overrides.task)
-    several = _asks_for_several(config.hydra.sweeper, overrides)
+    typed = [words.parse(word) for word in overrides]
+    swept = _find_swept(config.hydra.sweeper)
+    several = _asks_for_several(config.hydra.sweeper, [*swept, *typed])
+    for line in effect.find_idle(config, typed, swept):
+        log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
     tags |= prepare(config)
     if worker:
@@ -247,14 +252,17 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     return RunningSweep(open_sweep, worker, several, limits, held)
 
 
-def _asks_for_several(sweeper: DictConfig, overrides: Sequence[str]) -> bool:
-    """Tell whether there may be more than one job; what is set on the command line wins."""
+def _find_swept(sweeper: DictConfig) -> list[Override]:
+    """Return what the sweeper's own settings sweep over."""
+    return [words.parse(f"{key}={value}") for key, value in (sweeper.get("params") or {}).items()]
+
+
+def _asks_for_several(sweeper: DictConfig, overrides: Sequence[Override]) -> bool:
+    """Tell whether there may be more than one job; the last override of a key wins."""
     if "n_trials" in sweeper:  # a search
         return True
-    words = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    parsed = OverridesParser.create().parse_overrides([*words, *overrides])
-    last = {each.key_or_group: each for each in parsed}
-    return any(each.is_sweep_override() for each in last.values())
+    last = {override.key_or_group: override for override in overrides}
+    return any(override.is_sweep_override() for override in last.values())
 
 
 def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
