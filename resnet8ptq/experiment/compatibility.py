@@ -1,14 +1,20 @@
 """Data, network and task of a run: read, and checked to fit each other."""
 
 from pathlib import Path
+from typing import cast
 
+import onnx
+
+from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import RunConfig, TaskConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models import model
 from resnet8ptq.models.contract import find_layout
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
 
@@ -62,3 +68,15 @@ def settle_task(config: TaskConfig, dataset: Dataset, scored: Split, fp32: Fp32M
         return tasks.make(config, setting)
     except ModelError as error:
         raise ModelError(f"{fp32.source}: {error}") from None
+
+
+def fit_settings(config: RunConfig, runtime: Runtime, fp32: Fp32Model) -> RunConfig:
+    """Return the settings with what depends on the network decided, before anything is learned.
+
+    Raises:
+        ConfigError: a node or a layer is named that the network has not.
+        UnsupportedError: the framework cannot quantize this network so.
+    """
+    if config.dtype.name != "fp32":
+        find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
+    return cast(RunConfig, make_quantizer(config, runtime).fit(fp32))

@@ -26,7 +26,7 @@ from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment import choice, mlperf_tiny, outputs, preparation, preprocessing_check
-from resnet8ptq.experiment.compatibility import load, settle_task
+from resnet8ptq.experiment.compatibility import fit_settings, load, settle_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
@@ -65,12 +65,14 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     config = mlperf_tiny.settle(config)
     runtime = cache.runtime(config.cache_dir, config.threads)
     # An unsupported combination is known before any work.
-    resolved = make_quantizer(config, runtime).resolve()
+    make_quantizer(config, runtime).resolve()
     memory = PeakMemory()
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
     dataset, fp32 = load(config, runtime.cache_root)
     run.log_params(fp32.describe())
+    config = fit_settings(config, runtime, fp32)
+    resolved = make_quantizer(config, runtime).resolve()
     _warn_of_saturation(resolved, fp32)
     scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
     task = settle_task(config.task, dataset, scored.test, fp32)

@@ -45,7 +45,7 @@ def analyse(config: RunConfig, folder: Path, run: Recorder) -> DiagnosisResult:
     refuse_others(config, {"backend.name": (["onnx"], _TAKES), "method": (["static"], _TAKES)})
     resolved = make_quantizer(config, cache.runtime(config.cache_dir, config.threads)).resolve()
     notes = []
-    if config.format == "qoperator":
+    if config.format in ("qoperator", "auto"):
         notes.append("diagnosed in format=qdq: format=qoperator hides what is between its layers")
     # A slim file has lost the names of its tensors.
     subject = open_subject(replace(config, format="qdq", slim=False), run)

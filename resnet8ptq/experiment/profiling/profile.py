@@ -16,7 +16,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import latency, operators
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.trial import Bench, as_fp32
-from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.compatibility import fit_settings, load
 from resnet8ptq.experiment.profiling import profile_table
 from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
 from resnet8ptq.experiment.recorder import Recorder
@@ -36,11 +36,13 @@ def analyse(config: RunConfig, folder: Path, run: Recorder) -> ProfileResult:
     """
     runtime = cache.runtime(config.cache_dir, config.threads)
     quantizer, settings = make_quantizer(config, runtime), config.latency
-    resolved = quantizer.resolve()
+    quantizer.resolve()
     quantizer.profile(folder, settings.threads)  # unsupported before any work; loads nothing yet
     config = replace(config, data=locate.settle(config.data))
     run.log_config(config)
     dataset, fp32 = load(config, runtime.cache_root)
+    config = fit_settings(config, runtime, fp32)
+    resolved = make_quantizer(config, runtime).resolve()
     calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [])
     with tempfile.TemporaryDirectory() as scratch:
         batch_size = latency.find_batch_size(settings, dataset.test)
