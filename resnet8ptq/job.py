@@ -2,13 +2,14 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
+from resnet8ptq.config import effect, words
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
@@ -34,12 +35,14 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     """
     _settle_choice(cfg, several=False)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
+    for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
+        log.warning("%s", line)
     if config.analysis.name == "inspect":
         check_names(config)
         from resnet8ptq.experiment.inspecting import run_inspection
 
-        words = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
-        run_inspection(config, data_given=words or config.data.name != "cifar10")
+        named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
+        run_inspection(config, data_given=named or config.data.name != "cifar10")
         return None
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
@@ -50,10 +53,9 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     background.prepare(mirror.warm_up)
     check_names(config)  # meanwhile, as what follows
     from resnet8ptq.experiment import pipeline  # noqa: F401
-    from resnet8ptq.experiment.settings import settle
     from resnet8ptq.report import comparison, table, verdicts
 
-    settings = attempt(lambda: settle(config))
+    settings = attempt(config, UnsupportedError)
     tags = identify(settings)
     # Whatever is wrong with a store that was there before, `background.wait` tells at the end.
     store = find_store(config.tracking) or background.result(opening)
@@ -80,9 +82,9 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
     if begun.worker:
         jobs.enter(begun.worker)
     _settle_choice(cfg, begun.several)
-    from resnet8ptq.experiment.settings import Settings, settle
+    from resnet8ptq.experiment.settings import Settings
 
-    job = attempt(lambda: settle(parse_config(cfg)))
+    job = attempt(cfg, PtqError, OSError)
     at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(job)}
@@ -103,11 +105,18 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
         raise
 
 
-def attempt(make: "Callable[[], Settings]") -> "Settings | Exception":
-    """Return settled settings, or what is wrong with them: the run then records that."""
+def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Settings | Exception":
+    """Return settled settings, or what is wrong with them where the run is to record that.
+
+    Args:
+        asked: parsed, or as composed.
+        errors: what is returned; others are raised.
+    """
+    from resnet8ptq.experiment.settings import settle
+
     try:
-        return make()
-    except (PtqError, OSError) as error:
+        return settle(parse_config(asked) if isinstance(asked, DictConfig) else asked)
+    except errors as error:
         return error
 
 

@@ -164,6 +164,14 @@ class Quantizer(Protocol):
         """
         ...
 
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Return the settings with what depends on the network decided, before any work.
+
+        Raises:
+            UnsupportedError: the framework cannot quantize this network so; the message says why.
+        """
+        ...
+
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:

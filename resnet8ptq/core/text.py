@@ -1,7 +1,7 @@
 """Text from outside, made fit for a terminal, a log, a page or a file name."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 
 def redact(text: str) -> str:
@@ -42,13 +42,30 @@ def one_line(error: BaseException) -> str:
     return printable(redact(f"{type(error).__name__}: {error}"))[:300]
 
 
-def no_such_key(key: str, known: Collection[str]) -> str:
-    """Return the message for a setting that there is not, with the one that is meant, if any."""
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that a mistyped one most likely means; None where none is close.
+
+    >>> nearest("INT8", ["fp32", "int8", "uint8"])
+    'int8'
+    >>> nearest("depoly", ["advise", "deploy", "report"])
+    'deploy'
+    """
     from difflib import get_close_matches
 
-    near = get_close_matches(key.rpartition(".")[2], known, n=1)
-    nearest = f" (nearest: {near[0]})" if near else ""
-    return f"{key}: no such key; takes {' | '.join(known)}{nearest}"
+    spelled = {name.casefold(): name for name in known}
+    close = get_close_matches(word.casefold(), spelled, n=1)
+    return spelled[close[0]] if close else None
+
+
+def or_nearest(word: object, known: Collection[str]) -> str:
+    """Return the known words as a message lists them, with the one that is nearest to `word`."""
+    close = nearest(str(word), known)
+    return " | ".join(known) + (f" (nearest: {close})" if close else "")
+
+
+def no_such_key(key: str, known: Collection[str]) -> str:
+    """Return the message for an unknown setting, with the closest match, if any."""
+    return f"{key}: no such key; takes {or_nearest(key.rpartition('.')[2], known)}"
 
 
 def safe_name(text: str) -> str:

@@ -1,10 +1,11 @@
 """Data, network and task of a run: read, and checked to fit each other."""
 
 from dataclasses import replace
+from typing import cast
 
 import onnx
 
-from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.config.schema import RunConfig, TaskConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
@@ -13,6 +14,7 @@ from resnet8ptq.graph.footprint import samples_at_once
 from resnet8ptq.models import model
 from resnet8ptq.models.contract import find_dtype, find_layout
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.selection import Selection, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
 
@@ -75,3 +77,16 @@ def make_task(
         return tasks.make(config, setting)
     except ModelError as error:
         raise ModelError(f"{fp32.source}: {error}") from None
+
+
+def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
+    """Return the settings with what depends on the network decided, before anything is learned.
+
+    Raises:
+        ConfigError: a node or a layer is named that the network has not.
+        UnsupportedError: the framework cannot quantize this network so.
+    """
+    config = settings.config
+    if config.dtype.name != "fp32":
+        find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
+    return replace(settings, config=cast(RunConfig, settings.quantizer.fit(fp32)))

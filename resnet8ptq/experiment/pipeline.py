@@ -22,7 +22,7 @@ from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loade
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import outputs, preparation, preprocessing_check
-from resnet8ptq.experiment.compatibility import load, make_task
+from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw
@@ -50,11 +50,12 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         PtqError: anything else that went wrong, in one line.
     """
     memory = PeakMemory()
-    config = settings.config
-    resolved = settings.quantizer.resolve()  # an unsupported combination is known before any work
+    settings.quantizer.resolve()  # an unsupported combination is known before any work
     data, network = load(settings)
     run.log_params(network.describe())
-    _warn_of_saturation(resolved, network)
+    settings = fit_settings(settings, network)
+    config = settings.config
+    _warn_of_saturation(settings.quantizer.resolve(), network)
     training = f"the training samples of {data.name}"
     check = partial(make_task, config.task, data, network, name=training)
     samples = draw(config, data, preparation.tunes(config), check)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config import words
 from resnet8ptq.config.schema import PreprocessConfig, RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import PtqError, SizesDifferError
@@ -44,8 +45,10 @@ def settle(asked: RunConfig) -> Settings:
     """Find every file that the settings name or imply, downloading the defaults.
 
     Raises:
-        PtqError: a file is missing; the line names the key.
+        PtqError: a file is missing, or more threads are asked for than there are CPUs.
     """
+    words.check_threads("threads", asked.threads)
+    words.check_threads("latency.threads", asked.latency.threads)
     config = mlperf_tiny.settle(asked)
     config = replace(config, data=locate.settle(config.data))
     config = replace(config, preprocess=_sized(config))

@@ -15,11 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from resnet8ptq.config import effect, words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -250,7 +251,11 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     if limits.reference is not None:
         reference.load(limits.reference)  # a wrong name now rather than after the sweep
     overrides = list(config.hydra.overrides.task)
-    count = _count_jobs(config.hydra.sweeper, overrides)
+    typed = [words.parse(word) for word in overrides]
+    swept = _find_swept(config.hydra.sweeper)
+    count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
+    for line in effect.find_idle(config, typed, swept):
+        log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
     tags |= prepare(config)
     if worker:
@@ -273,17 +278,20 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     return RunningSweep(open_sweep, worker, count != 1, limits, held, count)
 
 
-def _count_jobs(sweeper: DictConfig, overrides: Sequence[str]) -> int | None:
+def _find_swept(sweeper: DictConfig) -> list[Override]:
+    """Return what the sweeper's own settings sweep over."""
+    return [words.parse(f"{key}={value}") for key, value in (sweeper.get("params") or {}).items()]
+
+
+def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
     """Return how many jobs there are; None where Hydra alone knows, as of `glob(*)`.
 
-    What is set on the command line wins.
+    The last override of a key wins.
     """
     if "n_trials" in sweeper:  # a search
         return int(sweeper.n_trials)
-    words = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    parsed = OverridesParser.create().parse_overrides([*words, *overrides])
-    last = {each.key_or_group: each for each in parsed}
-    swept = [each for each in last.values() if each.is_sweep_override()]
+    last = {override.key_or_group: override for override in overrides}
+    swept = [override for override in last.values() if override.is_sweep_override()]
     try:
         return math.prod(sum(1 for _ in each.sweep_string_iterator()) for each in swept)
     except HydraException:

@@ -116,6 +116,14 @@ class TfliteQuantizer:
             file_format="TFLite",
         )
 
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Check that the converter takes the network's file; see `contract.Quantizer`."""
+        if self._file is None or self.config.dtype.name == "fp32":
+            if not model.fold:
+                raise UnsupportedError("model.fold=false: TFLite's converter always folds")
+            self._find_format(model.source)
+        return self.config
+
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
@@ -131,8 +139,7 @@ class TfliteQuantizer:
         path = folder / MODEL_FILE
         if self._file is not None and self.config.dtype.name != "fp32":
             return self._copy(self._file, path, calibration.input_shape)
-        if not model.fold:
-            raise UnsupportedError("model.fold=false: TFLite's converter always folds")
+        self.fit(model)
         content = self._content(model.source, calibration)
         artifact = Artifact(path)
         if self.config.dtype.name != "fp32":
@@ -195,15 +202,20 @@ class TfliteQuantizer:
         return artifact
 
     def _content(self, source: Path, calibration: Split) -> bytes:
-        found = find_format(source)
-        name = found.name if found else "module"
-        if name == "tflite" and self.config.dtype.name == "fp32":
+        if self._find_format(source) == "tflite":
             return source.read_bytes()
-        if name not in FORMATS:
+        return self._convert(source, calibration)
+
+    def _find_format(self, source: Path) -> str:
+        """Return the name of the file's format; raise `UnsupportedError` for others."""
+        known = find_format(source)
+        name = known.name if known else "module"
+        as_it_is = name == "tflite" and self.config.dtype.name == "fp32"
+        if name not in FORMATS and not as_it_is:
             raise UnsupportedError(
                 f"{source.name}: TFLite's converter takes a Keras file or a SavedModel"
             )
-        return self._convert(source, calibration)
+        return name
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"

@@ -89,6 +89,10 @@ class TorchQuantizer:
             engine=None if self._options.flow == "pt2e" else self._engine,
         )
 
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Return the settings: none depends on the network; see `contract.Quantizer`."""
+        return self.config
+
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:

@@ -43,7 +43,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     refuse_others(config, {"backend.name": (["onnx"], _TAKES), "method": (["static"], _TAKES)})
     resolved = settings.quantizer.resolve()
     notes = []
-    if config.format == "qoperator":
+    if config.format in ("qoperator", "auto"):
         notes.append("diagnosed in format=qdq: format=qoperator hides what is between its layers")
     # A slim file has lost the names of its tensors.
     config = replace(config, format="qdq", slim=False)

@@ -11,7 +11,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.evaluation import latency, operators
 from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
-from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.compatibility import fit_settings, load
 from resnet8ptq.experiment.profiling import profile_table
 from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
 from resnet8ptq.experiment.recorder import Recorder
@@ -31,11 +31,14 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         UnsupportedError: the framework cannot tell the times.
         PtqError: anything that went wrong, in one line.
     """
-    config, runtime = settings.config, settings.runtime
-    quantizer, timing = settings.quantizer, config.latency
-    resolved = quantizer.resolve()
-    quantizer.profile(folder, timing.threads)  # unsupported before any work; loads nothing yet
+    timing = settings.config.latency
+    settings.quantizer.resolve()
+    # Unsupported before any work; loads nothing yet.
+    settings.quantizer.profile(folder, timing.threads)
     data, fp32 = load(settings)
+    settings = fit_settings(settings, fp32)
+    config, runtime = settings.config, settings.runtime
+    resolved = settings.quantizer.resolve()
     calibration = draw_to_calibrate(config, data)
     with tempfile.TemporaryDirectory() as scratch:
         batch_size = latency.find_batch_size(timing, data.test)
