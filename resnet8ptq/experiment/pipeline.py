@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from resnet8ptq.backends import kernels
-from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.backends.contract import Resolved, describe_execution
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
@@ -157,6 +157,9 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
         prepare_s=prepared.seconds,
     )
     params = resolved.to_params() | prepared.params | artifact.details
+    if resolved.execution == "integer":
+        kernels = make_quantizer(prepared.config, runtime).count_kernels(artifact.path)
+        params["execution"] = describe_execution(resolved.execution, *kernels)
     params["artifact_sha256"] = files.sha256(artifact.path)
     if timed is not None and timed.model.batch_ms is not None:
         params["latency_batch_size"] = str(latency.find_batch_size(config.latency, scored.test))

@@ -11,6 +11,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+OPTIMIZED = "optimized.onnx"
+
 Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
 
 BUDGET = 2**28  # bytes of tensors that are looked at at once, if those of one sample are no more
@@ -23,7 +25,7 @@ def open_session(
 
     Args:
         traced: a folder where its nodes are timed: `end_profiling` names the trace there, and
-            `optimized.onnx` is the graph that runs.
+            `OPTIMIZED` is the graph that runs.
         optimized: False: each node by itself, so that QDQ graphs are computed in float.
     """
     options = onnxruntime.SessionOptions()
@@ -36,7 +38,7 @@ def open_session(
     if traced is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(traced / "trace")
-        options.optimized_model_filepath = str(traced / "optimized.onnx")
+        options.optimized_model_filepath = str(traced / OPTIMIZED)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
