@@ -4,14 +4,26 @@ import multiprocessing
 import os
 import pickle
 import re
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import chdir
 from pathlib import Path
 
+import calling
+import cloudpickle
 import joblib
 import pytest
+from calling import REPO
 from conftest import compose_whole
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
 
+from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import command, machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.sweep import jobs
@@ -92,6 +104,42 @@ def test_a_job_elsewhere_has_the_variables_and_the_folder(
     monkeypatch.setenv("RESNET8_H5", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"^RESNET8_H5: \S+ does not see \S+/nowhere; takes"):
         jobs.enter(worker)
+
+
+class Elsewhere(JobsLauncher):
+    """Runs each job in another folder, from a copy, as another machine does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
+        with chdir(self.folder):
+            return {job.number: pickle.loads(cloudpickle.dumps(job))() for job in jobs}
+
+
+@pytest.mark.parametrize("setting", [(), ("hydra.sweep.dir=relative",)])
+def test_a_job_that_starts_elsewhere_writes_to_the_sweeps_folder(
+    tmp_path: Path, setting: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir(), elsewhere.mkdir()
+    monkeypatch.chdir(home)
+    launcher = Elsewhere(elsewhere)
+    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"), calling.kept_globals():
+        loader = GlobalHydra.instance().config_loader()
+        sweep = loader.load_configuration("config", [*setting], RunMode.MULTIRUN)
+        folder = Path(sweep.hydra.sweep.dir).absolute()
+        launcher.setup(
+            hydra_context=HydraContext(loader, Callbacks()),
+            task_function=lambda _: HydraConfig.get().runtime.output_dir,
+            config=sweep,
+        )
+        results = launcher.launch([["seed=1"], ["seed=2"]], 0)
+    assert folder.is_relative_to(home)
+    written = [Path(result.return_value) for result in results]
+    assert [path.parent for path in written] == [folder] * 2
+    assert [path.name[0] for path in written] == ["0", "1"]
+    assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize(("plugin", "extra"), [("ray", "ray"), ("submitit_slurm", "slurm")])

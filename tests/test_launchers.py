@@ -5,12 +5,14 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forked
 import numpy as np
 import pytest
+import ray_head
 import slurm
 from calling import NO_REAL_FILES, QUICK, Called, call
 from conftest import FAILS, new_store
@@ -30,7 +32,11 @@ LAUNCHERS = {
     "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
     "processes": ("hydra/launcher=processes",),
     "ray_local": ("hydra/launcher=ray_local", "hydra.launcher.ray.init.num_cpus=2"),
-    "slurm": ("hydra/launcher=slurm", "hydra.launcher.array_parallelism=2"),
+    "ray_cluster": ("hydra/launcher=ray_cluster",),
+    "slurm": (
+        *("hydra/launcher=slurm", "hydra.launcher.array_parallelism=2"),
+        "+hydra.launcher.additional_parameters.chdir=/",  # jobs start in another folder
+    ),
 }
 AT_ONCE = {"processes": CORES}  # the others: 2
 
@@ -69,7 +75,8 @@ def parallel(
     if launcher in ("processes", "ray_local"):
         cells = CELLS if launcher == "ray_local" else AFTER_KILLED
         return call_and_kill(folder, started, *cells, *LAUNCHERS[launcher])
-    return call_process(folder, "-m", *CELLS, *LAUNCHERS[launcher], **NO_REAL_FILES)
+    with ray_head.run() if launcher == "ray_cluster" else nullcontext():
+        return call_process(folder, "-m", *CELLS, *LAUNCHERS[launcher], **NO_REAL_FILES)
 
 
 def test_jobs_have_one_parent_and_lose_no_run(

@@ -2,13 +2,14 @@
 
 import csv
 import json
+import re
 import signal
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from calling import NO_REAL_FILES, QUICK, Called, call
+from calling import NO_REAL_FILES, QUICK, REPO, Called, call
 from conftest import compose_whole, new_store
 from forked import Process
 from hydra.errors import HydraException
@@ -64,6 +65,11 @@ def test_sweep_prints_every_cell_and_the_reason(sweep: Called) -> None:
     assert "shapes, resnet8, 500 held-out training images" in sweep.out
     assert "Traceback" not in sweep.err
     assert "Warning" not in sweep.err
+
+
+def test_readme_shows_the_columns_of_the_table(sweep: Called) -> None:
+    (row,) = re.findall(r"^\| framework \|.*", (REPO / "README.md").read_text(), re.M)
+    assert [name.strip() for name in row.strip("|").split("|")] == list(sweep.table[0])
 
 
 def test_sweep_is_one_parent_with_a_child_for_each_cell(sweep: Called) -> None:

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
@@ -19,13 +21,14 @@ log = logging.getLogger(__name__)
 class Job:
     """One job of the sweep, by its number and what is overridden in it; called, it runs here.
 
-    It holds what another process needs to run it.
+    It holds what another process needs to run it, in any folder: the sweep has composed its config,
+    where the current folder is the user's.
     """
 
     number: int
     overrides: list[str]
-    context: HydraContext
     config: DictConfig
+    context: HydraContext
     task_function: TaskFunction
     singletons: dict[type, Singleton]
 
@@ -36,14 +39,10 @@ class Job:
         """Run the job, as Hydra's own launcher does."""
         Singleton.set_state(self.singletons)
         setup_globals()
-        config = self.context.config_loader.load_sweep_config(self.config, self.overrides)
-        with open_dict(config):
-            config.hydra.job.id = f"{config.hydra.job.name}_{self.number}"
-            config.hydra.job.num = self.number
         return run_job(
             hydra_context=self.context,
             task_function=self.task_function,
-            config=config,
+            config=self.config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
@@ -75,13 +74,27 @@ class JobsLauncher(Launcher):
     ) -> Sequence[JobReturn]:
         """Run the jobs; return their results in the order given."""
         setup_globals()
-        shared = (self.hydra_context, self.config, self.task_function, Singleton.get_state())
+        context: Any = HydraContext  # nothing is composed with it any more
+        shared = (
+            context(None, self.hydra_context.callbacks),
+            self.task_function,
+            Singleton.get_state(),
+        )
         jobs = [
-            Job(number, list(overrides), *shared)
+            Job(number, list(overrides), self._compose(number, list(overrides)), *shared)
             for number, overrides in enumerate(job_overrides, initial_job_idx)
         ]
         ended = self.run(jobs)
         return [ended[job.number] for job in jobs]
+
+    def _compose(self, number: int, overrides: list[str]) -> DictConfig:
+        """Return the config of a job, with the sweep's own folder."""
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        with open_dict(config):
+            config.hydra.job.id = f"{config.hydra.job.name}_{number}"
+            config.hydra.job.num = number
+            config.hydra.sweep.dir = str(Path(self.config.hydra.sweep.dir).absolute())
+        return config
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
         """Run the jobs to their ends; return the results by the jobs' numbers."""

@@ -17,6 +17,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from hydra_plugins.resnet8ptq_launchers._base import JobsLauncher
+
 
 @dataclass
 class Sweeper(BasicSweeperConf):
@@ -33,7 +35,7 @@ class _Loader:
     """Hydra's config loader, which hands out what it has composed before; each once."""
 
     loader: Any
-    composed: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
+    composed: dict[tuple[str, ...], DictConfig]
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> Any:
         """Return the config of a job."""
@@ -62,18 +64,23 @@ class _ReadOnce:
 
 
 class ComposingOnce(BasicSweeper):
-    """Keeps what it composed to check the jobs, for the launcher that runs them here."""
+    """Keeps what it composed to check the jobs, for the launcher."""
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Compose the jobs of a batch, so that a wrong setting ends the sweep before the first."""
-        if not isinstance(self.launcher, BasicLauncher):
+        if not isinstance(self.launcher, BasicLauncher | JobsLauncher):
             return super().validate_batch_is_legal(batch)
         assert self.hydra_context is not None and self.config is not None
-        loader = _Loader(self.hydra_context.config_loader)
-        if not isinstance(loader.loader.repository, _ReadOnce):  # as of the batch before
-            loader.loader.repository = _ReadOnce(loader.loader.repository)
-        for overrides in batch:
-            loaded = loader.loader.load_sweep_config(self.config, list(overrides))
-            loader.composed[tuple(overrides)] = loaded
+        loader: Any = self.hydra_context.config_loader
+        repository = loader.repository
+        loader.repository = _ReadOnce(repository)
+        try:
+            composed = {
+                tuple(overrides): loader.load_sweep_config(self.config, list(overrides))
+                for overrides in batch
+            }
+        finally:
+            loader.repository = repository
         context: Any = HydraContext
-        self.launcher.hydra_context = context(loader, self.hydra_context.callbacks)
+        kept = _Loader(loader, composed)
+        self.launcher.hydra_context = context(kept, self.hydra_context.callbacks)
