@@ -128,7 +128,7 @@ def test_figures_of_a_sweep_take_any_text(found: Family) -> None:
     text = NASTY.replace("\u202e", "")  # for which the font has no glyph, and warns
     ranges = {"activations": {text: [0.0, 1.0]}, "weights": {text: [-1.0, 1.0]}}
     cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
-    trade_offs = partial(sweep_plots.trade_offs, max_drop=0.01)
+    trade_offs = partial(sweep_plots.trade_offs, limits=LIMITS)
     for draw in (trade_offs, sweep_plots.class_impact, sweep_plots.weight_ranges):
         figure = draw(Family(cells))
         assert figure is None or figures.to_png(figure).startswith(b"\x89PNG")

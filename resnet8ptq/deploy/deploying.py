@@ -11,8 +11,9 @@ MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lowers an ONNX 
 ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's own format.
 `trust=true` takes torch files, modules and metrics of a run that was not made below `runs/` here:
 they run as code.
-`max_drop=0.05` sets the limit that a recommendation must keep (the sweep's own). `experiment=`,
-`uri=` and `root=` name the MLflow store, `cache_dir=` where converted networks are kept.
+`max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit that a recommendation must keep
+(the sweep's own). A run whose FP32 network is broken is refused. `experiment=`, `uri=` and `root=`
+name the MLflow store, `cache_dir=` where converted networks are kept.
 """
 
 import json
@@ -68,6 +69,7 @@ class Arguments:
     register: str | None = None
     target: Target = field(default_factory=Target)
     max_drop: float | None = None
+    min_sqnr_db: float | None = None
     trust: bool = False
     experiment: str = "resnet8ptq"
     uri: str | None = None
@@ -85,7 +87,8 @@ def main(words: list[str]) -> None:
     given = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     _check(given)
     store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
-    record, use, verdict = source.find(store, given.run_id, given.sweep, given.use, given.max_drop)
+    asked = {"max_drop": given.max_drop, "min_sqnr_db": given.min_sqnr_db}
+    record, use, verdict = source.find(store, given.run_id, given.sweep, given.use, asked)
     name = safe_name(record.tags.get("mlflow.runName", "model")) + f"-{record.run_id[:8]}"
     folder = Path(given.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from resnet8ptq.backends import kernels
-from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.backends.contract import Quantizer, Resolved, describe_execution
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import RunConfig
@@ -68,7 +68,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         work = Workspace(config, evaluator, samples, folder, Path(scratch), run)
         prepared = preparation.prepare(work)
         quantized = preparation.quantize(work, prepared, folder)
-        resolved = make_quantizer(prepared.config, settings.runtime).resolve()
+        quantizer = make_quantizer(prepared.config, settings.runtime)
+        resolved = quantizer.resolve()
         params = {**resolved.to_params(), **_float_operators(prepared), **prepared.params}
         if quantized.artifact.ranges:
             made_from = preparation.provenance(work, prepared)
@@ -80,7 +81,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     if doubt is not None:
         run.log_params({"doubt": doubt})
     _warn_of_noise(config, measurement.comparison.sqnr_db)
-    params |= _describe_artifact(quantized) | _describe_timing(config, samples, measurement)
+    params |= _describe_artifact(quantizer, quantized)
+    params |= _describe_timing(config, samples, measurement)
     result = RunResult("ok", measurement=measurement, resolved=params)
     outputs.write(folder, config, result, quantized.artifact, samples, network)
     run.log_model(quantized.path, _shapes(network), resolved.engine)
@@ -155,9 +157,14 @@ def _describe_samples(samples: Samples, task: Task) -> dict[str, str]:
     return params
 
 
-def _describe_artifact(quantized: Quantized) -> dict[str, str]:
-    """Return params of the file."""
-    return quantized.artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
+def _describe_artifact(quantizer: Quantizer, quantized: Quantized) -> dict[str, str]:
+    """Return params of the file, and whether all of its layers run on integer kernels."""
+    params = quantized.artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
+    execution = quantizer.resolve().execution
+    if execution == "integer":
+        kernels = quantizer.count_kernels(quantized.path)
+        params["execution"] = describe_execution(execution, *kernels)
+    return params
 
 
 def _describe_timing(

@@ -14,6 +14,8 @@ from onnx import TensorProto, helper
 from resnet8ptq.core import memory
 from resnet8ptq.graph.footprint import tensor_bytes
 
+OPTIMIZED = "optimized.onnx"
+
 Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
 
 
@@ -28,7 +30,7 @@ def open_session(
 
     Args:
         traced: a folder where its nodes are timed: `end_profiling` names the trace there, and
-            `optimized.onnx` is the graph that runs.
+            `OPTIMIZED` is the graph that runs.
         optimized: False: each node by itself, so that QDQ graphs are computed in float.
         arena: False: memory goes back to the system after each run, for large tensors.
     """
@@ -43,7 +45,7 @@ def open_session(
     if traced is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(traced / "trace")
-        options.optimized_model_filepath = str(traced / "optimized.onnx")
+        options.optimized_model_filepath = str(traced / OPTIMIZED)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -49,7 +49,8 @@ class Contract:
     """What a network takes and returns.
 
     Attributes:
-        batch: the only number of samples that it takes at once; None: any.
+        batch: the only number of samples that it takes at once; None: any. Of the first input,
+            which takes the samples: the first axis of others, such as a state, may be another.
     """
 
     inputs: tuple[Tensor, ...]
@@ -67,11 +68,11 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
     """
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in constants]  # listed up to IR 3
-    sizes = [_sizes(value)[0] for value in inputs if not is_scalar(value)]
+    batches = [_sizes(value)[0] for value in inputs if not is_scalar(value)]
     return Contract(
         tuple(_tensor(value) for value in inputs),
         tuple(_tensor(value) for value in graph.output),
-        next((size for size in sizes if size is not None), None),
+        batches[0] if batches else None,
     )
 
 

@@ -226,6 +226,10 @@ class OnnxQuantizer:
         """Load an ONNX file."""
         return predictor.load(path, threads)
 
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count in the graph that ONNX Runtime has optimized."""
+        return profiler.count_kernels(path)
+
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load an ONNX file, to time its nodes."""
         return profiler.profile(path, threads)

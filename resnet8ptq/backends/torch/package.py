@@ -44,6 +44,10 @@ _CONFIG = {
 _KERNELS = "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer"  # registers them
 _ABOUT = ".wrapper_metadata.json"
 _INTEGER_KERNEL = re.compile(rb"aoti_torch_cpu__q(?:conv|linear)_pointwise\w*\(")
+_FLOAT_KERNEL = re.compile(
+    rb"aoti_torch_cpu_(?:(?:mkldnn__)?convolution\w*|_linear_pointwise\w*|_mkl_linear"
+    rb"|(?:addmm|baddbmm|bmm|mm)_out)\("
+)
 
 
 def check_machine() -> None:
@@ -107,7 +111,8 @@ def _copy(whole: io.BytesIO, path: Path, about: dict[str, str]) -> None:
     """
     with zipfile.ZipFile(whole) as old, zipfile.ZipFile(path, "w") as new:
         code = b"".join(old.read(name) for name in old.namelist() if name.endswith(".wrapper.cpp"))
-        about = about | {"integer_kernels": str(len(_INTEGER_KERNEL.findall(code)))}
+        kernels = {"integer_kernels": _INTEGER_KERNEL, "float_kernels": _FLOAT_KERNEL}
+        about = about | {name: str(len(calls.findall(code))) for name, calls in kernels.items()}
         for record in old.infolist():
             content = old.read(record)
             if record.filename.endswith((".cpp", ".kernel_metadata.json", "/serialization_id")):
@@ -161,3 +166,8 @@ def _run(
 def count_quantized_layers(path: Path) -> int:
     """Count the calls of integer kernels in the code that was compiled."""
     return int(_read_about(path)["integer_kernels"])
+
+
+def count_float_layers(path: Path) -> int:
+    """Count the calls of float kernels in the code that was compiled."""
+    return int(_read_about(path)["float_kernels"])

@@ -90,3 +90,9 @@ def count_quantized_layers(path: Path) -> int:
     """Count the convolutions and matrix products whose data and weights come dequantized."""
     layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
     return sum(all(i.target in _ROUNDED for i in layer.args[:2]) for layer in layers)
+
+
+def count_float_layers(path: Path) -> int:
+    """Count the others."""
+    layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
+    return len(layers) - count_quantized_layers(path)

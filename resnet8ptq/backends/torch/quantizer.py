@@ -135,6 +135,11 @@ class TorchQuantizer:
         predictor: Predictor = self._flow[1].load(path)
         return predictor
 
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count in the file, which torch runs as it is."""
+        file = self._flow[1]
+        return file.count_quantized_layers(path), file.count_float_layers(path)
+
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load a TorchScript file, to time its operators.
 

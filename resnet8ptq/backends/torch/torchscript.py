@@ -129,6 +129,13 @@ def count_quantized_layers(path: Path) -> int:
     return len(re.findall(r"= quantized::(?:conv\dd|linear|matmul)\w*\(", graph))
 
 
+def count_float_layers(path: Path) -> int:
+    """Count the convolutions and matrix products in float in a TorchScript file."""
+    graph = str(_load(path).inlined_graph)
+    names = r"_convolution|conv\dd|conv_transpose\dd|linear|matmul|addmm|bmm|mm"
+    return len(re.findall(rf"= aten::(?:{names})\(", graph))
+
+
 @contextmanager
 def known_warnings() -> Iterator[None]:
     """Quiet what is known of the pinned torch and of onnx2torch."""
