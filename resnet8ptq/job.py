@@ -47,6 +47,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     from resnet8ptq.tracking import mirror
     from resnet8ptq.tracking.store import find_store, open_store
 
+    _check_files(config)  # before there is a run that could fail
     opening = background.put(open_store, config.tracking)
     background.prepare(mirror.warm_up)
     check_names(config)  # meanwhile, as what follows
@@ -103,6 +104,16 @@ def _settle_choice(cfg: DictConfig, several: bool) -> None:
     """Choose by nothing where there is nothing to choose: one run costs no more for it."""
     if cfg.evaluate.choice == "auto" and not several:
         cfg.evaluate.choice = "none"
+
+
+def _check_files(config: RunConfig) -> None:
+    """Raise `PtqError` where network or data are missing or something else; a suite has its own."""
+    if config.benchmark.name is None:
+        from resnet8ptq.data import locate as data
+        from resnet8ptq.models import locate as networks
+
+        settled = data.settle(config.data, quiet=True)
+        networks.locate(config.model, settled.name)
 
 
 def _check_machine(config: RunConfig) -> None:

@@ -28,6 +28,7 @@ from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment import choice, mlperf_tiny, outputs, preparation, preprocessing_check
 from resnet8ptq.experiment.compatibility import fit_settings, load, settle_task
 from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -74,6 +75,7 @@ def _run_experiment(config: RunConfig, folder: Path, run: Recorder) -> RunResult
     config = fit_settings(config, runtime, fp32)
     resolved = make_quantizer(config, runtime).resolve()
     _warn_of_saturation(resolved, fp32)
+    _warn_of_depthwise(config, resolved, fp32)
     scored = choose_scored(dataset, config.evaluate.split, config.held_out_images)
     task = settle_task(config.task, dataset, scored.test, fp32)
     run.log_params(task.describe())
@@ -202,6 +204,27 @@ def _warn_of_saturation(resolved: Resolved, fp32: Fp32Model) -> None:
             "make the outputs wrong; %s avoids it",
             *(resolved.activation_dtype, resolved.weight_dtype),
             kernels.avoid_saturation(resolved),
+        )
+
+
+def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -> None:
+    """Warn where few bits shift the outputs of depthwise convolutions, and nothing corrects them.
+
+    A channel sums few products there, nine mostly, so that rounding errors do not average out: its
+    mean output moves. In wider layers they do.
+    """
+    changes = config.corrections
+    corrected = changes.bias_correction or changes.adaround or changes.reconstruction
+    if corrected or config.method == "qat" or (resolved.weight_bits or 8) >= 8:
+        return
+    nodes = onnx.load(fp32.onnx_path).graph.node
+    grouped = sum(node.op_type == "Conv" and attribute(node, "group", 1) > 1 for node in nodes)
+    if grouped:
+        log.warning(
+            "%d-bit weights in %d depthwise convolutions: rounding shifts the mean of their "
+            "channels, and much accuracy may be lost; corrections.bias_correction=true takes "
+            "seconds, experiment=flagship learns the rounding",
+            *(resolved.weight_bits, grouped),
         )
 
 
