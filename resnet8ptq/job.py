@@ -49,13 +49,13 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     from resnet8ptq.tracking import mirror
     from resnet8ptq.tracking.store import find_store, open_store
 
+    check_names(config)
+    settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
     background.prepare(mirror.warm_up)
-    check_names(config)  # meanwhile, as what follows
     from resnet8ptq.experiment import pipeline  # noqa: F401
     from resnet8ptq.report import comparison, table, verdicts
 
-    settings = attempt(config, UnsupportedError)
     tags = identify(settings)
     # Whatever is wrong with a store that was there before, `background.wait` tells at the end.
     store = find_store(config.tracking) or background.result(opening)

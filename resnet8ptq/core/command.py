@@ -67,8 +67,11 @@ def main(
     return code
 
 
-def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
+def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str = "") -> T:
     """Return what a module's command line says in key=value, as its dataclass `schema`.
+
+    Args:
+        plain: the key that a word without `=` sets; empty: there is none.
 
     Raises:
         ConfigError: there is no such key, or the value is not of its type.
@@ -77,11 +80,16 @@ def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
     if {"-h", "--help"} & set(words):
         print(usage)
         raise SystemExit(0)
+    known = [f"{item.name}=" for item in fields(cast(Any, schema))]
+    words = [f"{plain}={word}" if plain and "=" not in word else word for word in words]
+    for word in words:
+        if "=" not in word:
+            takes = or_nearest(f"{word}=", known)
+            raise ConfigError(f"{word}: got a word without a key, takes {takes}")
     try:
         given = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
         return cast(T, OmegaConf.to_object(given))
     except _NO_KEY as error:
-        known = [f"{item.name}=" for item in fields(cast(Any, schema))]
         raise ConfigError(no_such_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error)) from error

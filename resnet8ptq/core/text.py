@@ -52,8 +52,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """
     from difflib import get_close_matches
 
-    spelled = {name.casefold(): name for name in known}
-    close = get_close_matches(word.casefold(), spelled, n=1)
+    spelled = {name.casefold().rstrip("="): name for name in known}
+    close = get_close_matches(word.casefold().rstrip("="), spelled, n=1)
     return spelled[close[0]] if close else None
 
 

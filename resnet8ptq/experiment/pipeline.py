@@ -27,6 +27,7 @@ from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw
 from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -50,12 +51,14 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         PtqError: anything else that went wrong, in one line.
     """
     memory = PeakMemory()
+    memory = PeakMemory()
     settings.quantizer.resolve()  # an unsupported combination is known before any work
     data, network = load(settings)
     run.log_params(network.describe())
     settings = fit_settings(settings, network)
-    config = settings.config
-    _warn_of_saturation(settings.quantizer.resolve(), network)
+    config, resolved = settings.config, settings.quantizer.resolve()
+    _warn_of_saturation(resolved, network)
+    _warn_of_depthwise(config, resolved, network)
     training = f"the training samples of {data.name}"
     check = partial(make_task, config.task, data, network, name=training)
     samples = draw(config, data, preparation.tunes(config), check)
@@ -211,6 +214,27 @@ def _warn_of_saturation(resolved: Resolved, network: Fp32Model) -> None:
             "make the outputs wrong; %s avoids it",
             *(resolved.activation_dtype, resolved.weight_dtype),
             kernels.avoid_saturation(resolved),
+        )
+
+
+def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -> None:
+    """Warn where few bits shift the outputs of depthwise convolutions, and nothing corrects them.
+
+    A channel sums few products there, nine mostly, so that rounding errors do not average out: its
+    mean output moves. In wider layers they do.
+    """
+    changes = config.corrections
+    corrected = changes.bias_correction or changes.adaround or changes.reconstruction
+    if corrected or config.method == "qat" or (resolved.weight_bits or 8) >= 8:
+        return
+    nodes = onnx.load(fp32.onnx_path).graph.node
+    grouped = sum(node.op_type == "Conv" and attribute(node, "group", 1) > 1 for node in nodes)
+    if grouped:
+        log.warning(
+            "%d-bit weights in %d depthwise convolutions: rounding shifts the mean of their "
+            "channels, and much accuracy may be lost; corrections.bias_correction=true takes "
+            "seconds, experiment=flagship learns the rounding",
+            *(resolved.weight_bits, grouped),
         )
 
 

@@ -45,7 +45,7 @@ def check_format(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
 
 _EIGHT_BITS = (
     "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; takes "
-    "format=qdq or format=auto"
+    "format=auto or format=qdq"
 )
 
 

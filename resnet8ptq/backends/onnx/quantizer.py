@@ -112,7 +112,7 @@ class OnnxQuantizer:
             output.find_nodes(graph)
         if config.format == "auto":
             why = self._why_qdq(graph, skipped)
-            log.info("format=auto: %s", f"qdq, since {why}" if why else "qoperator")
+            log.info("format=auto: %s", f"qdq ({why})" if why else "qoperator")
             return replace(config, format="qdq" if why else "qoperator")
         if config.float_output and config.format == "qoperator":
             output.check_format(graph, skipped)
@@ -130,7 +130,7 @@ class OnnxQuantizer:
             if self.config.float_output:
                 output.check_format(graph, skipped)
         except UnsupportedError as reason:
-            return str(reason).partition(";")[0]
+            return str(reason).partition(": ")[2].partition(";")[0]
         return ""
 
     def quantize(
