@@ -37,8 +37,9 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import pace
-from resnet8ptq.evaluation.trial import Bench
+from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.models import model
+from resnet8ptq.tasks.classification import Classification
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from resnet8ptq.tracking.store import Store
@@ -224,9 +225,10 @@ def quantizer_of(config: RunConfig) -> Quantizer:
     return make_quantizer(config, runtime_of(config))
 
 
-def bench_of(config: RunConfig, fp32: model.Fp32Model) -> Bench:
-    """Return the bench of a run of these settings."""
-    return Bench(fp32.sha256, runtime_of(config), config.evaluate.batch_size)
+def evaluator_of(config: RunConfig, fp32: model.Fp32Model) -> Evaluator:
+    """Return what measures a classification with these settings."""
+    task = Classification(tuple("0123456789"))
+    return Evaluator(fp32, task, runtime_of(config), config.evaluate.batch_size)
 
 
 THREADS = 1

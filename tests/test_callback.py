@@ -92,18 +92,20 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "words", "several"),
+    ("params", "words", "jobs"),
     [
-        ({}, ["dtype=int8"], False),
-        ({}, ["dtype=int8,uint8"], True),
-        ({"seed": "1,2"}, [], True),
-        ({"seed": "1,2"}, ["seed=1"], False),
-        ({"seed": "1,2"}, ["seed=1", "calib=minmax,mse"], True),
+        ({}, ["dtype=int8"], 1),
+        ({}, ["dtype=int8,uint8"], 2),
+        ({"seed": "1,2"}, [], 2),
+        ({"seed": "1,2"}, ["seed=1"], 1),
+        ({"seed": "1,2"}, ["seed=1", "calib=minmax,mse"], 2),
+        ({"seed": "range(1,4)"}, ["per_channel=choice(true,false)", "calib=minmax,mse"], 12),
+        ({}, ["dtype=int8,uint8", "calib=glob(*)"], None),
     ],
 )
-def test_whether_a_sweep_has_several_jobs(
-    params: dict[str, str], words: list[str], several: bool
+def test_how_many_jobs_a_sweep_has(
+    params: dict[str, str], words: list[str], jobs: int | None
 ) -> None:
     sweeper = OmegaConf.create({"params": params})
-    assert callback._asks_for_several(sweeper, words) == several
-    assert callback._asks_for_several(OmegaConf.merge(sweeper, {"n_trials": 9}), words)
+    assert callback._count_jobs(sweeper, words) == jobs
+    assert callback._count_jobs(OmegaConf.merge(sweeper, {"n_trials": 9}), words) == 9

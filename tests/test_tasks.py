@@ -621,16 +621,53 @@ def test_samples_without_a_value_are_at_most_a_hundredth():
 @pytest.mark.parametrize(
     ("differences", "p_value"),
     [
-        (np.arange(1, 100), 0.02),
-        (np.append(np.arange(1, 99), -1), 0.04),
-        (np.append(np.arange(1, 99), 0), 0.04),
+        (np.arange(1, 20), 0.1),
+        (np.append(np.arange(1, 19), -1), 0.2),
+        (np.append(np.arange(1, 100), -np.arange(10)), 0.2),
+        (np.append(np.arange(1, 100), np.full(90, np.nan)), 2 * stats.norm.cdf(-1.5746)),
+        (np.ones(99), 0.02),  # no spread to judge by
         (np.array([-1, 0, 1, 2, 3]), 1.0),
         (np.zeros(9), 1.0),
     ],
 )
 def test_p_values_of_replicates_by_hand(differences, p_value):
     for sign in (1, -1):
-        assert statistics.bootstrap_p(sign * differences) == pytest.approx(p_value)
+        assert statistics.bootstrap_p(sign * differences) == pytest.approx(p_value, rel=1e-3)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(100, 3000))
+@settings(deadline=None, max_examples=20)
+def test_a_p_value_falls_with_the_difference_without_a_jump(seed, resamples):
+    """Also where the counted tail ends and the normal one begins."""
+    replicates = np.random.default_rng(seed).normal(size=resamples)
+    p_values = [statistics.bootstrap_p(replicates + shift) for shift in np.arange(0.5, 8, 0.05)]
+    assert np.diff(p_values).max() <= 0
+    assert p_values[-1] < 1e-6
+    edge = np.sort(replicates)[statistics.COUNTABLE - 1]
+    counted, continued = (statistics.bootstrap_p(replicates - edge + d) for d in (-1e-9, 1e-9))
+    assert counted == pytest.approx(2 * (statistics.COUNTABLE + 1) / (resamples + 1))
+    assert continued == pytest.approx(counted, rel=1e-6)
+
+
+def test_p_values_near_the_floor_keep_their_level():
+    """Simulated without a difference: Student's test is exact, and counts end at 2 / 200."""
+    random = np.random.default_rng(5)
+    items, resamples, sweeps = 100, 199, 20_000
+    weights = np.stack([np.bincount(d, minlength=items) for d in statistics.resample(items, 199)])
+    assert len(weights) == resamples
+    values = random.normal(size=(items, sweeps))
+    p_values = np.array([statistics.bootstrap_p(each) for each in (weights @ values / items).T])
+    exact = stats.ttest_1samp(values, 0).pvalue
+    for level in (0.05, 0.01, 0.002, 0.0005):
+        assert 0.4 < (p_values <= level).sum() / (exact <= level).sum() < 2.5
+
+
+def test_a_difference_can_be_significant_among_hundreds_of_models():
+    """AP 1 beside 50 others: counted, Holm's smallest p-value was 0.051."""
+    random = np.random.default_rng(0)
+    best = bootstrap.Paired(np.ones(2000), np.ones(2000))
+    other = bootstrap.Paired(0.5 + 0.02 * random.normal(size=2000), np.ones(2000))
+    assert max(statistics.holm([best.against(other)] * 51)) < 1e-6
 
 
 def test_a_limit_that_is_a_fraction_is_as_uncertain_as_the_baseline():

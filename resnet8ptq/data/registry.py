@@ -47,37 +47,36 @@ class Source:
     decodes: bool = False
 
 
-_HERE = "resnet8ptq.data.sources"
 SOURCES = {
     "cifar10": Source(
-        f"{_HERE}.cifar10:load",
+        "resnet8ptq.data.sources.cifar10:load",
         "a folder with data_batch_1..5; your own: data=arrays, folder, table or huggingface",
         folder=True,
     ),
-    "shapes": Source(f"{_HERE}.shapes:load"),
+    "shapes": Source("resnet8ptq.data.sources.shapes:load"),
     "arrays": Source(
-        f"{_HERE}.arrays:load",
+        "resnet8ptq.data.sources.arrays:load",
         "an .npz, .npy or idx file, or a folder of .npy and idx files",
         file=True,
         folder=True,
         schema=ArraysConfig,
     ),
     "folder": Source(
-        f"{_HERE}.folder:load",
+        "resnet8ptq.data.sources.folder:load",
         "a folder with one folder of pictures for each class",
         folder=True,
         schema=FolderConfig,
         decodes=True,
     ),
     "table": Source(
-        f"{_HERE}.table:load",
+        "resnet8ptq.data.sources.table:load",
         "a .csv or .parquet file",
         file=True,
         schema=TableConfig,
         decodes=True,
     ),
     "coco": Source(
-        f"{_HERE}.coco:load",
+        "resnet8ptq.data.sources.coco:load",
         "a folder of pictures",
         folder=True,
         key="images",
@@ -85,7 +84,7 @@ SOURCES = {
         decodes=True,
     ),
     "huggingface": Source(
-        f"{_HERE}.huggingface:load",
+        "resnet8ptq.data.sources.huggingface:load",
         "a folder that save_to_disk of Hugging Face's datasets has written",
         folder=True,
         schema=TableConfig,
