@@ -8,6 +8,7 @@ import pytest
 from conftest import NO_REAL_FILES, call, make_config
 from omegaconf import OmegaConf
 
+from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import command
 from resnet8ptq.evaluation.result import RunResult
@@ -92,7 +93,7 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "words", "several"),
+    ("params", "typed", "several"),
     [
         ({}, ["dtype=int8"], False),
         ({}, ["dtype=int8,uint8"], True),
@@ -102,8 +103,9 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
     ],
 )
 def test_whether_a_sweep_has_several_jobs(
-    params: dict[str, str], words: list[str], several: bool
+    params: dict[str, str], typed: list[str], several: bool
 ) -> None:
     sweeper = OmegaConf.create({"params": params})
-    assert callback._asks_for_several(sweeper, words) == several
-    assert callback._asks_for_several(OmegaConf.merge(sweeper, {"n_trials": 9}), words)
+    overrides = [*callback._find_swept(sweeper), *map(words.parse, typed)]
+    assert callback._asks_for_several(sweeper, overrides) == several
+    assert callback._asks_for_several(OmegaConf.merge(sweeper, {"n_trials": 9}), overrides)
