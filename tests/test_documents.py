@@ -27,7 +27,7 @@ from resnet8ptq.core import command
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sources import arrays
 from resnet8ptq.deploy import deploying
-from resnet8ptq.job import check_names
+from resnet8ptq.experiment.settings import check_names
 from resnet8ptq.serving import server
 from resnet8ptq.tasks.detection.heads import HEADS
 
