@@ -29,6 +29,8 @@ bench: .venv/.dev ## Measure time beside the bare libraries, every section with 
 	$(BIN)/python -m benchmarks $(if $(filter all,$(BENCH)),--all)
 
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)
+	@$(BIN)/python -c "import socket; socket.create_server(('127.0.0.1', $(PORT)))" 2>/dev/null || \
+		{ echo "error: PORT=$(PORT): in use, or no port; try make ui PORT=$$(($(PORT) + 1))" >&2; exit 2; }
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri $(STORE)
 
 server: .venv/.server ## Track for a team: MLflow on PostgreSQL at DATABASE=; HOST=, PORT=, HOSTS=, AUTH=1

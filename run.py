@@ -9,13 +9,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from resnet8ptq import job
-from resnet8ptq.config import loading
+from resnet8ptq.config import loading, words
 from resnet8ptq.core import background, command
 from resnet8ptq.sweep import callback
 from resnet8ptq.sweep.objectives import to_return_value
-from resnet8ptq.tracking import store
+from resnet8ptq.tracking import address, store
 
 ASKS = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
+CONF = Path(__file__).parent / "conf"
 loading.register_schemas()
 
 
@@ -32,9 +33,16 @@ def run(cfg: DictConfig) -> float | list[float] | None:
     return None if done is None else to_return_value(done, cfg.objectives)
 
 
+def start() -> None:
+    """Check the words of the command line, and run."""
+    address.check_words(sys.argv[1:])
+    sys.argv[1:] = words.arrange(sys.argv[1:], CONF)
+    if ASKS.isdisjoint(sys.argv):
+        background.prepare(store.import_mlflow)
+    run()
+
+
 if __name__ == "__main__":
     with background.allowed():
-        if ASKS.isdisjoint(sys.argv):
-            background.prepare(store.import_mlflow)
-        code = command.main(run, callback.find_current)
+        code = command.main(start, callback.find_current)
     sys.exit(code)

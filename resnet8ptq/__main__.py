@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import or_nearest
 
 COMMANDS = {
     "advise": "resnet8ptq.experiment.advising:main",
@@ -34,7 +35,7 @@ def call(words: list[str]) -> None:
     if name in ("-h", "--help"):
         print(__doc__)
     elif name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; takes {' | '.join(COMMANDS)}")
+        raise ConfigError(f"{name}: no such command; takes {or_nearest(name, COMMANDS)}")
     else:
         resolve_name(COMMANDS[name])(others)
 

@@ -138,8 +138,8 @@ class ParsedError(Exception):
     """The words were right; nothing is done with them."""
 
 
-def parse_only(words: list[str], schema: type[Any], usage: str | None) -> None:
-    parse(words, schema, usage)
+def parse_only(words: list[str], schema: type[Any], usage: str | None, **options: Any) -> None:
+    parse(words, schema, usage, **options)
     raise ParsedError
 
 

@@ -3,13 +3,14 @@
 import csv
 import json
 import re
+import shlex
 import signal
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from calling import NO_REAL_FILES, QUICK, REPO, Called, call
+from calling import NO_REAL_FILES, QUICK, REPO, RUN, Called, call
 from conftest import compose_whole, new_store
 from forked import Process
 from hydra.errors import HydraException
@@ -27,6 +28,9 @@ REASON = (
     "dtype=uint8: FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
     "backend.flow=pt2e (backend=torch_pt2e) does uint8, simulated in float"
 )
+
+# A wrong value by itself would be refused before the first job; this one is beside another.
+REFUSED = "calib.num_bins: got 2047, takes an even number > 2 * calib.num_quantized_bins = 256"
 
 METRICS = {
     *("accuracy", "ci95_low", "ci95_high", "delta", "correct", "total"),
@@ -173,13 +177,13 @@ def test_failing_cell_does_not_stop_the_sweep(failing_sweep: Called) -> None:
     good, bad = failing_sweep.children
     assert (bad.info.status, bad.data.tags["status"]) == ("FAILED", "failed")
     assert (good.info.status, good.data.tags["status"]) == ("FINISHED", "ok")
-    assert bad.data.params["calib.percentile"] == "120.0"
+    assert bad.data.params["calib.num_bins"] == "2047"
     assert good.data.metrics["accuracy"] > 0.85
 
 
 def test_failing_cell_leaves_its_traceback(failing_sweep: Called) -> None:
     _, bad = failing_sweep.children
-    assert bad.data.tags["reason"] == "calib.percentile: got 120.0, takes 50 < p <= 100"
+    assert bad.data.tags["reason"] == REFUSED
     assert "ConfigError" in failing_sweep.artifacts(bad)["traceback.txt"].read_text()
 
 
@@ -190,16 +194,17 @@ def test_sweep_with_a_failing_cell_has_failed(failing_sweep: Called) -> None:
 
 
 def test_failing_cell_stays_in_the_table(failing_sweep: Called) -> None:
-    found = [(row["calib.percentile"], row["status"]) for row in failing_sweep.table]
-    assert found == [("", "baseline"), ("99.9", "ok"), ("120.0", "failed")]
-    assert "failed: calib.percentile: got 120.0, takes 50 < p <= 100 (" in failing_sweep.out
+    found = [(row["calib.num_bins"], row["status"]) for row in failing_sweep.table]
+    assert found == [("", "baseline"), ("2048", "ok"), ("2047", "failed")]
+    assert f"failed: {REFUSED} (" in " ".join(failing_sweep.out.split())
 
 
 @pytest.mark.parametrize(
     ("override", "named", "recorded"),
     [
-        ("backend=onxx,onnx", "onxx", ["FAILED"]),
-        ("seed=1,${nokey}", "nokey", []),  # it does not get as far as a run
+        ("backend=onxx,onnx", "onxx", []),  # it does not get as far as a run
+        ("seed=1,${nokey}", "nokey", []),
+        ("seed=1,abc", "abc", ["FAILED"]),
     ],
 )
 def test_sweep_that_cannot_be_composed_has_failed(
@@ -345,6 +350,12 @@ def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Pa
     found = interrupt(tmp_path, signal.SIGINT, {"0"})
     assert found.code == 130
     assert "Traceback" not in found.err
+    (how_far,) = [line for line in found.err.splitlines() if "runs finished" in line]
+    said, _, command = how_far.partition("; continue: ")
+    assert said == "0 of 2 runs finished"
+    words = shlex.split(command)
+    assert words[:3] == ["python", RUN, "-m"] and words[-1] == "sweep.resume=true"
+    assert {*QUICK, "dtype=int8,uint8"} <= {*words}
     (child,) = found.children  # the second was not started
     for run in (found.parent, child):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")

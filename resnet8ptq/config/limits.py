@@ -1,35 +1,55 @@
 """What settings take. Each field of `schema` has its limits; an error names the key and both."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import no_such_key
+from resnet8ptq.core.text import no_such_key, or_nearest
 
 MOST_PIXELS = 2**13  # along a side of a picture
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a setting takes, in words, and whether a value is that; null never is asked about."""
+    """The values that a setting takes, in words, and the test for one; null is never tested.
+
+    Attributes:
+        choices: the words that it takes, where it takes some words.
+    """
 
     takes: str
     holds: Callable[[Any], bool]
+    choices: Sequence[str] = ()
+
+    def check(self, key: str, got: Any) -> None:
+        """Raise `ConfigError` for a value beyond the limit."""
+        takes = or_nearest(got, self.choices) if self.choices else self.takes
+        require(key, got, got is None or self.holds(got), takes)
 
 
-def limited(default: Any, *limits: Limit) -> Any:
-    """Return the field of a dataclass that takes what is within the limits."""
-    metadata = {"limits": limits}
+def limited(
+    default: Any, *limits: Limit, only: Mapping[str, Limit] | None = None, is_path: bool = False
+) -> Any:
+    """Return the field of a dataclass that takes what is within the limits.
+
+    Args:
+        default: a value, or what makes one.
+        only: the settings that the field has an effect with, by key; see `effect`.
+        is_path: it names a file or folder of the user.
+    """
+    metadata = {"limits": limits, "only": only or {}, "is_path": is_path}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def one_of(*choices: str) -> Limit:
     """Return the limit to some words."""
-    return Limit(" | ".join(choices), lambda got: got in choices)
+    return Limit(" | ".join(choices), lambda got: got in choices, choices)
 
 
 def at_least(least: int) -> Limit:
@@ -83,10 +103,13 @@ BITS = (2, 3, 4, 8, FLOAT_BITS)  # of weights
 COUNT = (at_least(1), at_most(2**31 - 1))
 SEED = Limit("0 <= seed < 2**32", lambda got: 0 <= got < 2**32)
 FRACTION = Limit("a fraction, 0 to 1", lambda got: 0 <= got <= 1)
+LOSS = Limit("a fraction, 0 to 0.5: 1 point is 0.01", lambda got: 0 <= got <= 0.5)
 SHARE = Limit("a fraction, 0 < f <= 1", lambda got: 0 < got <= 1)
 PART = Limit("a fraction, 0 < f < 1", lambda got: 0 < got < 1)
 PERCENTILE = Limit("50 < p <= 100", lambda got: 50 < got <= 100)
 PIXEL = Limit("a pixel, 0 to 255", lambda got: 0 <= got <= 255)
+TRUE = Limit("true", lambda got: got is True)
+GIVEN = Limit("a value", lambda got: got is not None)
 FINITE = Limit("a finite number", math.isfinite)
 FACTOR = Limit("a number, not 0", lambda got: got != 0 and math.isfinite(got))
 POSITIVE = Limit("a number > 0", lambda got: 0 < got < math.inf)
@@ -122,7 +145,7 @@ def check(node: object, prefix: str = "") -> None:
                 key, text, not isinstance(text, str) or text.isprintable(), "printable characters"
             )
         for limit in known[name].metadata.get("limits", ()):
-            require(key, value, value is None or limit.holds(value), limit.takes)
+            limit.check(key, value)
         if is_dataclass(value):
             check(value, f"{key}.")
 

@@ -3,13 +3,13 @@
 Hydra checks names and types against them while it composes, `limits.check` the ranges.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
 
 from omegaconf import MISSING
 
 from resnet8ptq.config import limits
-from resnet8ptq.config.limits import at_least, at_most, limited, one_of
+from resnet8ptq.config.limits import Limit, at_least, at_most, limited, one_of
 
 # dtype -> (activations, weights), as ONNX Runtime has them; the others' modules say what differs.
 DTYPES = {
@@ -30,6 +30,15 @@ OBJECTIVES = {
 }
 CORRECTIONS = ("equalization", "adaround", "reconstruction", "bias_correction")  # in their order
 _THREADS = (*limits.COUNT, at_most(1024))
+# The settings that others have an effect with.
+_QUANTIZED = {"dtype.name": one_of(*(name for name in DTYPES if name != "fp32"))}
+_CALIBRATED = {**_QUANTIZED, "method": one_of("static", "qat")}
+_TIMED = {"latency.enabled": limits.TRUE}
+
+
+def _with(key: str, *values: str) -> dict[str, Limit]:
+    """Return the condition that a setting is one of some words."""
+    return {key: one_of(*values)}
 
 
 @dataclass
@@ -56,7 +65,7 @@ class TfliteConfig(BackendConfig):
 
     name: str = "tflite"
     flow: str = limited("convert", one_of("convert", "file"))
-    file: str | None = None
+    file: str | None = limited(None, only=_with("backend.flow", "file"), is_path=True)
     integer_io: bool | None = None
 
 
@@ -74,12 +83,16 @@ class CalibConfig:
     name: str = MISSING
     samples_per_class: int | None = limited(100, *limits.COUNT)
     batch_size: int = limited(100, *limits.COUNT)
-    percentile: float = limited(99.99, limits.PERCENTILE)
-    num_bins: int = limited(2048, at_most(2**20))
-    num_quantized_bins: int = limited(128, at_least(2))
-    averaging_constant: float = limited(0.01, limits.SHARE)
-    table: str | None = None
-    images: str | None = None
+    percentile: float = limited(99.99, limits.PERCENTILE, only=_with("calib.name", "percentile"))
+    num_bins: int = limited(
+        2048, at_most(2**20), only=_with("calib.name", "entropy", "percentile", "mse")
+    )
+    num_quantized_bins: int = limited(128, at_least(2), only=_with("calib.name", "entropy"))
+    averaging_constant: float = limited(
+        0.01, limits.SHARE, only=_with("calib.name", "moving_average")
+    )
+    table: str | None = limited(None, is_path=True)
+    images: str | None = limited(None, is_path=True)
 
 
 @dataclass
@@ -87,11 +100,13 @@ class ModelConfig:
     """Where the FP32 network comes from."""
 
     name: str = ""
-    path: str | None = None
+    path: str | None = limited(None, is_path=True)
     fold: bool = True
     module: str | None = None
-    state_dict: str | None = None
-    module_args: Any = None  # a dict; Hydra would not let keys be added to a typed one
+    state_dict: str | None = limited(None, only={"model.module": limits.GIVEN}, is_path=True)
+    module_args: Any = limited(
+        None, only={"model.module": limits.GIVEN}
+    )  # a dict; Hydra would not let keys be added to a typed one
     inputs: Any = None  # the same
 
 
@@ -100,8 +115,10 @@ class DataConfig:
     """Which images."""
 
     name: str = MISSING
-    root: str | None = None
-    on_missing: str = limited("shapes", one_of("shapes", "error"))
+    root: str | None = limited(None, is_path=True)
+    on_missing: str = limited(
+        "shapes", one_of("shapes", "error"), only=_with("data.name", "cifar10")
+    )
 
 
 @dataclass
@@ -152,8 +169,8 @@ class CocoConfig(SplitConfig):
     """Pictures with boxes, as COCO has them; see `data.sources.coco`."""
 
     name: str = "coco"
-    images: str | None = None
-    annotations: str | None = None
+    images: str | None = limited(None, is_path=True)
+    annotations: str | None = limited(None, is_path=True)
     classes: list[str] | None = limited(None, limits.CLASSES)
     on_bad: str = limited("error", one_of("error", "skip"))
     test_fraction: float = limited(0.5, limits.SHARE)
@@ -228,12 +245,14 @@ class PreprocessConfig:
     name: str = "raw"
     size: Any = limited(None, limits.SIZE)
     resize: str = limited("squash", one_of("squash", "fit", "crop", "letterbox"))
-    crop_fraction: float = limited(0.875, limits.SHARE)
+    crop_fraction: float = limited(0.875, limits.SHARE, only=_with("preprocess.resize", "crop"))
     filter: str = limited(
         "bilinear", one_of("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
     )
-    pad: int = limited(0, limits.PIXEL)
-    align: str = limited("center", one_of("center", "top_left"))
+    pad: int = limited(0, limits.PIXEL, only=_with("preprocess.resize", "letterbox"))
+    align: str = limited(
+        "center", one_of("center", "top_left"), only=_with("preprocess.resize", "letterbox")
+    )
     channels: str = limited("rgb", one_of("rgb", "bgr", "grey"))
     scale: float = limited(1.0, limits.FACTOR)
     mean: Any = limited([0.0], limits.NUMBERS)  # a list of floats, once it is loaded
@@ -254,11 +273,11 @@ class LatencyConfig:
     """How the model is timed beside its FP32 baseline."""
 
     enabled: bool = True
-    batch_size: int | None = limited(None, *limits.COUNT)
-    threads: int = limited(1, *_THREADS)
-    repeats: int = limited(100, *limits.COUNT)
-    batch_repeats: int = limited(5, *limits.COUNT)
-    max_seconds: float = limited(5.0, limits.POSITIVE)
+    batch_size: int | None = limited(None, *limits.COUNT, only=_TIMED)
+    threads: int = limited(1, *_THREADS, only=_TIMED)
+    repeats: int = limited(100, *limits.COUNT, only=_TIMED)
+    batch_repeats: int = limited(5, *limits.COUNT, only=_TIMED)
+    max_seconds: float = limited(5.0, limits.POSITIVE, only=_TIMED)
 
 
 @dataclass
@@ -274,7 +293,8 @@ class TrackingConfig:
 class ReportConfig:
     """What a model must keep to be recommended, as fractions; and what to compare with."""
 
-    max_drop: float = limited(0.01, limits.FRACTION)
+    max_drop: float = limited(0.01, limits.LOSS)
+    min_sqnr_db: float = limited(25.0, limits.FINITE)
     min_accuracy: float | None = limited(None, limits.FRACTION)
     reference: str | None = None
     expected_accuracy: float | None = limited(None, limits.FRACTION)
@@ -292,8 +312,8 @@ class BenchmarkConfig:
     """A task of a suite: where its files lie, and what it asks; see `experiment.mlperf_tiny`."""
 
     name: str | None = None
-    folder: str | None = None
-    target: float | None = None
+    folder: str | None = limited(None, only={"benchmark.name": limits.GIVEN}, is_path=True)
+    target: float | None = limited(None, only={"benchmark.name": limits.GIVEN})
 
 
 @dataclass
@@ -322,7 +342,7 @@ class PrecisionConfig:
 
     plan: Any = limited(None, limits.PLAN)  # bits by layer, 32 for float, or "auto"
     max_bytes: int | None = limited(None, *limits.COUNT)
-    max_drop: float | None = limited(None, limits.FRACTION)
+    max_drop: float | None = limited(None, limits.LOSS)
 
 
 @dataclass
@@ -332,9 +352,13 @@ class CorrectionsConfig:
     equalization: bool = False
     bias_correction: bool = False
     adaround: bool = False
-    adaround_iterations: int = limited(1000, *limits.COUNT)
+    adaround_iterations: int = limited(
+        1000, *limits.COUNT, only={"corrections.adaround": limits.TRUE}
+    )
     reconstruction: bool = False
-    reconstruction_iterations: int = limited(1000, *limits.COUNT)
+    reconstruction_iterations: int = limited(
+        1000, *limits.COUNT, only={"corrections.reconstruction": limits.TRUE}
+    )
 
 
 @dataclass
@@ -353,18 +377,18 @@ class QuantizationConfig:
 
     backend: BackendConfig = MISSING
     dtype: DtypeConfig = MISSING
-    calib: CalibConfig = MISSING
+    calib: CalibConfig = limited(MISSING, only=_CALIBRATED)
     method: str = limited("static", one_of("static", "dynamic", "qat"))
-    per_channel: bool = False
-    format: str | None = limited(None, one_of("qdq", "qoperator"))
-    reduce_range: bool | None = None
-    symmetric: SymmetricConfig = field(default_factory=SymmetricConfig)
-    float_output: bool = False
-    float_tail: bool | None = False
-    op_types: list[str] | None = limited(None, limits.NAMES)
-    nodes_to_quantize: list[str] | None = limited(None, limits.NAMES)
-    nodes_to_exclude: Any = field(default_factory=list)  # list of names, or "auto"
-    corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
+    per_channel: bool = limited(False, only=_QUANTIZED)
+    format: str | None = limited(None, one_of("auto", "qdq", "qoperator"), only=_QUANTIZED)
+    reduce_range: bool | None = limited(None, only=_QUANTIZED)
+    symmetric: SymmetricConfig = limited(SymmetricConfig, only=_QUANTIZED)
+    float_output: bool = limited(False, only=_QUANTIZED)
+    float_tail: bool | None = limited(False, only=_QUANTIZED)
+    op_types: list[str] | None = limited(None, limits.NAMES, only=_QUANTIZED)
+    nodes_to_quantize: list[str] | None = limited(None, limits.NAMES, only=_QUANTIZED)
+    nodes_to_exclude: Any = limited(list, only=_QUANTIZED)  # list of names, or "auto"
+    corrections: CorrectionsConfig = limited(CorrectionsConfig, only=_QUANTIZED)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     slim: bool = False
 
@@ -377,9 +401,9 @@ class RunConfig(QuantizationConfig):
     data: DataConfig = MISSING
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
-    max_drop: float = limited(0.002, limits.FRACTION)
+    max_drop: float = limited(0.002, limits.LOSS, only=_with("nodes_to_exclude", "auto"))
     held_out_images: int | None = limited(None, *limits.COUNT)
-    qat: QatConfig = field(default_factory=QatConfig)
+    qat: QatConfig = limited(QatConfig, only={**_QUANTIZED, **_with("method", "qat")})
     seed: int = limited(42, limits.SEED)
     threads: int | None = limited(None, *_THREADS)
     cache_dir: str | None = None
@@ -393,3 +417,30 @@ class RunConfig(QuantizationConfig):
     objectives: list[str] | None = None
     # What a named sweep sets differently for each backend, read there by interpolation.
     per_backend: dict[str, Any] = field(default_factory=dict)
+
+
+def find_fields(key: str) -> list[list[Field[Any]]]:
+    """Return the fields on the way to a key, the last one its own.
+
+    Several ways where a backend, a data set or a task may be meant: one for each that has the key.
+    None for an unknown key.
+
+    >>> [[item.name for item in way] for way in find_fields("calib.percentile")]
+    [['calib', 'percentile']]
+    """
+    ways: list[tuple[type, list[Field[Any]]]] = [(RunConfig, [])]
+    for name in key.split("."):
+        ways = [
+            (kind, [*way, item])
+            for owner, way in ways
+            for item in (fields(owner) if is_dataclass(owner) else ())
+            if item.name == name
+            for kind in _with_subclasses(get_type_hints(owner)[name])
+        ]
+    return list({id(way[-1]): way for _, way in ways}.values())
+
+
+def _with_subclasses(kind: Any) -> list[Any]:
+    """Return a type, and where it is a dataclass those that stand in its place."""
+    below = kind.__subclasses__() if isinstance(kind, type) and is_dataclass(kind) else []
+    return [kind, *(kin for child in below for kin in _with_subclasses(child))]

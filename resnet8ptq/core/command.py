@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, TypeVar, cast
@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
-from resnet8ptq.core.text import no_such_key, printable, redact
+from resnet8ptq.core.text import no_such_key, or_nearest, printable, redact
 
 T = TypeVar("T")
 
@@ -67,8 +67,11 @@ def main(
     return code
 
 
-def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
+def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str = "") -> T:
     """Return what a module's command line says in key=value, as its dataclass `schema`.
+
+    Args:
+        plain: the key that a word without `=` sets; empty: there is none.
 
     Raises:
         ConfigError: there is no such key, or the value is not of its type.
@@ -77,11 +80,16 @@ def parse_words(words: list[str], schema: type[T], usage: str | None) -> T:
     if {"-h", "--help"} & set(words):
         print(usage)
         raise SystemExit(0)
+    known = [f"{item.name}=" for item in fields(cast(Any, schema))]
+    words = [f"{plain}={word}" if plain and "=" not in word else word for word in words]
+    for word in words:
+        if "=" not in word:
+            takes = or_nearest(f"{word}=", known)
+            raise ConfigError(f"{word}: got a word without a key, takes {takes}")
     try:
         given = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
         return cast(T, OmegaConf.to_object(given))
     except _NO_KEY as error:
-        known = [f"{item.name}=" for item in fields(cast(Any, schema))]
         raise ConfigError(no_such_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error)) from error
@@ -111,15 +119,13 @@ _NO_OPTION = re.compile(
 )
 
 
-def _no_such_option(given: str, group: str, options: str) -> str:
-    """Return the message for an option that a group has not, with the one that is meant, if any."""
-    from difflib import get_close_matches
-
-    name, known = given.removeprefix(f"{group}/"), options.split()
-    text = f"{group}: got {name!r}, takes {' | '.join(known)}"
-    if near := get_close_matches(name, known, n=1):
-        text += f" (nearest: {near[0]})"
+def no_such_option(name: str, group: str, options: Collection[str]) -> str:
+    """Return the message for an unknown option of a config group, with the closest match."""
+    text = f"{group}: got {name!r}, takes {or_nearest(name, options)}"
     return f"{text}; model.path= takes a file" if group == "model" else text
+
+
+_SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'=]+)=.*?)'(?:\s|$)")
 
 
 @contextmanager
@@ -157,9 +163,15 @@ def one_line(error: BaseException) -> str:
         text = f"{key}: got {got!r}, takes {_KINDS.get(kind, kind)}"
     extras = [extra for option, extra in _EXTRAS.items() if f"'hydra/{option}'" in text]
     if found := _NO_OPTION.search(text):
-        text = _no_such_option(*found.groups())
+        name, group, options = found.groups()
+        text = no_such_option(name.removeprefix(f"{group}/"), group, options.split())
+    if several := _SEVERAL.search(text):
+        word, key = several.groups()
+        text = f"{key}: got several values, takes one; to run each: -m {word}"
     # What follows is about Hydra's and OmegaConf's internals.
-    text = re.split(r"\s(?:Config search path:|reference_type=|object_type=)", text)[0]
+    text = re.split(
+        r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)", text
+    )[0]
     for extra in extras:
         text = f"{text.strip(' .')}; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     return redact(printable(text)) or type(error).__name__

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import or_nearest
 
 T = TypeVar("T")
 
@@ -15,8 +16,8 @@ def look_up(key: str, name: str, table: Mapping[str, T]) -> T:
         key: the setting that names it, for the error.
 
     Raises:
-        ConfigError: there is no such entry; lists the entries.
+        ConfigError: there is no such entry; lists the entries, with the nearest.
     """
     if name not in table:
-        raise ConfigError(f"{key}: got {name!r}, takes {' | '.join(table)}")
+        raise ConfigError(f"{key}: got {name!r}, takes {or_nearest(name, table)}")
     return table[name]

@@ -1,12 +1,35 @@
 """Text from outside, made fit for a terminal, a log, a page or a file name."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 
 def redact(text: str) -> str:
-    """Return a message without the user names and passwords of the URLs in it."""
-    return re.sub(r"(?<=://)[^/\s?#]*@", "", text)
+    """Return a message without the user names, passwords and parameters of the URLs in it.
+
+    A password may hold any of `/?#@`: up to the last `@` of a URL all may be the user's. What lies
+    behind a `?` may be a password too, or half of one.
+
+    >>> redact("cannot reach http://me:a/b@c@host:5000/runs")
+    'cannot reach http://host:5000/runs'
+    >>> redact("postgresql://host/name?password=secret: refused")
+    'postgresql://host/name?... refused'
+    """
+    return _URL.sub(_without_secrets, text)
+
+
+_URL = re.compile(r"(?<![\w+.-])([\w+.-]+://)(\S+)")
+
+
+def _without_secrets(url: re.Match[str]) -> str:
+    scheme, rest = url.groups()
+    user, _, address = rest.rpartition("@")
+    if re.fullmatch(r"(sqlite(\+\w+)?|file)://", scheme) and rest.startswith("/"):
+        user, address = "", rest  # a path may hold an @
+    if "?" in user:  # of the password, or of parameters that hold an @
+        return f"{scheme}..."
+    shown, mark, _ = address.partition("?")
+    return f"{scheme}{shown}{mark and '?...'}"
 
 
 def printable(text: str) -> str:
@@ -19,13 +42,30 @@ def one_line(error: BaseException) -> str:
     return printable(redact(f"{type(error).__name__}: {error}"))[:300]
 
 
-def no_such_key(key: str, known: Collection[str]) -> str:
-    """Return the message for a setting that there is not, with the one that is meant, if any."""
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that a mistyped one most likely means; None where none is close.
+
+    >>> nearest("INT8", ["fp32", "int8", "uint8"])
+    'int8'
+    >>> nearest("depoly", ["advise", "deploy", "report"])
+    'deploy'
+    """
     from difflib import get_close_matches
 
-    near = get_close_matches(key.rpartition(".")[2], known, n=1)
-    nearest = f" (nearest: {near[0]})" if near else ""
-    return f"{key}: no such key; takes {' | '.join(known)}{nearest}"
+    spelled = {name.casefold().rstrip("="): name for name in known}
+    close = get_close_matches(word.casefold().rstrip("="), spelled, n=1)
+    return spelled[close[0]] if close else None
+
+
+def or_nearest(word: object, known: Collection[str]) -> str:
+    """Return the known words as a message lists them, with the one that is nearest to `word`."""
+    close = nearest(str(word), known)
+    return " | ".join(known) + (f" (nearest: {close})" if close else "")
+
+
+def no_such_key(key: str, known: Collection[str]) -> str:
+    """Return the message for an unknown setting, with the closest match, if any."""
+    return f"{key}: no such key; takes {or_nearest(key.rpartition('.')[2], known)}"
 
 
 def safe_name(text: str) -> str:

@@ -1,7 +1,7 @@
 """What is worth trying on this CPU, before any sweep: nothing is run or quantized.
 
     python -m resnet8ptq advise                       whatever the network is
-    python -m resnet8ptq advise model.path=FILE       for this network
+    python -m resnet8ptq advise FILE                  for this network (or model.path=FILE)
 
 Which configurations to try, which are slow or may be wrong here, which are impossible, each with
 its reason and where it is known from; then the commands of sweeps. `model.path` takes what
@@ -42,7 +42,7 @@ def main(words: list[str]) -> None:
         ConfigError: there is no such key.
         ModelError: the network is missing, no model, unsafe, or nothing to quantize.
     """
-    settings = command.parse_words(words, Settings, __doc__)
+    settings = command.parse_words(words, Settings, __doc__, plain="model.path")
     limits.check(settings)
     network = None
     if settings.model.path is not None:

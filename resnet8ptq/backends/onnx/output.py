@@ -4,6 +4,8 @@ An 8-bit softmax gives tied top scores, and 8-bit logits lose what the last laye
 hold. Both formats of ONNX Runtime can return those sums as float.
 """
 
+from collections.abc import Collection
+
 import onnx
 
 from resnet8ptq.core.errors import UnsupportedError
@@ -27,6 +29,26 @@ def find_nodes(graph: onnx.GraphProto) -> list[str]:
     return [node.name for node in behind]
 
 
+def check_format(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
+    """Check, on an FP32 graph, that format=qoperator can return its last layers' sums as float.
+
+    Args:
+        skipped: names of the nodes that stay in float.
+
+    Raises:
+        UnsupportedError: the last layer's integer operator returns 8 bits only.
+    """
+    for layer in find_tail(graph)[0]:
+        if layer.op_type != "Gemm" and layer.name not in skipped:
+            raise UnsupportedError(_EIGHT_BITS.format(f"QLinear{layer.op_type}"))
+
+
+_EIGHT_BITS = (
+    "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; takes "
+    "format=auto or format=qdq"
+)
+
+
 def leave_in_float(proto: onnx.ModelProto) -> None:
     """Take the quantization of the last layers' outputs out of a quantized graph, in place.
 
@@ -44,10 +66,7 @@ def leave_in_float(proto: onnx.ModelProto) -> None:
         elif layer.op_type == "QGemm":
             del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
         else:
-            raise UnsupportedError(
-                f"float_output with format=qoperator: the last layer becomes {layer.op_type}, "
-                "which returns 8 bits; takes format=qdq"
-            )
+            raise UnsupportedError(_EIGHT_BITS.format(layer.op_type))
         for dequantize in behind:
             _bypass(graph, dequantize, layer.output[0])
 

@@ -3,15 +3,16 @@
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import onnx
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
+from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from resnet8ptq.backends.contract import (
     Artifact,
@@ -37,10 +38,10 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import LAYERS, weight_layers
+from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
@@ -53,7 +54,7 @@ MODEL_FILE = "model.onnx"
 FORMATS = {"qdq": QuantFormat.QDQ, "qoperator": QuantFormat.QOperator}
 _NARROW_TAKES: Takes = {
     "method": (["static", "qat"], "weights below 8 bits are quantized statically"),
-    "format": ([None, "qdq"], "weights below 8 bits take format=qdq"),
+    "format": ([None, "qdq", "auto"], "weights below 8 bits take format=qdq"),
     "symmetric.weights": ([None, True], "weights below 8 bits are symmetric"),
 }
 _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
@@ -79,7 +80,8 @@ class OnnxQuantizer:
             return Resolved()
         weights = WeightScheme.of(config, bool(config.reduce_range))
         dtype, symmetric = DTYPES[config.dtype.name][0], config.symmetric.activations
-        file_format = {"qdq": "QDQ", "qoperator": "QOperator"}[config.format or "qdq"]
+        # Which one `auto` is follows from the network: see `fit`.
+        file_format = {"qdq": "QDQ", "qoperator": "QOperator"}.get(config.format or "qdq")
         plan = Plan.of(config.precision, weights)
         if plan.is_narrow:
             refuse_others(config, _NARROW_TAKES)
@@ -99,10 +101,45 @@ class OnnxQuantizer:
             file_format=file_format,
         )
 
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Choose the format where it is `auto`; see `contract.Quantizer`."""
+        config = self.config
+        if config.dtype.name == "fp32" or config.method == "dynamic":
+            return config
+        graph = onnx.load(model.onnx_path).graph
+        skipped = find_float_nodes(graph, Selection.of(config))
+        if config.float_output:
+            output.find_nodes(graph)
+        if config.format == "auto":
+            why = self._why_qdq(graph, skipped)
+            log.info("format=auto: %s", f"qdq ({why})" if why else "qoperator")
+            return replace(config, format="qdq" if why else "qoperator")
+        if config.float_output and config.format == "qoperator":
+            output.check_format(graph, skipped)
+        return config
+
+    def _why_qdq(self, graph: onnx.GraphProto, skipped: Collection[str]) -> str:
+        """Return why format=qoperator would not do; empty where it does, in fewer bytes."""
+        plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
+        if plan.is_narrow:
+            return "weights are below 8 bits"
+        kinds = {node.op_type for node in graph.node if node.name not in skipped}
+        if without := sorted(kinds & QDQRegistry.keys() - QLinearOpsRegistry.keys()):
+            return f"qoperator has no integer operator for {', '.join(without)}"
+        try:
+            if self.config.float_output:
+                output.check_format(graph, skipped)
+        except UnsupportedError as reason:
+            return str(reason).partition(": ")[2].partition(";")[0]
+        return ""
+
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
         """Quantize by ONNX Runtime's own functions, then what they have no option for."""
+        if self.config.format == "auto":
+            fitted = OnnxQuantizer(self.fit(model), self.runtime)
+            return fitted.quantize(model, calibration, folder, ranges)
         path, config = folder / MODEL_FILE, self.config
         proto = onnx.load(model.onnx_path)
         calibrated: dict[str, Range] = {}
@@ -131,7 +168,11 @@ class OnnxQuantizer:
                 narrow.write_levels(written, proto.graph, narrow_layers)
             layers = count_quantized_layers(written)
             if layers == 0:
-                raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
+                recurrent = any(node.op_type in RECURRENT for node in proto.graph.node)
+                advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
+                raise QuantizationError(
+                    f"ONNX Runtime quantized nothing in {model.onnx_path}{advice}"
+                )
             if config.float_output:
                 output.leave_in_float(written)
             if float_layers.keep(written) or config.float_output or narrow_layers:
@@ -184,6 +225,10 @@ class OnnxQuantizer:
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an ONNX file."""
         return predictor.load(path, threads)
+
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count in the graph that ONNX Runtime has optimized."""
+        return profiler.count_kernels(path)
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load an ONNX file, to time its nodes."""

@@ -15,6 +15,7 @@ true ranges.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -116,6 +117,14 @@ class TfliteQuantizer:
             file_format="TFLite",
         )
 
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Check that the converter takes the network's file; see `contract.Quantizer`."""
+        if self._file is None or self.config.dtype.name == "fp32":
+            if not model.fold:
+                raise UnsupportedError("model.fold=false: TFLite's converter always folds")
+            self._find_format(model.source)
+        return self.config
+
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
@@ -131,8 +140,7 @@ class TfliteQuantizer:
         path = folder / MODEL_FILE
         if self._file is not None and self.config.dtype.name != "fp32":
             return self._copy(self._file, path, calibration.input_shape)
-        if not model.fold:
-            raise UnsupportedError("model.fold=false: TFLite's converter always folds")
+        self.fit(model)
         content = self._content(model.source, calibration)
         artifact = Artifact(path)
         if self.config.dtype.name != "fp32":
@@ -147,6 +155,20 @@ class TfliteQuantizer:
     def load(self, path: Path, threads: int) -> Predictor:
         """Load a .tflite file."""
         return predictor.load(path, threads)
+
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count in the file, which LiteRT runs as it is."""
+        layers = list(contents.layers(contents.read(path.read_bytes())))
+        on_integers = len(self._quantized(layers))
+        return on_integers, len(layers) - on_integers
+
+    def _quantized(self, layers: Sequence[contents.Layer]) -> list[contents.Layer]:
+        made = TensorType.FLOAT32 if self.config.method == "dynamic" else TensorType.INT8
+        return [
+            layer
+            for layer in layers
+            if layer.weights.type in _WEIGHTS and layer.output.type == made
+        ]
 
     def profile(self, path: Path, threads: int) -> NoReturn:
         """Refuse.
@@ -195,15 +217,20 @@ class TfliteQuantizer:
         return artifact
 
     def _content(self, source: Path, calibration: Split) -> bytes:
-        found = find_format(source)
-        name = found.name if found else "module"
-        if name == "tflite" and self.config.dtype.name == "fp32":
+        if self._find_format(source) == "tflite":
             return source.read_bytes()
-        if name not in FORMATS:
+        return self._convert(source, calibration)
+
+    def _find_format(self, source: Path) -> str:
+        """Return the name of the file's format; raise `UnsupportedError` for others."""
+        known = find_format(source)
+        name = known.name if known else "module"
+        as_it_is = name == "tflite" and self.config.dtype.name == "fp32"
+        if name not in FORMATS and not as_it_is:
             raise UnsupportedError(
                 f"{source.name}: TFLite's converter takes a Keras file or a SavedModel"
             )
-        return self._convert(source, calibration)
+        return name
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
@@ -246,13 +273,8 @@ class TfliteQuantizer:
             check: whether it is as `per_channel` says.
         """
         model = contents.read(content)
-        dynamic, layers = self.config.method == "dynamic", list(contents.layers(model))
-        made = TensorType.FLOAT32 if dynamic else TensorType.INT8
-        quantized = [
-            layer.weights
-            for layer in layers
-            if layer.weights.type in _WEIGHTS and layer.output.type == made
-        ]
+        layers = list(contents.layers(model))
+        quantized = [layer.weights for layer in self._quantized(layers)]
         if not quantized:
             raise QuantizationError("TFLite's converter quantized nothing")
         for weights in quantized if check else ():
