@@ -13,7 +13,7 @@ from resnet8ptq.config import loading, words
 from resnet8ptq.core import background, command
 from resnet8ptq.sweep import callback
 from resnet8ptq.sweep.objectives import to_return_value
-from resnet8ptq.tracking import store
+from resnet8ptq.tracking import address, store
 
 ASKS = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
 CONF = Path(__file__).parent / "conf"
@@ -35,6 +35,7 @@ def run(cfg: DictConfig) -> float | list[float] | None:
 
 def start() -> None:
     """Check the words of the command line, and run."""
+    address.check_words(sys.argv[1:])
     sys.argv[1:] = words.arrange(sys.argv[1:], CONF)
     if ASKS.isdisjoint(sys.argv):
         background.prepare(store.import_mlflow)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +18,14 @@ import numpy as np
 from benchmarks import process
 from benchmarks.setting import REPO
 from benchmarks.tables import table
-from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import LatencyConfig
-from resnet8ptq.core import cache, machine
-from resnet8ptq.data import locate
+from resnet8ptq.core import machine
 from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.race import Blocks, ratio
-from resnet8ptq.evaluation.trial import as_fp32
 from resnet8ptq.experiment.compatibility import load as load_subject
+from resnet8ptq.experiment.settings import settle
 
 SWEEP = (
     *("-m", "format=qdq,qoperator", "per_channel=false,true", "backend=onnx", "dtype=u8s8"),
@@ -59,15 +57,13 @@ HEADS = (
 def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     """Return a row of cells for each run of the sweep."""
     configs = [load_config(run / CONFIG_FILE) for run in runs]
-    first = configs[0]
-    runtime = cache.runtime(first.cache_dir, 1)
-    settled = replace(first, data=locate.settle(first.data))
-    data, fp32 = load_subject(settled, runtime.cache_root)
+    settings = settle(replace(configs[0], threads=1))
+    data, fp32 = load_subject(settings)
     split = data.test
     paths = [*(run / "model.onnx" for run in runs), fp32.onnx_path]
     loads = [
-        partial(make_quantizer(config, runtime).load, path)
-        for config, path in zip([*configs, as_fp32(first)], paths, strict=True)
+        loader(config, settings.runtime, path)
+        for config, path in zip([*configs, as_fp32(configs[0])], paths, strict=True)
     ]
     took: list[list[float]] = [[] for _ in loads]
     for _ in range(LOADS):
@@ -78,8 +74,8 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     names = [str(path) for path in paths]
     blocks: dict[int, list[Blocks]] = {}
     for size, repeats in BATCHES.items():
-        settings = LatencyConfig(batch_size=size, batch_repeats=repeats, repeats=10)
-        raced = race.run(dict(zip(names, loads, strict=True)), split, settings).batch
+        timing = LatencyConfig(batch_size=size, batch_repeats=repeats, repeats=10)
+        raced = race.run(dict(zip(names, loads, strict=True)), split, timing).batch
         blocks[size] = [raced[name] for name in names]
     rows = []
     for place, (run, config) in enumerate(zip(runs, configs, strict=True)):

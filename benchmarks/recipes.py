@@ -18,8 +18,9 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hydra import compose, initialize_config_dir
@@ -28,16 +29,15 @@ from benchmarks.setting import REPO, Record
 from benchmarks.tables import table
 from resnet8ptq.config import loading
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import cache, command, files
+from resnet8ptq.core import command, files
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.data import locate
-from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration, draw_held_out
-from resnet8ptq.evaluation.baseline import load_baseline
-from resnet8ptq.evaluation.evaluate import targets_of, with_logits
-from resnet8ptq.evaluation.trial import Bench
-from resnet8ptq.experiment import mlperf_tiny, preparation
-from resnet8ptq.experiment.compatibility import load, settle_task
+from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.experiment import preparation
+from resnet8ptq.experiment.compatibility import load, make_task
+from resnet8ptq.experiment.preparation import Workspace
+from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.settings import settle
 
 RECORD = REPO / "benchmarks" / "recipes.csv"
 SHARED = os.environ.get("SHARED", "")
@@ -171,7 +171,7 @@ def measure(network: str, recipe: str, seed: str, threads: int) -> Iterator[Reco
     config = loading.parse_config(compose("config", overrides=list(last.values())))
     start = time.perf_counter()
     try:
-        found = score(mlperf_tiny.settle(config))
+        found = score(config)
     except PtqError as error:
         print(f"{network}, {recipe}, seed {seed}: {error}", file=sys.stderr, flush=True)
         return
@@ -182,56 +182,31 @@ def measure(network: str, recipe: str, seed: str, threads: int) -> Iterator[Reco
 
 def score(config: RunConfig) -> Record:
     """Return losses on both sides, bytes, and seconds of the preparation."""
-    runtime = cache.runtime(config.cache_dir, config.threads)
-    config = replace(config, data=locate.settle(config.data))
-    data, fp32 = load(config, runtime.cache_root)
+    settings = settle(config)
+    config = settings.config
+    data, fp32 = load(settings)
     held_out = draw_held_out(data, min(5000, len(data.train) // 2))
-    calibration = draw_calibration(data, None, config.seed, [held_out])
-    task = settle_task(config.task, data, data.test, fp32)
-    bench = Bench(fp32.sha256, runtime, None, fp32.final, task.reduction)
+    samples = Samples(data, draw_calibration(data, None, config.seed, [held_out]))
+    task = make_task(config.task, data, fp32, data.test)
+    evaluator = Evaluator(fp32, task, settings.runtime)
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as folder:
-        prepared = preparation.prepare(
-            config,
-            bench,
-            fp32,
-            data,
-            calibration,
-            None,
-            Path(folder),
-            Path(scratch),
-            _Nowhere(),  # type: ignore[arg-type]
-        )
-        trial = bench.run(
-            prepared.config,
-            prepared.network,
-            calibration.split,
-            data.test,
-            Path(folder),
-            prepared.ranges,
-        )
-        seconds = (prepared.seconds or 0) + trial.quantize_s
-        chosen = bench.evaluate(prepared.config, trial.artifact.path, held_out)
-        found: Record = {"bytes": trial.size_bytes, "seconds": round(seconds, 1)}
-        splits: dict[str, tuple[Split, object]] = {
-            "held_out": (held_out, chosen),
-            "test": (data.test, trial.evaluation),
-        }
-        for side, (split, evaluation) in splits.items():
-            targets = targets_of(split)
-            baseline = load_baseline(bench, config, fp32, split)
-            outputs = with_logits(evaluation, split)  # type: ignore[arg-type]
-            compared = task.compare(
-                task.score(outputs, targets), task.score(baseline.outputs, targets)
-            )
+        nowhere: Any = _Nowhere()
+        work = Workspace(config, evaluator, samples, Path(folder), Path(scratch), nowhere)
+        prepared = preparation.prepare(work)
+        quantized = preparation.quantize(work, prepared, Path(folder))
+        seconds = (prepared.seconds or 0) + quantized.seconds
+        measured: Record = {"bytes": quantized.size_bytes, "seconds": round(seconds, 1)}
+        for side, split in {"held_out": held_out, "test": data.test}.items():
+            compared = evaluator.compare(prepared.config, quantized.path, split).comparison
             drop = task.metric.drop(compared.fair_delta, compared.baseline.fair)
-            found[f"{side}_samples"] = len(split)
-            found[f"{side}_fp32"] = round(float(compared.baseline.fair), 6)
-            found[f"{side}_drop"] = round(float(drop), 6)
+            measured[f"{side}_samples"] = len(split)
+            measured[f"{side}_fp32"] = round(float(compared.baseline.fair), 6)
+            measured[f"{side}_drop"] = round(float(drop), 6)
             p_value = compared.p_value
-            found[f"{side}_p"] = "" if p_value is None else round(float(p_value), 5)
+            measured[f"{side}_p"] = "" if p_value is None else round(float(p_value), 5)
             db = compared.sqnr_db
-            found[f"{side}_sqnr_db"] = "" if db is None else round(float(db), 2)
-    return found
+            measured[f"{side}_sqnr_db"] = "" if db is None else round(float(db), 2)
+    return measured
 
 
 def read() -> list[Record]:

@@ -94,13 +94,14 @@ def keras() -> Target:
     from resnet8ptq.models.gates import keras
 
     layer = {"class_name": "Dense", "module": "keras.layers", "config": {"units": 10}}
+    network = {"class_name": "Sequential", "config": {"name": "small", "layers": [layer]}}
     weights, archive = io.BytesIO(), io.BytesIO()
     with h5py.File(weights, "w") as file:
         file["layers/dense/vars/0"] = np.ones((3, 2), np.float32)
     with zipfile.ZipFile(archive, "w") as whole:
-        whole.writestr("config.json", json.dumps({"class_name": "Sequential", "config": [layer]}))
+        whole.writestr("config.json", json.dumps(network))
         whole.writestr("model.weights.h5", weights.getvalue())
-    return Target(archive.getvalue(), keras.check, "model.keras")
+    return Target(archive.getvalue(), keras.read, "model.keras")
 
 
 def table() -> Target:

@@ -14,11 +14,14 @@ from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, command
-from resnet8ptq.core.errors import ConfigError, PtqError
+from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 from resnet8ptq.core.registry import look_up
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
+    from resnet8ptq.evaluation.result import RunResult
+    from resnet8ptq.experiment.settings import Settings
     from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.run import Run
     from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
@@ -32,7 +35,6 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     """
     _settle_choice(cfg, several=False)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
-    _check_machine(config)
     for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     if config.analysis.name == "inspect":
@@ -47,17 +49,17 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     from resnet8ptq.tracking import mirror
     from resnet8ptq.tracking.store import find_store, open_store
 
-    _check_files(config)  # before there is a run that could fail
+    check_names(config)
+    settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
     background.prepare(mirror.warm_up)
-    check_names(config)  # meanwhile, as what follows
     from resnet8ptq.experiment import pipeline  # noqa: F401
     from resnet8ptq.report import comparison, table, verdicts
 
-    tags = identify(cfg)
+    tags = identify(settings)
     # Whatever is wrong with a store that was there before, `background.wait` tells at the end.
     store = find_store(config.tracking) or background.result(opening)
-    done = record(cfg, folder, store, tags=tags)
+    done = record(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.load(store, [done])
         table.print_table([done], judged=verdicts.in_words(families, config.report))
@@ -80,24 +82,42 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
     if begun.worker:
         jobs.enter(begun.worker)
     _settle_choice(cfg, begun.several)
+    from resnet8ptq.experiment.settings import Settings
+
+    job = attempt(cfg, PtqError, OSError)
     at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
-    tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(cfg)}
+    tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(job)}
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
         again = bool(cfg.objectives)  # a search proposes some configurations more than once
         if finished := resume.find_finished(sweep, number, tags.get("identity"), again):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
-        if sweep.worker and cfg.threads is None:
-            cfg.threads = sweep.worker.threads
+        if sweep.worker and isinstance(job, Settings) and job.config.threads is None:
+            job = job.with_threads(sweep.worker.threads)
         earlier = resume.find_attempts(sweep, number)
-        return record(cfg, folder, sweep.store, sweep.parent_id, tags, earlier)
+        return record(cfg, job, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
         log.error("%s: failed: %s", folder.name, command.one_line(error))
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise
+
+
+def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Settings | Exception":
+    """Return settled settings, or what is wrong with them where the run is to record that.
+
+    Args:
+        asked: parsed, or as composed.
+        errors: what is returned; others are raised.
+    """
+    from resnet8ptq.experiment.settings import settle
+
+    try:
+        return settle(parse_config(asked) if isinstance(asked, DictConfig) else asked)
+    except errors as error:
+        return error
 
 
 def _settle_choice(cfg: DictConfig, several: bool) -> None:
@@ -106,27 +126,11 @@ def _settle_choice(cfg: DictConfig, several: bool) -> None:
         cfg.evaluate.choice = "none"
 
 
-def _check_files(config: RunConfig) -> None:
-    """Raise `PtqError` where network or data are missing or something else; a suite has its own."""
-    if config.benchmark.name is None:
-        from resnet8ptq.data import locate as data
-        from resnet8ptq.models import locate as networks
-
-        settled = data.settle(config.data, quiet=True)
-        networks.locate(config.model, settled.name)
-
-
-def _check_machine(config: RunConfig) -> None:
-    """Raise `ConfigError` for more threads than this machine has CPUs."""
-    words.check_threads("threads", config.threads)
-    words.check_threads("latency.threads", config.latency.threads)
-
-
 def check_names(config: RunConfig) -> None:
     """Raise `ConfigError` for a backend, data set, task or calibration that there is not."""
     from resnet8ptq.backends.registry import BACKENDS
     from resnet8ptq.calibration.methods import find_method
-    from resnet8ptq.data.registry import SOURCES
+    from resnet8ptq.data.sources import SOURCES
     from resnet8ptq.tasks.registry import AUTO, TASKS
 
     look_up("backend.name", config.backend.name, BACKENDS)
@@ -135,30 +139,37 @@ def check_names(config: RunConfig) -> None:
     find_method(config.calib.name)
 
 
-def identify(cfg: DictConfig) -> dict[str, str]:
+def identify(settings: "Settings | Exception") -> dict[str, str]:
     """Return the tag that identifies the run; empty where its settings or files are wrong.
 
     The run then fails, and records what is wrong with them.
     """
     from resnet8ptq.sweep import identity
 
+    if isinstance(settings, Exception):
+        return {}
     try:
-        return {"identity": identity.find(parse_config(cfg))}
+        return {"identity": identity.find(settings)}
     except (PtqError, OSError):
         return {}
 
 
 def record(
     cfg: DictConfig,
+    settings: "Settings | Exception",
     folder: Path,
     store: "Store",
     parent_id: str | None = None,
     tags: Mapping[str, str] | None = None,
     earlier: Sequence["Record"] = (),
 ) -> "Record":
-    """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record."""
-    from resnet8ptq.experiment.analyses import run_analysis
-    from resnet8ptq.experiment.pipeline import run_experiment
+    """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record.
+
+    Args:
+        cfg: as composed, to name the run and to be kept where it fails early.
+        settings: what to run; or what is wrong with it, which fails the run.
+    """
+    from resnet8ptq.experiment import running
     from resnet8ptq.tracking.run import replace_runs, start_run
 
     parts = (
@@ -171,9 +182,21 @@ def record(
     composed = OmegaConf.to_container(cfg, resolve=True)
     with start_run(store, name, composed, folder, parent_id, tags) as opened:
         replace_runs(store, earlier, opened)
-        config = parse_config(cfg)
-        _check_machine(config)
-        experiment = run_experiment if config.analysis.name is None else run_analysis
-        result = experiment(config, folder, opened)
+        if isinstance(settings, Exception):
+            result = _refuse(settings, opened)
+        else:
+            result = running.run(settings, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
     return opened.record
+
+
+def _refuse(error: Exception, opened: "Run") -> "RunResult":
+    """Record a combination that is unsupported for want of a file; raise any other error."""
+    from resnet8ptq.evaluation.result import RunResult
+
+    if not isinstance(error, UnsupportedError):
+        raise error
+    result = RunResult("unsupported", str(error))
+    opened.log_composed()
+    opened.log_result(result)
+    return result

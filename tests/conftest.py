@@ -3,17 +3,15 @@
 import gc
 import hashlib
 import json
-import multiprocessing
 import os
 import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +37,9 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import pace
-from resnet8ptq.evaluation.trial import Bench
+from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.models import model
+from resnet8ptq.tasks.classification import Classification
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from resnet8ptq.tracking.store import Store
@@ -133,24 +132,25 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def one_converter() -> Iterator[None]:
     """Conversions share a process: TensorFlow takes four seconds to start, torch three."""
-    pools: list[ProcessPoolExecutor] = []
+    kept = ExitStack()
+    processes: dict[bool, Connection] = {}
 
     @contextmanager
-    def share(*_: object, **__: object) -> Iterator[ProcessPoolExecutor]:
-        if not pools:
-            context = multiprocessing.get_context("spawn")
-            pools.append(ProcessPoolExecutor(1, context, isolation.limit))
+    def share(network: bool = False) -> Iterator[Connection]:
+        if network not in processes:
+            processes[network] = kept.enter_context(start_isolated(network))
         try:
-            yield pools[0]
-        except BrokenProcessPool:
-            pools.clear()
+            yield processes[network]
+        except BaseException:  # it may have died, or be about to answer
+            del processes[network]
             raise
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolation, "ProcessPoolExecutor", share)
+    with kept, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "start", share)
         yield
-    for pool in pools:
-        pool.shutdown()
+
+
+start_isolated = isolation.start
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -160,9 +160,9 @@ def one_tflite_file(cache_root: Path) -> Iterator[None]:
     It takes two seconds, and the package keeps no such file. `quantize_anew` converts again.
     """
 
-    def call(function: Callable[..., Any], *args: Any, crashed: PtqError) -> Any:
+    def call(function: Callable[..., Any], *args: Any, crashed: PtqError, **more: Any) -> Any:
         if function.__module__ != CONVERTER or args[0].is_dir():
-            return call_isolated(function, *args, crashed=crashed)
+            return call_isolated(function, *args, crashed=crashed, **more)
         source, samples, *settings = args
 
         def make(folder: Path) -> None:
@@ -225,9 +225,10 @@ def quantizer_of(config: RunConfig) -> Quantizer:
     return make_quantizer(config, runtime_of(config))
 
 
-def bench_of(config: RunConfig, fp32: model.Fp32Model) -> Bench:
-    """Return the bench of a run of these settings."""
-    return Bench(fp32.sha256, runtime_of(config), config.evaluate.batch_size)
+def evaluator_of(config: RunConfig, fp32: model.Fp32Model) -> Evaluator:
+    """Return what measures a classification with these settings."""
+    task = Classification(tuple("0123456789"))
+    return Evaluator(fp32, task, runtime_of(config), config.evaluate.batch_size)
 
 
 THREADS = 1

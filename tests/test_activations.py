@@ -17,10 +17,10 @@ from resnet8ptq.calibration import activations
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range, count_into
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import memory
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.graph import session
 from resnet8ptq.models.model import Fp32Model
 
 METHODS = ("minmax", "moving_average", "percentile", "entropy", "mse")
@@ -175,7 +175,7 @@ def test_a_small_budget_does_not_change_the_statistics(
 ) -> None:
     roomy, tight = (configure(tmp_path / n, f"calib={method}", "calib.batch_size=20") for n in "12")
     whole = find(shapes_model, split, roomy)
-    monkeypatch.setattr(session, "BUDGET", 1)  # byte: one sample at once
+    monkeypatch.setattr(memory, "step", lambda: 1)  # byte: one sample at once
     assert find(shapes_model, split, tight) == whole
 
 

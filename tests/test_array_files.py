@@ -3,6 +3,7 @@
 import gzip
 import io
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -30,6 +31,11 @@ IDX_CODES = {"u1": 0x08, "i1": 0x09, ">i2": 0x0B, ">i4": 0x0C, ">f4": 0x0D, ">f8
 def pack_idx(array) -> bytes:
     code = IDX_CODES[array.dtype.str.lstrip("|")]
     return struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape) + array.tobytes()
+
+
+def unpack(content: bytes, folder: Path):
+    arrays.unpack_idx(io.BytesIO(content), len(content), folder / "idx.npy")
+    return np.load(folder / "idx.npy")
 
 
 def read(root, **settings):
@@ -174,22 +180,22 @@ SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)
     st.sampled_from(sorted(IDX_CODES)).flatmap(lambda dtype: hnp.arrays(np.dtype(dtype), SHAPES))
 )
 @settings(deadline=None)
-def test_any_idx_array_is_read_back(array):
-    found = arrays.read_idx(io.BytesIO(pack_idx(array)))
+def test_any_idx_array_is_read_back(tmp_path_factory, array):
+    found = unpack(pack_idx(array), tmp_path_factory.getbasetemp())
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     assert found.tobytes() == array.tobytes()
 
 
 @given(st.integers(0, len(pack_idx(INPUTS)) - 1))
 @settings(deadline=None)
-def test_a_part_of_an_idx_file_is_refused(cut):
+def test_a_part_of_an_idx_file_is_refused(tmp_path_factory, cut):
     with pytest.raises((ValueError, struct.error)):
-        arrays.read_idx(io.BytesIO(pack_idx(INPUTS)[:cut]))
+        unpack(pack_idx(INPUTS)[:cut], tmp_path_factory.getbasetemp())
 
 
-def test_more_than_an_idx_file_is_refused():
+def test_more_than_an_idx_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="it holds more than"):
-        arrays.read_idx(io.BytesIO(pack_idx(INPUTS) + b"\0"))
+        unpack(pack_idx(INPUTS) + b"\0", tmp_path)
 
 
 def wrong_files(folder):
@@ -213,7 +219,7 @@ def wrong_files(folder):
     yield npz("text.npz", x=np.array(["a"] * 12), y=LABELS), "takes numbers [N, ...]"
     yield npz("flat.npz", x=np.zeros(12), y=LABELS), "takes numbers [N, ...]"
     yield npz("none.npz", x=np.zeros((0, 3)), y=LABELS[:0]), "takes numbers [N, ...]"
-    yield npz("single.npz", x=INPUTS, y=np.arange(12)), "class '0' has 1 different samples"
+    yield npz("single.npz", x=INPUTS[:1], y=LABELS[:1]), "has 1 different samples; takes 2"
     yield (
         npz("few.npz", x=INPUTS, y=LABELS, classes=["a", "b"]),
         "labels up to 2, but 2 class names",
@@ -367,3 +373,63 @@ def test_one_hot_labels_are_classes(tmp_path, dtype, caplog):
     found, labels = whole(read(tmp_path / "a.npz"))
     assert labels.tolist() == [int(image[0, 0]) // 4 % 4 for image in found]
     assert "one-hot, taken as 4 classes" in caplog.text
+
+
+def gzipped(path: Path, shape, count: int) -> Path:
+    """An idx file of zeros whose header says `shape`."""
+    with gzip.open(path, "wb") as file:
+        file.write(struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape))
+        file.write(bytes(count))
+    return path
+
+
+def test_a_packed_idx_file_is_unpacked_in_parts(tmp_path):
+    count = 2**27
+    path = gzipped(tmp_path / "a.gz", (2, count // 2), count)
+    tracemalloc.start()
+    try:
+        with gzip.open(path) as file:
+            arrays.unpack_idx(file, path.stat().st_size, tmp_path / "a.npy")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < count / 2
+    assert np.load(tmp_path / "a.npy", mmap_mode="r").shape == (2, count // 2)
+
+
+def test_a_packed_file_that_holds_too_much_is_refused_by_its_header(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "PACKED_BYTES", 10_000)
+    path = gzipped(tmp_path / "a.gz", (10, 1000), 10_000)
+    with pytest.raises(DataError, match="has 1 different"):
+        read(path)
+    path = gzipped(tmp_path / "b.gz", (11, 1000), 11_000)
+    with pytest.raises(DataError, match=r"b\.gz: .*unpacks to 11,000 bytes, takes 10,000 at most"):
+        read(path)
+    with pytest.raises(DataError, match=r"c\.gz: .*it unpacks to [\d,]{38} bytes, takes 10,000 at"):
+        read(gzipped(tmp_path / "c.gz", (2**32 - 1,) * 3, 0))
+    np.savez_compressed(tmp_path / "d.npz", x=np.zeros((11, 1000), np.uint8))
+    with pytest.raises(DataError, match=r"d\.npz: x: .*it unpacks to 11,128 bytes, takes 11,000"):
+        read(tmp_path / "d.npz")
+
+
+def test_more_samples_or_names_than_there_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "MAX_SAMPLES", 11)
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS)
+    with pytest.raises(DataError, match=r"x: has 12 samples, takes 11 at most"):
+        read(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", x=INPUTS[:6], y=LABELS[:6], classes=np.zeros(1001, "U1"))
+    with pytest.raises(DataError, match=r"classes is <U1 \[1001\]; takes 1000 names at most"):
+        read(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize(
+    "shape", [(2**50, 2), (2**62, 4), (-1, 4), (2**70, 4), (2**32, 2**32), (1,) * 99]
+)
+@pytest.mark.filterwarnings("error")
+def test_a_header_that_promises_more_than_there_is(tmp_path, shape):
+    content = io.BytesIO()
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(content, header)
+    (tmp_path / "a.npy").write_bytes(content.getvalue() + bytes(100))
+    with pytest.raises(DataError, match=r"a\.npy: cannot be read"):
+        read(tmp_path / "a.npy")

@@ -148,9 +148,9 @@ def test_imports_are_summed_by_package() -> None:
             ["experiment/pipeline.py", "evaluation/latency.py", "backends/onnx/predictor.py"],
             "latency",
         ),
-        (["evaluation/trial.py", "backends/onnx/quantizer.py"], "quantize"),
+        (["evaluation/evaluator.py", "backends/onnx/quantizer.py"], "quantize"),
         (
-            ["evaluation/trial.py", "backends/onnx/quantizer.py", "calibration/activations.py"],
+            ["evaluation/evaluator.py", "backends/onnx/quantizer.py", "calibration/activations.py"],
             "calibration",
         ),
         (["experiment/pipeline.py", "data/locate.py", "data/sources/cifar10.py"], "data"),

@@ -16,7 +16,7 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import cache, code, files, machine
 from resnet8ptq.core.errors import ConfigError
 
 KEY: cache.Key = {"model": "abc", "fold": True, "count": 3}
@@ -88,33 +88,67 @@ def test_an_entry_lies_under_the_hash_of_its_key():
     assert cache.place(Path("root"), "kind", {"b": True, "a": 1}) == Path("root/kind", digest[:20])
 
 
-def write_package(root: Path) -> list[Path]:
-    names = ["alone.py", *(f"part/{name}.py" for name in "ihgfedcba"), "part/deeper/a.py"]
-    for name in [*names, "other.py", "part/notes.txt"]:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    return [root / name for name in names]
+def write_package(root: Path) -> None:
+    """Write a package in which `top` needs `direct`, `lazy`, `named`, and `below` through them."""
+    sources = {
+        "top": (
+            "from resnet8ptq.part import direct as d, other  # a note\n"
+            'NAMED = "resnet8ptq.part.named:load"\n'
+            "def f():\n    from resnet8ptq.part.lazy import (\n        one,\n        two,\n    )\n"
+        ),
+        "part/__init__": "",
+        "part/direct": "import resnet8ptq.below\n",
+        "part/other": "",
+        "part/lazy": "one = two = 1\n",
+        "part/named": "",
+        "below": "from resnet8ptq import top\n",
+        "apart": "from resnet8ptq import top\n",
+    }
+    for name, text in sources.items():
+        path = root / "resnet8ptq" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
-def test_code_is_known_by_every_byte_of_its_modules(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "__file__", str(tmp_path / "core" / "cache.py"))
-    code = cache.code.__wrapped__  # it is taken not to change in a process
-    alone, *parts = write_package(tmp_path)
-    expected = alone.read_bytes() + b"".join(path.read_bytes() for path in sorted(parts))
-    assert code("alone", "part") == hashlib.sha256(expected).hexdigest()
-    for path in (alone, *parts):
-        before = code("alone", "part")
-        path.write_text("changed")
-        assert code("alone", "part") != before
-    with pytest.raises(FileNotFoundError):
-        code("gone")
+def test_code_is_known_by_every_byte_that_a_module_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(code, "_ROOT", tmp_path)
+
+    def behind() -> str:
+        for kept in (code.behind, code.closure, code.imports):
+            kept.cache_clear()
+        return code.behind("resnet8ptq.top")
+
+    write_package(tmp_path)
+    try:
+        before = behind()
+        parts = {path for path in tmp_path.rglob("*.py") if path.stem != "apart"}
+        assert len(parts) == 7
+        for path in parts:
+            path.write_text(path.read_text() + "# changed\n")
+            assert behind() != before, path
+            before = behind()
+        (tmp_path / "resnet8ptq" / "apart.py").write_text("")
+        assert behind() == before
+        with pytest.raises(FileNotFoundError):
+            code.behind("resnet8ptq.gone")
+    finally:
+        for kept in (code.behind, code.closure, code.imports):
+            kept.cache_clear()
+
+
+def test_a_run_depends_on_every_module_that_its_registries_name():
+    behind = code.closure("resnet8ptq.experiment.running")
+    for place in ("backends/onnx/quantizer", "data/sources/coco", "tasks/detection/task"):
+        assert f"resnet8ptq.{place.replace('/', '.')}" in behind
+    assert not any(name.startswith(("resnet8ptq.report", "resnet8ptq.tracking")) for name in behind)
 
 
 def test_a_measurement_is_known_by_code_cpu_and_versions(monkeypatch):
     monkeypatch.setattr(machine, "cpu", lambda: ("a CPU", ("avx2",)))
     monkeypatch.setattr(machine, "versions", lambda: {"version.numpy": "3"})
-    expected = {"code": cache.code("core/cache"), "cpu": "a CPU", "version.numpy": "3"}
-    assert cache.made_with("core/cache") == expected
+    module = "resnet8ptq.core.cache"
+    expected = {"code": code.behind(module), "cpu": "a CPU", "version.numpy": "3"}
+    assert cache.made_with(module) == expected
 
 
 def damage_bytes(folder: Path) -> None:
@@ -257,7 +291,7 @@ def test_only_a_full_disk_is_the_settings_fault(tmp_path, number):
         assert caught.type is OSError
     else:
         expected = f"cache_dir: cannot write to {tmp_path / 'models'} ({os.strerror(number)})"
-        assert str(caught.value) == expected
+        assert str(caught.value).startswith(f"{expected}; takes a folder on another disk")
 
 
 def test_a_failed_build_lets_go_of_the_lock(tmp_path):

@@ -26,6 +26,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment import pipeline
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.tracking.run import Run
 
 RANGES = {"input": (0.0, 255.0), "a/b": (-0.1, 0.3), "dead": (0.0, 0.0), "below": (-4.0, -1.0)}
@@ -230,9 +231,8 @@ def run(folder: Path, *overrides: str) -> Path:
     folder.mkdir()
     few = ("data=shapes", "calib.samples_per_class=5", "latency.enabled=false")
     scored = ("evaluate.split=held_out", "held_out_images=50")
-    pipeline.run_experiment(
-        make_config(*few, *scored, *overrides), folder, mock.create_autospec(Run, instance=True)
-    )
+    settings = settle(make_config(*few, *scored, *overrides))
+    pipeline.run_experiment(settings, folder, mock.create_autospec(Run, instance=True))
     return folder
 
 

@@ -93,19 +93,21 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "typed", "several"),
+    ("params", "typed", "jobs"),
     [
-        ({}, ["dtype=int8"], False),
-        ({}, ["dtype=int8,uint8"], True),
-        ({"seed": "1,2"}, [], True),
-        ({"seed": "1,2"}, ["seed=1"], False),
-        ({"seed": "1,2"}, ["seed=1", "calib=minmax,mse"], True),
+        ({}, ["dtype=int8"], 1),
+        ({}, ["dtype=int8,uint8"], 2),
+        ({"seed": "1,2"}, [], 2),
+        ({"seed": "1,2"}, ["seed=1"], 1),
+        ({"seed": "1,2"}, ["seed=1", "calib=minmax,mse"], 2),
+        ({"seed": "range(1,4)"}, ["per_channel=choice(true,false)", "calib=minmax,mse"], 12),
+        ({}, ["dtype=int8,uint8", "calib=glob(*)"], None),
     ],
 )
-def test_whether_a_sweep_has_several_jobs(
-    params: dict[str, str], typed: list[str], several: bool
+def test_how_many_jobs_a_sweep_has(
+    params: dict[str, str], typed: list[str], jobs: int | None
 ) -> None:
     sweeper = OmegaConf.create({"params": params})
     overrides = [*callback._find_swept(sweeper), *map(words.parse, typed)]
-    assert callback._asks_for_several(sweeper, overrides) == several
-    assert callback._asks_for_several(OmegaConf.merge(sweeper, {"n_trials": 9}), overrides)
+    assert callback._count_jobs(sweeper, overrides) == jobs
+    assert callback._count_jobs(OmegaConf.merge(sweeper, {"n_trials": 9}), overrides) == 9

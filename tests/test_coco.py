@@ -105,6 +105,11 @@ Change = Callable[[dict[str, Any]], object]
         (lambda c: c["images"][1].update(width=65), "is 64 x 32, the annotations say 65 x 32"),
         (lambda c: c["images"][3].update(file_name="y.png"), "1 of 24 pictures are not in"),
         (lambda c: c["images"][3].update(file_name="../../x"), "is outside of data.images"),
+        (
+            lambda c: c["images"][3].update(file_name="a\0b"),
+            r"images\[3\]: 'a\?b' is not a",
+        ),
+        (lambda c: c["images"][3].update(file_name="a" * 5000), "is not a name of a file"),
     ],
 )
 def test_annotations_that_are_wrong_are_one_line(boxes, change: Change, message):
@@ -113,6 +118,18 @@ def test_annotations_that_are_wrong_are_one_line(boxes, change: Change, message)
     change(content)
     path.write_text(json.dumps(content))
     with pytest.raises(PtqError, match=message):
+        read(boxes)
+
+
+def test_a_picture_has_so_many_boxes_at_most(boxes, monkeypatch):
+    monkeypatch.setattr(coco, "MAX_BOXES", 1)
+    with pytest.raises(DataError, match=r"picture \d+ has more than 1 annotations"):
+        read(boxes)
+
+
+def test_an_annotation_file_of_any_size_is_not_read(boxes, monkeypatch):
+    monkeypatch.setattr(coco, "MAX_JSON_BYTES", 100)
+    with pytest.raises(DataError, match=r"instances\.json: is not JSON .*larger than 100 bytes"):
         read(boxes)
 
 

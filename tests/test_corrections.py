@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import memory
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import (
     adaround,
@@ -29,8 +30,7 @@ from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.graph import session
-from resnet8ptq.graph.layers import channel_axis
+from resnet8ptq.graph.layers import channel_axis, float_tensors
 from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
@@ -236,15 +236,31 @@ def test_memory_of_large_networks_is_limited(
         return setting.weights.scheme("").grid(weights, 0).quantize(weights)
 
     monkeypatch.setattr(adaround, "learn_levels", spy)
-    monkeypatch.setattr(adaround, "BUDGET", 2**18)
+    monkeypatch.setattr(memory, "step", lambda: 2**18)
     adaround.round_weights(proto, setting, 1, 0)
     sizes = [problem.inputs.nbytes for problem in posed]
     at_least = [problem.inputs.nbytes // problem.inputs.shape[1] * len(images) for problem in posed]
     assert all(size <= 2**18 + least for size, least in zip(sizes, at_least, strict=True))
     assert len({problem.inputs.shape[1] for problem in posed}) > 1  # fewer of wide ones
-    monkeypatch.setattr(session, "BUDGET", 1)
+    monkeypatch.setattr(memory, "step", lambda: 1)
     name = proto.graph.node[-1].input[0]
     assert [len(one) for [one] in setting.walk(proto).run([name])] == [1] * len(images)
+
+
+def test_means_and_errors_in_parts_are_those_of_the_whole(
+    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one sample's tensors together exceed the budget, they are made some at once."""
+    setting = setting_of(configure(), images)
+    errors = layers.errors(proto, proto, setting)
+    corrected = bias_correction.correct_biases(proto, proto, setting)
+    monkeypatch.setattr(memory, "step", lambda: 2**15)
+    assert len(setting.walk(proto).parts(float_tensors(proto))) > 1
+    assert layers.errors(proto, proto, setting) == pytest.approx(errors, rel=1e-4)
+    again = bias_correction.correct_biases(proto, proto, setting)
+    for node in layers.find(proto.graph, setting.selection).values():
+        found, wanted = (read_bias(made.graph, node) for made in (again, corrected))
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_weights_are_replaced_in_their_place(proto: onnx.ModelProto) -> None:

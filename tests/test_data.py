@@ -84,10 +84,15 @@ def test_then_the_working_folder(nowhere, tmp_path):
     assert nowhere == []
 
 
-def test_a_named_folder_that_is_not_there_is_passed_over(nowhere, tmp_path, monkeypatch):
-    places = make_places(tmp_path)
+def test_a_named_folder_that_is_not_there_is_refused(nowhere, tmp_path, monkeypatch):
+    """Results on other data than those that were named would mislead."""
+    make_places(tmp_path)
     monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "gone"))
-    assert locate.settle(CIFAR10).root == str(places["local"])
+    with pytest.raises(
+        ConfigError, match=r"^\$CIFAR10_DIR: got .*gone \(not there\), takes a folder"
+    ):
+        locate.settle(CIFAR10)
+    assert nowhere == []
 
 
 def test_then_the_download_cache(tmp_path, monkeypatch):
@@ -133,17 +138,14 @@ def test_a_root_that_is_no_folder_is_refused(nowhere, tmp_path, kind):
     assert nowhere == []
 
 
-def test_where_nothing_is_found_shapes_stands_in_and_says_so(
-    nowhere, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "gone"))
+def test_where_nothing_is_found_shapes_stands_in_and_says_so(nowhere, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         settled = locate.settle(CIFAR10)
     assert (settled.name, settled.root) == ("shapes", None)
     [record] = caplog.records
     message = record.getMessage()
     assert record.levelno == logging.WARNING
-    for part in ("shapes", str(tmp_path / "gone"), str(tmp_path / "data"), cifar10.URL):
+    for part in ("shapes", str(tmp_path / "data"), cifar10.URL):
         assert part in message
     assert "ConnectionError" in message
     assert "\n" not in message
@@ -308,10 +310,11 @@ def test_more_than_a_class_has_is_refused_by_its_name():
     assert message.endswith("of class 'a' in small")
 
 
-def test_a_class_without_images_is_refused_by_its_name():
+def test_a_class_with_fewer_images_gives_all_of_them(caplog):
     few = SMALL.train.take(np.flatnonzero(SMALL.train.labels != 1))
-    with pytest.raises(ConfigError, match=r"at most 0.*'b'"):
-        draw_calibration(Dataset("small", SMALL.class_names, few, SMALL.test), 1, 0)
+    drawn = draw_calibration(Dataset("small", SMALL.class_names, few, SMALL.test), 3, 0)
+    assert np.bincount(drawn.split.labels).tolist() == [3, 0, 3]
+    assert "got 3, but 1 of 3 classes of small have fewer training images" in caplog.text
 
 
 def test_a_calibration_image_that_is_a_test_image_is_refused():
@@ -400,11 +403,10 @@ def test_samples_of_samples_keep_their_labels_and_groups():
 def test_only_classes_are_strata():
     images = np.zeros((4, 2, 2, 3), np.uint8)
     of_classes = Split(images, np.array([0, 2, 0, 1]), "here").strata(3)
-    expected = [[True, False, True, False], [False] * 3 + [True], [False, True, False, False]]
-    assert [members.tolist() for members in of_classes] == expected
+    assert [members.tolist() for members in of_classes] == [[0, 2], [3], [1]]
     for labels in (None, np.zeros(4, np.float32)):
         [every] = Split(images, labels, "here").strata(3)
-        assert every.tolist() == [True] * 4
+        assert every.tolist() == [0, 1, 2, 3]
 
 
 def test_a_batch_has_no_more_than_the_network_takes_at_once():

@@ -1,6 +1,7 @@
 """Tables of the user's own: which column is what, splits, pictures by path, and what is refused."""
 
 import datetime
+import gzip
 
 import numpy as np
 import pyarrow as pa
@@ -230,7 +231,9 @@ def test_columns_that_are_not_there(tmp_path):
     with pytest.raises(DataError, match=r"column 'day', row 1: got datetime.*takes a number"):
         read(path, labels="kind", inputs=["day"])
     (tmp_path / "b.csv").write_text("a,a,y\n1,2,0\n")
-    with pytest.raises(ConfigError, match=r"data\.inputs: got a, and .* has two columns of that"):
+    with pytest.raises(
+        ConfigError, match=r"data\.inputs: got a, and .* has several columns of that"
+    ):
         read(tmp_path / "b.csv", inputs=["a"])
 
 
@@ -286,12 +289,18 @@ FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 CELL = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), FLOATS, st.text(max_size=5))
 
 
+def samples(content, names, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "samples.npy"
+    columns.write_numbers(path, content, names, None)
+    return np.load(path)
+
+
 @given(st.lists(st.lists(FLOATS, min_size=3, max_size=3), min_size=1, max_size=6))
 @settings(deadline=None)
-def test_numbers_come_out_as_they_are(rows):
+def test_numbers_come_out_as_they_are(tmp_path_factory, rows):
     names = ["a", "b", "c"]
     content = Table("t", pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))))
-    np.testing.assert_array_equal(columns.numbers(content, names, None), rows)
+    np.testing.assert_array_equal(samples(content, names, tmp_path_factory), rows)
 
 
 @given(st.lists(CELL, min_size=1, max_size=6))
@@ -306,7 +315,7 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
         assert len(labels) == len(found.columns) and (
             labels.dtype.kind == "f" or labels.max() < len(names)
         )
-        assert np.isfinite(columns.numbers(found, ["a"], None)).all()
+        assert np.isfinite(samples(found, ["a"], tmp_path_factory)).all()
     except PtqError as error:
         assert str(error) and "\n" not in str(error)
 
@@ -339,3 +348,97 @@ def test_the_order_of_named_classes_is_told(tmp_path, caplog):
     caplog.clear()
     assert read(path, classes=["yes", "no"]).class_names == ("yes", "no")
     assert "alphabet" not in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_of_many_columns(tmp_path, suffix):
+    """As gene tables are: thousands of columns, few rows."""
+    count = 5000
+    random = np.random.default_rng(0)
+    genes = {f"g{n}": random.normal(size=12) for n in range(count)}
+    data = read(write(tmp_path / f"a{suffix}", **genes, label=[0, 1] * 6))
+    assert data.image_shape == (count,)
+    found, expected = whole(data)[0], np.stack(list(genes.values()), axis=1)
+    np.testing.assert_array_equal(
+        found[np.argsort(found[:, 0])], expected[expected[:, 0].argsort()]
+    )
+
+
+def test_columns_are_indexed_once():
+    class Counted:
+        asked = 0
+
+        @property
+        def column_names(self):
+            self.asked += 1
+            return ["a", "b"]
+
+        def column(self, number):
+            return pa.chunked_array([[number]])
+
+    content = Counted()
+    found = Table("t", content)
+    assert [found.column("key", name).to_pylist() for name in "abab"] == [[0], [1], [0], [1]]
+    assert content.asked == 1
+
+
+def write_names(path, count):
+    names = [f"g{n}" for n in range(count)]
+    if path.suffix == ".csv":
+        path.write_text(",".join(names) + "\n" + ",".join("1" * count) + "\n")
+    else:
+        pq.write_table(pa.table([pa.array([1])] * count, names=names), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_more_columns_than_a_table_may_have(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(columns, "MAX_COLUMNS", 10)
+    assert len(table.read(write_names(tmp_path / f"a{suffix}", 10)).column_names) == 10
+    with pytest.raises(
+        DataError, match=r"a\.\w+: has 11 columns, takes 10 at most; try one column"
+    ):
+        table.read(write_names(tmp_path / f"a{suffix}", 11))
+
+
+def test_a_million_columns_are_refused_before_they_are_read(tmp_path):
+    path = write_names(tmp_path / "a.csv", 1_000_000)
+    with pytest.raises(DataError, match="has 1,000,000 columns, takes 100,000 at most"):
+        read(path)
+
+
+def test_the_line_of_names_may_have_lines_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "MAX_COLUMNS", 3)
+    path = tmp_path / "a.csv"
+    path.write_text('"a\nb",c,"d,e"\n1,2,3\n')
+    assert table.read(path).column_names == ["a\nb", "c", "d,e"]
+    path.write_text('"a\nb",c,d,e\n1,2,3,4\n')
+    with pytest.raises(DataError, match="has 4 columns"):
+        table.read(path)
+    monkeypatch.setattr(table, "MAX_HEAD_BYTES", 8)
+    with pytest.raises(DataError, match="its line of names is longer than 8 bytes"):
+        table.read(path)
+
+
+def test_a_parquet_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "MAX_BYTES", 1_000_000)
+    path = write(tmp_path / "a.parquet", text=["a" * 1000] * 5000, label=[0] * 5000)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(DataError, match="unpacks to more than 1,000,000 bytes"):
+        read(path)
+    monkeypatch.setattr(columns, "MAX_SAMPLES", 4999)
+    with pytest.raises(DataError, match="has 5,000 rows, takes 4,999 at most"):
+        read(path)
+
+
+def test_categories_of_parquet_are_text(tmp_path):
+    kinds = pa.array(["no", "yes"] * 2000).dictionary_encode()
+    pq.write_table(pa.table({"a": range(4000), "label": kinds}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet").class_names == ("no", "yes")
+
+
+def test_a_gzipped_table_is_refused(tmp_path):
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
+        file.write(b"a,label\n1,0\n2,1\n")
+    with pytest.raises(DataError, match=r"a\.csv\.gz: is gzipped; takes it unpacked"):
+        read(tmp_path / "a.csv.gz")

@@ -16,12 +16,13 @@ from onnx import TensorProto, helper, numpy_helper
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment.analyses import run_analysis
+from resnet8ptq.experiment import running
 from resnet8ptq.experiment.diagnosis import changes, measuring
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
 from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
 from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
 from resnet8ptq.experiment.diagnosis.measuring import Measured, Noise, Spread
+from resnet8ptq.experiment.settings import settle
 
 CLASSES = 3
 COPIES = 40  # of each colour
@@ -140,7 +141,7 @@ def diagnose(tmp_path: Path) -> Any:
         files += (f"model.path={write_network(tmp_path / 'own.onnx', parts)}",)
         chosen = overrides if "preprocess=raw" in overrides else ("preprocess=unit", *overrides)
         words = ("+analysis=diagnose", "evaluate.batch_size=30", "dtype=uint8", *files, *chosen)
-        return run_analysis(make_config(*words), tmp_path, Recorder())
+        return running.run(settle(make_config(*words)), tmp_path, Recorder())
 
     return run
 

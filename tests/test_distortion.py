@@ -8,12 +8,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import THREADS, Quantize, bench_of, make_config, quantizer_of
+from conftest import THREADS, Quantize, evaluator_of, make_config, quantizer_of
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.evaluation import evaluate
-from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import KL_EPSILON, Comparison, Scores
 
@@ -97,7 +96,7 @@ def test_softmax_of_the_logits_is_the_probabilities(
 ) -> None:
     config = make_config("data=shapes", f"backend={backend}")
     images = shapes.test.take(np.arange(evaluate.LOGIT_IMAGES + 50))
-    baseline = load_baseline(bench_of(config, shapes_model), config, shapes_model, images)
+    baseline = evaluator_of(config, shapes_model).baseline(config, images)
     logits = baseline.outputs.logits
     assert logits is not None
     assert logits.shape == (evaluate.LOGIT_IMAGES, 10)
@@ -121,11 +120,12 @@ def test_sqnr_of_a_quantized_model(
     images = shapes.test.take(np.arange(200))
     before = predictor.predict(next(iter(images.batches(200))))[0]
     logits = evaluate.collect_logits([predictor], images, batch_size=64)
-    [found] = bench_of(config, shapes_model).evaluate(config, path, images).outputs.values
+    evaluator = evaluator_of(config, shapes_model)
+    [found] = evaluator.run(config, path, images).outputs.values
     assert logits is not None
     assert logits.dtype == np.float32
     np.testing.assert_array_equal(found, before)  # the copy left the model alone
-    kept = load_baseline(bench_of(config, shapes_model), config, shapes_model, images).outputs
+    kept = evaluator.baseline(config, images).outputs
     assert kept.logits is not None
     baseline = Scores(kept.values[0], images.labels, kept.logits)
     comparison = Comparison(Scores(found, images.labels, logits), baseline)

@@ -2,18 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import make_config, quantizer_of, runtime_of_all_cores
 
 from resnet8ptq.core import machine
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation import evaluate, pace, trial
+from resnet8ptq.evaluation import evaluate, evaluator, pace
 from resnet8ptq.evaluation.pace import BATCH_SIZES, Pace
-from resnet8ptq.evaluation.trial import Bench
+from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks.contract import PROBABILITIES
 
 Cost = Callable[[Pace], float]  # seconds for each image
 
@@ -25,7 +29,7 @@ class Counting:
         self.batches: list[tuple[int, int]] = []  # with the threads of each
         self.measured: list[Pace] = []
         self.cost = cost
-        monkeypatch.setattr(trial, "make_quantizer", lambda config, runtime: self)
+        monkeypatch.setattr(evaluator, "make_quantizer", lambda config, runtime: self)
         monkeypatch.setattr(pace, "measure", self.measure)
         monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
 
@@ -48,11 +52,18 @@ def images(count: int) -> Split:
     return Split(pixels.reshape(-1, 1, 1, 1), np.zeros(count, np.int64), "made up")
 
 
+def evaluator_of(
+    network: str, runtime: Runtime, batch_size: int | None = None
+) -> evaluator.Evaluator:
+    fp32 = SimpleNamespace(sha256=network, final=PROBABILITIES)
+    return evaluator.Evaluator(fp32, Classification(("a", "b")), runtime, batch_size)
+
+
 def run(count: int, cache: Path, *overrides: str, network: str = "a") -> evaluate.Evaluation:
     config = make_config("data=shapes", f"cache_dir={cache}", *overrides)
     runtime = runtime_of_all_cores(config.cache_dir, config.threads)
-    bench = Bench(network, runtime, config.evaluate.batch_size)
-    return bench.evaluate(config, Path("nowhere"), images(count))
+    measuring = evaluator_of(network, runtime, config.evaluate.batch_size)
+    return measuring.run(config, Path("nowhere"), images(count))
 
 
 @pytest.mark.parametrize("best", BATCH_SIZES)
@@ -89,6 +100,23 @@ def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_pat
     backend = Counting(monkeypatch, lambda tried: 0.01)
     assert run(1000, tmp_path).pace.batch_size == 16
     assert {tried.batch_size for tried in backend.measured} == {16}
+
+
+@pytest.mark.parametrize(
+    ("within", "sizes", "copies"), [(400, {16, 64}, 4), (100, {16, 25}, 4), (3, {1, 3}, 2)]
+)
+def test_a_way_that_exceeds_the_memory_is_not_tried(monkeypatch, tmp_path, within, sizes, copies):
+    """All copies together run no more samples at once than memory takes."""
+    backend = Counting(monkeypatch, lambda tried: 1 / tried.at_once / 10_000)
+    split = replace(images(1000), within_memory=within)
+    runtime = runtime_of_all_cores(tmp_path, 4)
+    config = make_config("data=shapes", f"cache_dir={tmp_path}")
+    measuring = evaluator_of("a", replace(runtime, threads_fixed=False))
+    found = measuring.run(config, Path("nowhere"), split)
+    assert found.pace.at_once == copies
+    assert {tried.batch_size for tried in backend.measured} <= sizes
+    assert all(tried.batch_size * tried.at_once <= within for tried in backend.measured)
+    assert len(found.outputs.values[0]) == 1000
 
 
 @pytest.mark.parametrize(

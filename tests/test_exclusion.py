@@ -8,18 +8,17 @@ import numpy as np
 import onnx
 import pytest
 from calling import call
-from conftest import bench_of, make_config
+from conftest import evaluator_of, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.sampling import draw_calibration, draw_held_out
-from resnet8ptq.experiment.compatibility import settle_task
 from resnet8ptq.experiment.layers import exclusion
 from resnet8ptq.experiment.layers.exclusion import Exclusion
 from resnet8ptq.experiment.layers.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
@@ -120,12 +119,8 @@ def test_table_has_a_row_for_each_trial() -> None:
 
 
 def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -> Exclusion:
-    held_out = draw_held_out(dataset, config.held_out_images)
-    samples = config.calib.samples_per_class
-    calibration = draw_calibration(dataset, samples, config.seed, [held_out]).split
-    bench = bench_of(config, fp32)
-    task = settle_task(config.task, dataset, held_out, fp32)
-    return exclusion.choose(config, bench, task, fp32, fp32, calibration, held_out, folder)
+    samples = draw_to_analyse(config, dataset)
+    return exclusion.choose(config, evaluator_of(config, fp32), samples, fp32, folder)
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch"])  # TFLite quantizes all or nothing

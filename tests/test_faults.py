@@ -4,8 +4,10 @@ Killed processes are in test_resume.py and test_sync.py, damaged cache entries i
 damaged batches in test_cifar10.py.
 """
 
+import errno
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +15,13 @@ from pathlib import Path
 import pytest
 from calling import NO_REAL_FILES, QUICK, call
 from conftest import new_store
+from mlflow import MlflowClient
+from sqlalchemy.exc import OperationalError
 from test_sync import log_everything, only_run, synchronize
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
-from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.errors import ConfigError, ModelError, TrackingError
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, open_store
 
@@ -88,6 +92,35 @@ def test_a_store_that_cannot_be_written_is_refused_at_the_start(disk: Disk, faul
         open_store(TrackingConfig(root=str(disk.folder)))
     assert "\n" not in str(caught.value)
     assert not (disk.folder / "mlflow.db").exists()
+
+
+def test_a_store_that_is_full_when_a_sweep_starts_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is there and takes nothing more: SQLite's own words for it."""
+
+    def fail(*_: object, **__: object) -> None:
+        original = sqlite3.OperationalError("database or disk is full")
+        raise OperationalError("INSERT INTO runs VALUES (?)", {}, original)
+
+    monkeypatch.setattr(MlflowClient, "create_run", fail)
+    done = call(tmp_path, "-m", *QUICK, "dtype=int8,uint8", **NO_REAL_FILES)
+    assert done.code == 1
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"error: tracking.root: no space left on the disk of {tmp_path}")
+
+
+@pytest.mark.parametrize("fault", ["own", "handed on"])
+def test_a_full_cache_is_named_whatever_library_says_so(tmp_path: Path, fault: str) -> None:
+    def make(folder: Path) -> None:
+        full = OSError(errno.ENOSPC, "No space left on device", str(folder / "model.onnx"))
+        if fault == "own":
+            raise full
+        raise ModelError(f"model.h5: cannot be converted (RuntimeError: {full})")
+
+    with pytest.raises(ConfigError, match=rf"^cache_dir: cannot write to {tmp_path}.*No space"):
+        cache.entry(tmp_path, "models", {"a": 1}, make)
+    assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
 
 
 def test_a_full_cache_is_named_and_keeps_nothing_half_made(disk: Disk) -> None:

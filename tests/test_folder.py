@@ -259,3 +259,14 @@ def test_a_class_that_only_the_test_folder_has(tmp_path):
     (tmp_path / "p" / "test" / "red").rename(tmp_path / "p" / "test" / "blue")
     with pytest.raises(PtqError, match=r"class 'blue' has no folder in .*train"):
         read(tmp_path / "p")
+
+
+def test_a_line_of_pixels_is_not_cut_from_what_would_fill_the_memory(tmp_path):
+    """Scaled until its short side fits, one of 100,000 pixels would have 256 x 25,600,000."""
+    root = write_classes(tmp_path / "p")
+    Image.new("RGB", (1, 100_000)).save(root / "red" / "line.png")
+    with pytest.raises(
+        PtqError, match=r"line\.png: cannot be read .*got 'crop', which makes 256 x"
+    ):
+        read(root, size=224, resize="crop")
+    assert read(root, size=224, resize="fit").image_shape == (224, 224, 3)

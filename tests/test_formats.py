@@ -8,9 +8,11 @@ import pickle
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import onnx
 import probe
 import pytest
 import torch
@@ -81,12 +83,17 @@ class Network(tf.Module):
         return self.sound(x + y)["scores"]
 
     @tf.function(input_signature=[spec])
+    def asserts(self, x):
+        tf.debugging.assert_less(tf.reduce_max(tf.abs(x)), 1e6, "too large")
+        return self.sound(x)["scores"]
+
+    @tf.function(input_signature=[spec])
     def logits(self, x):
         return self.sound(x)["scores"]
 
 
 network = Network()
-for name in ("sound", "reads", "writes", "python", "two_inputs"):
+for name in ("sound", "asserts", "reads", "writes", "python", "two_inputs"):
     tf.saved_model.save(network, folder / name, signatures=getattr(network, name))
 
 
@@ -181,6 +188,10 @@ def test_a_saved_model_keeps_the_names_of_its_signature(kept, report):
     assert record.final == "values"
     assert max(record.parity.values()) < 1e-5
     assert len(record.parity) == 4
+
+
+def test_a_saved_model_may_check_its_values(report):
+    assert report["asserts"] == ["", "", False]
 
 
 @pytest.mark.parametrize(
@@ -278,14 +289,17 @@ def test_a_float_tflite_file_is_taken(kept, report):
     assert max(record.parity.values()) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("float16.tflite", "is float16"), ("int8.tflite", "backend=tflite_file backend.file= scores")],
-)
-def test_a_quantized_tflite_file_is_no_baseline(report, name, says):
-    kind, message, _ = report[name]
+def test_float16_weights_of_a_tflite_file_are_widened(kept, report):
+    assert report["float16.tflite"] == ["", "", False]
+    assert max(record_of(kept, "float16.tflite").parity.values()) < 1e-5
+    graph = onnx.load(kept / "float16.tflite.converted" / conversion.UNFOLDED).graph
+    assert onnx.TensorProto.FLOAT16 not in {tensor.data_type for tensor in graph.initializer}
+
+
+def test_a_quantized_tflite_file_is_no_baseline(report):
+    kind, message, _ = report["int8.tflite"]
     assert kind == "ModelError"
-    assert says in message
+    assert "backend=tflite_file backend.file= scores" in message
     assert "takes the FP32 model" in message
 
 
@@ -440,6 +454,27 @@ def test_a_module_is_taken_by_its_dotted_path(take, network, tmp_path, suffix):
     record = take(path, Module(f"{__name__}.Network", {"classes": 5}))
     assert [str(each) for each in record.contract.inputs] == ["features [3, 8, 6] float32"]
     assert record.contract.batch is None
+    assert max(record.parity.values()) < 1e-5
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="needs torchvision")
+def test_a_module_may_import_torchvision(take, tmp_path, monkeypatch):
+    """Beside a CPU build of torch, its import alone fails on an operator that did not load."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "network_of_torchvision.py").write_text(
+        "import torch\n"
+        "from torchvision.ops import Conv2dNormActivation\n"
+        "class Network(torch.nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        pool, flat = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()\n"
+        "        super().__init__(Conv2dNormActivation(3, 4), pool, flat, torch.nn.Linear(4, 5))\n"
+    )
+    first = (torch.nn.Conv2d(3, 4, 3, padding=1, bias=False), torch.nn.BatchNorm2d(4))
+    layers = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 5))
+    same = torch.nn.Sequential(torch.nn.Sequential(*first), *layers)
+    torch.save(same.state_dict(), tmp_path / "weights.pt")
+    record = take(tmp_path / "weights.pt", Module("network_of_torchvision.Network"))
+    assert [str(each) for each in record.contract.outputs] == ["linear [5] float32"]
     assert max(record.parity.values()) < 1e-5
 
 

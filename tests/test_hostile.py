@@ -141,9 +141,13 @@ def evil_layers(target: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_keras(path: Path, config: Any) -> Path:
+def write_keras(path: Path, config: Any, weights: bytes | None = None) -> Path:
     """Write a file with these layers as Keras would, in the form that its name says."""
     whole = json.dumps({"class_name": "Sequential", "config": {"layers": config}})
+    if weights is None:
+        empty = io.BytesIO()
+        h5py.File(empty, "w").close()
+        weights = empty.getvalue()
     if path.suffix == ".h5":
         with h5py.File(path, "w") as file:
             file.attrs["model_config"] = whole
@@ -152,6 +156,7 @@ def write_keras(path: Path, config: Any) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("metadata.json", "{}")
         archive.writestr("config.json", whole)
+        archive.writestr("model.weights.h5", weights)
     return path
 
 
@@ -163,7 +168,7 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
     target = tmp_path / "target"
     path = write_keras(tmp_path / f"model{suffix}", [layer(), evil_layers(target)[name]])
     with pytest.raises(ModelError) as caught:
-        keras.check(path)
+        keras.read(path)
     assert line(caught.value).startswith(f"{path}: ")
     assert "refuses" not in str(caught.value)
     assert not target.exists()
@@ -171,23 +176,23 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
 
 def test_layers_of_keras_are_taken(tmp_path: Path) -> None:
     for suffix in (".h5", ".keras"):
-        keras.check(write_keras(tmp_path / f"model{suffix}", [layer()]))
-    keras.check(WEIGHTS)
+        keras.read(write_keras(tmp_path / f"model{suffix}", [layer()]))
+    keras.read(WEIGHTS)
 
 
 def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache_root) -> None:
     target = tmp_path / "target"
     path = write_keras(tmp_path / "model.keras", [evil_layers(target)["lambda"]])
-    with pytest.raises(ModelError, match="'Lambda' contains code"):
+    with pytest.raises(ModelError, match="class Lambda"):
         model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
     assert not target.exists()
 
 
-def test_a_torchscript_file_is_no_model(tmp_path: Path, shapes, cache_root) -> None:
+def test_a_pickle_of_torch_is_no_model(tmp_path: Path, shapes, cache_root) -> None:
     path = tmp_path / "model.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(1))
-    with pytest.raises(ModelError, match=r"model\.pt"):
+    with pytest.raises(ModelError, match=r"model\.pt: pickled by torch\.save; takes a \.pt2"):
         model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
 
 
@@ -221,20 +226,17 @@ def test_weights_outside_of_the_file_are_refused(
     with h5py.File(path, "a") as file:
         plant(file.create_group("deep"))
     with pytest.raises(ModelError, match=r"stolen|claims"):
-        keras.check(path)
-    inside = tmp_path / "model.keras"
-    write_keras(inside, [layer()])
-    with zipfile.ZipFile(inside, "a") as archive:
-        archive.write(path, "model.weights.h5")
+        keras.read(path)
+    inside = write_keras(tmp_path / "model.keras", [layer()], path.read_bytes())
     with pytest.raises(ModelError, match=r"stolen|claims"):
-        keras.check(inside)
+        keras.read(inside)
 
 
 def test_a_group_that_holds_itself_is_looked_through_once(tmp_path: Path) -> None:
     path = write_keras(tmp_path / "model.h5", [layer()])
     with h5py.File(path, "a") as file:
         file["again"] = file["/"]
-    keras.check(path)
+    keras.read(path)
 
 
 def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
@@ -246,7 +248,7 @@ def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
         for _ in range(17):
             config.write(b" " * 2**20)
     with pytest.raises(ModelError, match="unpacks to"):
-        keras.check(path)
+        keras.read(path)
 
 
 # ONNX files that claim more than they hold
@@ -277,7 +279,7 @@ def test_a_constant_larger_than_the_machine_is_refused(tmp_path: Path, shapes, c
 
 def test_the_conversion_takes_no_more_than_the_machine_has() -> None:
     code = (
-        "import resource; from resnet8ptq.core import isolation; isolation.limit();"
+        "import resource; from resnet8ptq.core import confinement; confinement.limit();"
         "print(*(resource.getrlimit(k)[0] for k in (resource.RLIMIT_DATA, resource.RLIMIT_CPU)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from cells import predictions, sweep, unmeasured
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from resnet8ptq.config.schema import ReportConfig
@@ -126,7 +128,7 @@ def test_figures_of_a_sweep_take_any_text(found: Family) -> None:
     text = NASTY.replace("\u202e", "")  # for which the font has no glyph, and warns
     ranges = {"activations": {text: [0.0, 1.0]}, "weights": {text: [-1.0, 1.0]}}
     cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
-    trade_offs = partial(sweep_plots.trade_offs, max_drop=0.01)
+    trade_offs = partial(sweep_plots.trade_offs, limits=LIMITS)
     for draw in (trade_offs, sweep_plots.class_impact, sweep_plots.weight_ranges):
         figure = draw(Family(cells))
         assert figure is None or figures.to_png(figure).startswith(b"\x89PNG")
@@ -162,3 +164,18 @@ def test_a_spreadsheet_finds_no_formula(found: Family) -> None:
     assert [bool(cell.startswith("'")) for cell in row[:10]] == [True] * 5 + [False] * 5
     assert row[10:] == ["-1.5", "", "-2.0"]
     assert list(csv.reader(io.StringIO(table.to_csv(found.records))))
+
+
+@given(st.text(max_size=8))
+def test_no_cell_of_a_csv_file_steers_a_terminal(text: str) -> None:
+    """ESC, and marks that turn the direction of text, stand raw in no file that is written."""
+    for name in (text, f"\x1b[2J{text}", f"\u202e{text}\u2066", f"\ud800{text}"):
+        written = files.to_csv([[name, 1.5]])
+        assert all(c.isprintable() or c == "\n" for c in written)
+        written.encode()
+
+
+@pytest.mark.parametrize("formula", ["\uff1d1+1", " =1+1", "\u00a0@SUM(A1)", "\n+1+1"])
+def test_no_disguised_formula(formula: str) -> None:
+    [[cell]] = csv.reader(io.StringIO(files.to_csv([[formula]])))
+    assert cell.startswith("'")

@@ -11,6 +11,7 @@ from test_folder import GREEN, RED, picture
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import locate, registry
+from resnet8ptq.data.sources import columns
 
 datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
 
@@ -89,3 +90,14 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"data\.name: got 'huggingface', .*'\.\[huggingface\]'"):
         read(tmp_path / "a")
+
+
+def test_many_columns(tmp_path, monkeypatch):
+    count = 2000
+    content = {f"g{n}": np.arange(8) + n for n in range(count)}
+    datasets.Dataset.from_dict({**content, "label": [0, 1] * 4}).save_to_disk(tmp_path / "a")
+    samples, _ = whole(read(tmp_path / "a"))
+    assert sorted(samples[:, -1]) == list(range(count - 1, count + 7))
+    monkeypatch.setattr(columns, "MAX_COLUMNS", count)
+    with pytest.raises(DataError, match="a: has 2,001 columns, takes 2,000 at most"):
+        read(tmp_path / "a", test_fraction=0.25)

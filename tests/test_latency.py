@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import bench_of, make_config, quantizer_of
+from conftest import evaluator_of, make_config, quantizer_of, runtime_of
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import LatencyConfig
@@ -14,9 +14,8 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.baseline import load_baseline
+from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency, Timings
-from resnet8ptq.evaluation.trial import as_fp32
 from resnet8ptq.models.model import Fp32Model
 
 OWN = {f"latency{size}_p{percent}_ms" for size in ("", "_batch") for percent in (50, 95)}
@@ -50,13 +49,12 @@ def measure(
     config = make_config(*FEW, *overrides)
     calibration = draw_calibration(shapes, 5, config.seed).split
     artifact = quantizer_of(config).quantize(fp32, calibration, into)
-    bench = bench_of(config, fp32)
     few = shapes.test.take(np.arange(5))  # fewer than a batch
-    baseline = load_baseline(bench, config, fp32, few)
+    baseline = evaluator_of(config, fp32).baseline(config, few)
     assert baseline.path.stat().st_size == baseline.size_bytes
-    loads = [bench.loader(config, artifact.path)]
+    loads = [loader(config, runtime_of(config), artifact.path)]
     if config.dtype.name != "fp32":
-        loads.append(bench.loader(as_fp32(config), baseline.path))
+        loads.append(loader(as_fp32(config), runtime_of(config), baseline.path))
     return Latency(*latency.measure(loads, few, config.latency)).to_metrics()
 
 
@@ -140,6 +138,7 @@ def test_a_wrong_setting_names_its_key(key: str) -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_run_has_latency_metrics_unless_disabled(enabled: bool, tmp_path: Path) -> None:
     from resnet8ptq.experiment.pipeline import run_experiment
+    from resnet8ptq.experiment.settings import settle
 
     class Silent:
         """An MLflow run that records nothing."""
@@ -150,7 +149,7 @@ def test_a_run_has_latency_metrics_unless_disabled(enabled: bool, tmp_path: Path
     few = ("calib.samples_per_class=5", "evaluate.split=held_out", "held_out_images=200")
     config = make_config(*FEW, *few)
     config = replace(config, latency=replace(config.latency, enabled=enabled))
-    metrics = run_experiment(config, tmp_path, Silent()).to_metrics()
+    metrics = run_experiment(settle(config), tmp_path, Silent()).to_metrics()
     assert (metrics.keys() >= OWN) is enabled
     assert any("latency" in name or "speedup" in name for name in metrics) is enabled
     assert metrics["sqnr_db"] > 5

@@ -22,7 +22,7 @@ from resnet8ptq.tasks.classification import (
     confusion,
     metric_names,
 )
-from resnet8ptq.tasks.statistics import above_chance, holm, mcnemar, wilson
+from resnet8ptq.tasks.statistics import above_chance, binomial_tail, holm, mcnemar, wilson
 
 
 def scores_of(rows: list[list[float]], labels: list[int]) -> Scores:
@@ -249,9 +249,28 @@ def test_wilson_is_scipys_interval(counts):
 @example((0, 10), 2)
 @example((10, 10), 2)
 @settings(deadline=None)
-def test_above_chance_is_scipys_binomial_test(counts, classes):
+def test_the_binomial_tail_is_scipys(counts, classes):
     expected = binomtest(*counts, 1 / classes, alternative="greater").pvalue
-    assert above_chance(*counts, classes) == pytest.approx(expected, rel=1e-9, abs=1e-300)
+    assert binomial_tail(*counts, 1 / classes) == pytest.approx(expected, rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize("skill", [0.0, 0.1, 0.3])
+def test_above_chance_is_the_permutation_test(skill):
+    """Of unequal classes, which a constant answer hits more often than 1 / classes."""
+    random = np.random.default_rng(int(100 * skill))
+    labels = random.choice(3, 200, p=[0.7, 0.2, 0.1])
+    predictions = np.where(random.random(200) < skill, labels, random.permutation(labels))
+    orders = np.array([random.permutation(predictions) for _ in range(4000)])
+    at_least = (orders == labels).sum(axis=1) >= (predictions == labels).sum()
+    assert above_chance(labels, predictions, 3) == pytest.approx(at_least.mean(), abs=0.03)
+
+
+def test_a_constant_answer_is_chance_however_often_it_hits():
+    labels = np.repeat([0, 1], [95, 5])
+    assert above_chance(labels, np.zeros(100, int), 2) == 1
+    assert above_chance(labels, labels, 2) < 1e-9
+    alone = np.zeros(20, int)  # of one class no order differs
+    assert above_chance(alone, alone, 4) == pytest.approx(0.25**20)
 
 
 @given(p_values)

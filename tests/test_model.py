@@ -317,7 +317,7 @@ def test_sound_models_are_converted(kept, report):
         ("infinite.keras", "NaN or infinity in"),
         ("two_inputs.keras", "has 2 inputs ((None, 32, 32, 3), (None, 32, 32, 3)); takes one"),
         ("without_shape.keras", ""),
-        ("only.weights.h5", "Keras refuses it"),
+        ("only.weights.h5", "holds weights and no layers"),
         ("cut.h5", "Keras refuses it"),
         ("cut.keras", "Keras refuses it"),
     ],

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import THREADS, bench_of, make_config, quantizer_of
+from conftest import THREADS, evaluator_of, make_config, quantizer_of
 
 from resnet8ptq.core import cache, machine
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.experiment import preparation
+from resnet8ptq.experiment.preparation import Workspace
+from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.models import model
 
 IMAGES = 500
@@ -75,19 +76,16 @@ def test_option_keeps_the_accuracy(
         whole, train=whole.train.take(np.arange(1000)), test=whole.test.take(np.arange(IMAGES))
     )
     fp32 = model.load(config.model, whole, cache.folder(None))
-    held_out = draw_held_out(dataset, config.held_out_images)
-    calibration = draw_calibration(dataset, config.calib.samples_per_class, config.seed, [held_out])
+    samples = draw_to_analyse(config, dataset)
     quantizer_of(config).resolve()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    bench = bench_of(config, fp32)
-    prepared = preparation.prepare(
-        config, bench, fp32, dataset, calibration, held_out, tmp_path, scratch, Nowhere()
-    )
+    evaluator = evaluator_of(config, fp32)
+    work = Workspace(config, evaluator, samples, tmp_path, scratch, Nowhere())
+    prepared = preparation.prepare(work)
     assert (config.method == "qat") == (tmp_path / "qat_loss.png").exists()
-    quantizer = quantizer_of(prepared.config)
-    artifact = quantizer.quantize(prepared.network, calibration.split, tmp_path, prepared.ranges)
-    predictor = quantizer.load(artifact.path, THREADS)
+    artifact = preparation.quantize(work, prepared, tmp_path).artifact
+    predictor = quantizer_of(prepared.config).load(artifact.path, THREADS)
     outputs = [predictor.predict(batch)[0] for batch in dataset.test.batches(250)]
     accuracy = (np.concatenate(outputs).argmax(axis=1) == dataset.test.labels).mean()
     assert artifact.quantized_layers > 0

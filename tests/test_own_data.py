@@ -12,11 +12,14 @@ import onnx
 import pytest
 from calling import REPO, call
 from conftest import make_config
+from omegaconf import OmegaConf
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.experiment import pipeline
-from resnet8ptq.experiment.pipeline import run_experiment
+from resnet8ptq.experiment import pipeline, running
+from resnet8ptq.experiment.settings import settle
+from resnet8ptq.sweep import identity
 from resnet8ptq.tracking.run import start_run
 
 QUICK = ("latency.enabled=false", "threads=1", "evaluate.batch_size=50")
@@ -61,6 +64,21 @@ def write_network(path: Path, outputs: int = CLASSES) -> Path:
     return path
 
 
+def write_tiny(path: Path, inputs: int, outputs: int) -> Path:
+    """One layer, from a row of a table to logits."""
+    weights = np.random.default_rng(0).normal(size=(inputs, outputs)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["row", "weights"], ["scores"], "head")],
+        "tiny",
+        [helper.make_tensor_value_info("row", TensorProto.FLOAT, ["N", inputs])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", outputs])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    opset = [helper.make_opsetid("", 13)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
+
+
 @pytest.fixture
 def run(tmp_path, own_store):
     def run_with(*overrides):
@@ -68,7 +86,7 @@ def run(tmp_path, own_store):
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         folder.mkdir()
         with start_run(own_store, "own", {}, folder) as opened:
-            return run_experiment(config, folder, opened)
+            return running.run(settle(config), folder, opened)
 
     return run_with
 
@@ -110,6 +128,87 @@ def test_without_labels_the_preprocessing_and_the_noise_are_told(
     assert "no labels to tell whether preprocess=unit (scale=0.00392157, " in caplog.text
     (noise,) = [line for line in caplog.messages if line.startswith("SQNR ")]
     assert noise.endswith(" dB: far from FP32's outputs; per_channel=true may help")
+
+
+def write_floats(path: Path) -> Path:
+    """The same pictures, as floats from 0 to 1."""
+    stored = np.load(write_data(path))
+    np.savez(path, images=stored["images"].astype(np.float32) / 255, labels=stored["labels"])
+    return path
+
+
+def test_float_pictures_that_the_network_takes_otherwise(run, tmp_path, caplog):
+    """It takes 0 to 255: of pictures from 0 to 1 all is cut off, and each class looks the same."""
+    data, network = write_floats(tmp_path / "a.npz"), write_network(tmp_path / "own.onnx")
+    proto = onnx.load(network)
+    for tensor in proto.graph.initializer:
+        if tensor.name == "kernel":
+            kernel = numpy_helper.to_array(tensor) / 255
+            tensor.CopyFrom(numpy_helper.from_array(kernel.astype(np.float32), "kernel"))
+        if tensor.name == "low":
+            tensor.CopyFrom(numpy_helper.from_array(np.float32(0.01), "low"))
+    onnx.save(proto, network)
+    files = (f"data.root={data}", f"model.path={network}", "dtype=fp32")
+    run(*files)
+    assert "FP32 ACCURACY NEAR CHANCE" in caplog.text
+    best = "preprocess=raw preprocess.scale=255 gets 100.00% on 60 training samples"
+    assert best in caplog.text
+    caplog.clear()
+    run(*files, "preprocess.scale=255")
+    assert "FP32 ACCURACY" not in caplog.text
+
+
+REMARK = "preprocess=raw: the samples are float pictures from 0 to 1 and stay so"
+
+
+def test_float_pictures_are_remarked_only_where_nothing_tells(run, tmp_path, caplog):
+    data, network = write_floats(tmp_path / "a.npz"), write_network(tmp_path / "own.onnx")
+    files = (f"data.root={data}", f"model.path={network}", "dtype=fp32")
+    run(*files)  # trained on such pictures: FP32 is right
+    run(*files, "data.labels=none", "preprocess.scale=2", "preprocess.mean=[1]")
+    assert "float pictures" not in caplog.text and "FP32 ACCURACY" not in caplog.text
+    run(*files, "data.labels=none")
+    [line] = [line for line in caplog.messages if "float pictures" in line]
+    assert line.startswith(REMARK) and "preprocess.scale=255" in line
+
+
+def write_pictures(folder: Path) -> Path:
+    """Pictures of two sizes in class folders, whose brighter channel is the class."""
+    random = np.random.default_rng(0)
+    for channel, name in enumerate("abc"):
+        (folder / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = random.integers(1, 100, (16 + number % 2, 12, 3), dtype=np.uint8)
+            pixels[..., channel] += 100
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_the_networks_picture_size_is_taken(run, tmp_path, caplog):
+    caplog.set_level("INFO")
+    network = write_network(tmp_path / "own.onnx")
+    folder = write_pictures(tmp_path / "pictures")
+    settings = ("data=folder", f"data.root={folder}", f"model.path={network}", "preprocess=unit")
+    settings += ("preprocess.resize=fit", "dtype=fp32")
+    result = run(*settings)
+    assert result.measurement.comparison.model.correct == 30
+    [line] = [line for line in caplog.messages if line.startswith("preprocess.size: got null")]
+    assert line.endswith("takes the network's, [8, 6], by preprocess.resize=fit")
+    [path] = tmp_path.glob("run0/config.yaml")
+    assert OmegaConf.load(path).preprocess.size == [8, 6]
+    found = identity.find(settle(make_config(*settings)))
+    assert found == identity.find(settle(make_config(*settings, "preprocess.size=[8,6]")))
+    assert found != identity.find(settle(make_config(*settings, "preprocess.size=[8,7]")))
+
+
+def test_a_size_that_the_network_leaves_free_is_asked_for(run, tmp_path):
+    network = write_network(tmp_path / "own.onnx")
+    proto = onnx.load(network)
+    proto.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "W"
+    onnx.save(proto, network)
+    folder = write_pictures(tmp_path / "pictures")
+    with pytest.raises(PtqError, match=r"^preprocess\.size: got null, but the pictures differ"):
+        run("data=folder", f"data.root={folder}", f"model.path={network}")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from conftest import bench_of, make_config, new_store
+from conftest import evaluator_of, make_config, new_store
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
@@ -18,12 +18,12 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment import pipeline, preparation
+from resnet8ptq.experiment import preparation, running
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Classification, Scores
@@ -55,7 +55,7 @@ def no_run_left_open() -> Iterator[None]:
 def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, Record]:
     config = make_config("data=shapes", *FEW, *overrides)
     with start_run(store, "name", {}, folder) as opened:
-        result = pipeline.run_experiment(config, folder, opened)
+        result = running.run(settle(config), folder, opened)
     return result, history.load_run(store, opened.run_id)
 
 
@@ -111,16 +111,9 @@ def test_no_image_calibrates_chooses_and_is_scored(
 ) -> None:
     seen: list[Split] = []
 
-    def look(
-        config: RunConfig,
-        bench: object,
-        fp32: Fp32Model,
-        data: Dataset,
-        drawn: CalibrationSet,
-        held_out: Split,
-        *rest: object,
-    ) -> None:
-        seen.extend((data.test, drawn.split, held_out))
+    def look(work: preparation.Workspace) -> None:
+        samples = work.samples
+        seen.extend((samples.reported, samples.calibrating.split, samples.held_out))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(preparation, "prepare", look)
@@ -177,7 +170,7 @@ def test_damaged_artifact_fails_the_run(
         pytest.raises(Exception, match=r"(?i)protobuf|parse|load"),
         start_run(store, "name", {}, tmp_path) as opened,
     ):
-        pipeline.run_experiment(config, tmp_path, opened)
+        running.run(settle(config), tmp_path, opened)
     record = history.load_run(store, opened.run_id)
     assert record.tags["status"] == "failed"
     assert record.metrics == {}
@@ -215,9 +208,9 @@ def resnet8(cifar10: Dataset, cache_root: Path) -> Fp32Model:
 def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path) -> Scores:
     """Quantize, reload, evaluate: the middle of the recipe."""
     calibration = draw_calibration(dataset, 100, 42)
-    bench = bench_of(config, network)
-    trial = bench.run(config, network, calibration.split, dataset.test, folder)
-    return scored(trial.evaluation.outputs, dataset)
+    evaluator = evaluator_of(config, network)
+    quantized = evaluator.quantize(config, network, calibration.split, folder)
+    return scored(evaluator.run(config, quantized.path, dataset.test).outputs, dataset)
 
 
 def scored(outputs: Outputs, dataset: Dataset) -> Scores:
@@ -231,7 +224,7 @@ def test_fp32_accuracy_is_reproduced(request: pytest.FixtureRequest) -> None:
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
     config = make_config()
-    kept = load_baseline(bench_of(config, network), config, network, dataset.test)
+    kept = evaluator_of(config, network).baseline(config, dataset.test)
     baseline = scored(kept.outputs, dataset)
     assert (baseline.correct, baseline.total) == (8703, 9980)
     dog = dataset.class_names.index("dog")

@@ -2,15 +2,20 @@
 
 import csv
 import io
+import re
 from types import SimpleNamespace
 
+import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from calling import call
-from conftest import make_config
+from conftest import make_config, quantizer_of
 from onnx import helper
 from rich.console import Console
 
-from resnet8ptq.backends.contract import Node, to_nodes
+from resnet8ptq.backends.contract import Node, describe_execution, to_nodes
+from resnet8ptq.backends.onnx import profiler
 from resnet8ptq.backends.onnx.profiler import find_unfused, read_trace
 from resnet8ptq.backends.torch.profiler import read_events
 from resnet8ptq.core.errors import ConfigError
@@ -193,6 +198,69 @@ def test_a_run_profiles_both_models(tmp_path, backend, fp32, integer, conversion
     assert run.data.metrics["conversions_ms"] > 0
     assert run.data.metrics["integer_batch_ms"] > 0
     assert {"speedup", "latency_p50_ms", "baseline_latency_batch_p50_ms"} <= set(run.data.metrics)
+
+
+@pytest.mark.parametrize("backend", ["onnx", "torch", "tflite"])
+def test_kernels_are_counted_where_they_run(quantize, backend):
+    """As a profile has it, of all layers of the network; ONNX Runtime leaves some in float."""
+    cell = quantize(f"backend={backend}", "dtype=int8")
+    quantizer, path = quantizer_of(cell.config), cell.artifact.path
+    on_integers, in_float = quantizer.count_kernels(path)
+    assert on_integers + in_float == cell.artifact.quantized_layers
+    if backend == "tflite":  # has no profile
+        assert in_float == 0
+        return
+    with quantizer.profile(path, 1) as profiled:
+        for batch in cell.data.test.take(np.arange(1)).batches(1):
+            profiled.predict(batch)
+        nodes = profiled.nodes(1)
+    layers = [node.kind for node in nodes if re.search("(?i)conv|gemm|::linear", node.operator)]
+    assert (layers.count("integer"), len(layers)) == (on_integers, on_integers + in_float)
+
+
+def mixed() -> onnx.ModelProto:
+    """Three convolutions: quantized, quantized by ONNX Runtime as it loads, and in float."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        mixed (float[N, 4, 8, 8] x) => (float[N, 4, 8, 8] y)
+        <float scale = {0.1}, int8 zero = {0}>
+        {
+            a = QuantizeLinear(x, scale, zero)
+            b = DequantizeLinear(a, scale, zero)
+            w = DequantizeLinear(whole, scale, zero)
+            c = Conv(b, w)
+            d = QuantizeLinear(c, scale, zero)
+            e = DequantizeLinear(d, scale, zero)
+            f = Conv(e, weights)
+            g = QuantizeLinear(f, scale, zero)
+            h = DequantizeLinear(g, scale, zero)
+            y = Conv(h, weights)
+        }
+    """
+    proto = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    arrays = {"weights": weights, "whole": np.round(10 * weights).astype(np.int8)}
+    given = [onnx.numpy_helper.from_array(values, name) for name, values in arrays.items()]
+    proto.graph.initializer.extend(given)
+    for place, node in enumerate(proto.graph.node):
+        node.name = f"n{place}"
+    return proto
+
+
+def test_execution_is_what_the_runtime_makes_of_the_file(tmp_path):
+    """ONNX Runtime quantizes a layer that the file does not, and leaves another in float."""
+    path = tmp_path / "model.onnx"
+    onnx.save(mixed(), path)
+    on_integers, in_float = profiler.count_kernels(path)
+    with profiler.profile(path, 1) as profiled:
+        profiled.predict(np.ones((1, 4, 8, 8), np.float32))
+        nodes = profiled.nodes(1)
+    layers = [node for node in nodes if "Conv" in node.operator]
+    assert sum(node.kind == "integer" for node in layers) == on_integers == 2
+    assert sum(node.kind in ("float", "unfused") for node in layers) == in_float == 1
+    assert describe_execution("integer", on_integers, in_float) == "mixed, 1 of 3 in float"
+    assert describe_execution("integer", 0, 2) == "float, 2 of 2 in float"
+    assert describe_execution("simulated", 1, 2) == "simulated"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,26 @@ def test_most_accurate_names_those_that_cannot_be_told_from_it() -> None:
     assert [cell.record.run_id for cell in choice.equals] == ["near"]
 
 
+def test_of_equals_at_the_top_the_faster_and_smaller_is_chosen() -> None:
+    same = predictions(won=10)
+    slow, quick = {"latency_p50_ms": 2.0}, {"latency_p50_ms": 1.02}
+    found = by_use(
+        ("first", same, {**slow, "size_bytes": 50_000.0}),
+        ("fast", same, {"latency_p50_ms": 1.0, "size_bytes": 90_000.0, "calib": "entropy"}),
+        ("both", same, {**quick, "size_bytes": 80_000.0, "calib": "mse"}),
+        ("worse", predictions(won=9), {"latency_p50_ms": 0.1, "calib": "percentile"}),
+    )
+    assert chosen(found["best accuracy"]) == "both"
+
+
+def test_the_smallest_is_the_most_accurate_of_those_of_its_size() -> None:
+    found = by_use(
+        ("bytes", predictions(lost=2), {"size_bytes": 100_000.0}),
+        ("better", predictions(won=2), {"size_bytes": 100_008.0, "calib": "entropy"}),
+    )
+    assert chosen(found["smallest"]) == "better"
+
+
 def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
     """The first is better on the test images, the second on those to choose by."""
     family = sweep(

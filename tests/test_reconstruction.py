@@ -6,16 +6,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from conftest import make_config, quantizer_of, runtime_of
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from resnet8ptq.config.schema import CorrectionsConfig
+from resnet8ptq.core import memory
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import layers, reconstruction, sequence
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
@@ -59,6 +62,19 @@ def test_blocks_are_those_of_the_network(
     )
     # The first convolution, three residual blocks of which two have a shortcut, the dense layer.
     assert [len(block) for block in seen] == [1, 2, 3, 3, 1]
+
+
+def test_large_tensors_are_kept_of_fewer_images(
+    shapes_model: Fp32Model, images: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = onnx.load(shapes_model.onnx_path)
+    largest = max(tensor_bytes(proto).values())
+    setting = setting_of(images, WeightScheme("int8"))
+    assert len(reconstruction._few_enough(proto, setting)) == len(images)
+    monkeypatch.setattr(memory, "step", lambda: 6 * largest)
+    assert len(reconstruction._few_enough(proto, setting)) == 6
+    monkeypatch.setattr(memory, "budget", lambda: 2 * reconstruction.LEARNING * 2**20)
+    assert reconstruction._at_once([torch.zeros(6, 2**18)]) == 2  # of 1 MiB each
 
 
 def test_a_range_that_blocks_share_is_learned_in_the_first(

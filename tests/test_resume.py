@@ -1,7 +1,9 @@
 """`sweep.resume=true`: nothing that has finished is run again, everything else is."""
 
 from pathlib import Path
+from typing import Any
 
+import mlflow
 import pytest
 from calling import NO_REAL_FILES, QUICK, Called, call
 from conftest import make_config, new_store
@@ -14,9 +16,15 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import locate, shapes
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.sweep import identity, resume
-from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking import history, journal, sync, upload
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.run import replace_runs, start_parent, start_run
+from resnet8ptq.tracking.run import (
+    end_parent,
+    replace_runs,
+    restart_parent,
+    start_parent,
+    start_run,
+)
 from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -36,7 +44,9 @@ def own(store: Store, tmp_path: Path) -> Sweep:
 def start_sweep(store: Store, folder: Path, key: str) -> Sweep:
     folder.mkdir()
     parent_id = start_parent(store, "sweep", folder, {"sweep_key": key})
-    return Sweep(store, parent_id, folder, resume=True)
+    made = Sweep(store, parent_id, folder, resume=True)
+    made.save()
+    return made
 
 
 def run_job(sweep: Sweep, number: int, digest: str, error: BaseException | None = None) -> str:
@@ -225,6 +235,62 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
     found = resume.find_sweep(store, "mine")
     assert found is not None
     assert found.run_id == newer.parent_id
+
+
+@pytest.mark.parametrize("fault", ["cut", "gone"])
+def test_a_sweep_whose_record_is_damaged_goes_on(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    """As a resume left it that was killed between its steps."""
+    sweep = start_sweep(store, tmp_path / "sweep", "a key")
+    path = sweep.folder / journal.FILE
+    before = Journal.load(sweep.folder)
+    path.write_text("{") if fault == "cut" else path.unlink()
+    (tmp_path / "new").mkdir()
+    earlier = history.load_run(store, sweep.parent_id)
+    assert restart_parent(store, earlier, tmp_path / "new") == sweep.parent_id
+    assert "it is made again from the tracking store" in caplog.text
+    kept = Journal.load(tmp_path / "new")
+    assert (kept.key, kept.run_id, kept.start_ms) == (before.key, sweep.parent_id, before.start_ms)
+    assert kept.tags["sweep_key"] == "a key"
+    assert [item.parent.name for item in tmp_path.rglob(journal.FILE)] == ["new"]
+    assert history.load_run(store, sweep.parent_id).tags["folder"] == str(tmp_path / "new")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing is cleaned up after it."""
+
+
+@pytest.mark.parametrize("step", ["log_batch", "update_run", "unlink"])
+def test_a_resume_that_is_killed_at_any_step_can_be_resumed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    sweep = start_sweep(store, tmp_path / "sweep", "a key")
+    end_parent(store, sweep.parent_id, "killed", sweep.folder)
+    for name in ("second", "third"):
+        (tmp_path / name).mkdir()
+
+    unlink = Path.unlink
+
+    def kill(first: object, *_: Any, **named: Any) -> None:
+        if isinstance(first, Path) and first.name != journal.FILE:
+            return unlink(first, **named)  # a temporary file
+        raise Killed
+
+    owner = {"log_batch": upload, "update_run": mlflow.MlflowClient, "unlink": Path}[step]
+    earlier = history.load_run(store, sweep.parent_id)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, step, kill)
+        with pytest.raises(Killed):
+            restart_parent(store, earlier, tmp_path / "second")
+
+    again = history.load_run(store, sweep.parent_id)
+    assert Journal.load(Path(again.tags["folder"])).key == again.tags["record"]
+    restart_parent(store, again, tmp_path / "third")
+    held = journal.lock(tmp_path / "third")  # the sweep runs, and another process synchronizes
+    assert sync.sync(store, tmp_path).running == [tmp_path / "third"]
+    assert store.client.get_run(sweep.parent_id).info.status == "RUNNING"
+    held.release()
 
 
 CELLS = ("-m", "dtype=int8,uint8,u8s8", *QUICK)

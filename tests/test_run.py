@@ -3,13 +3,14 @@
 import csv
 import json
 import re
+import shlex
 import signal
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from calling import NO_REAL_FILES, QUICK, REPO, Called, call
+from calling import NO_REAL_FILES, QUICK, REPO, RUN, Called, call
 from conftest import compose_whole, new_store
 from forked import Process
 from hydra.errors import HydraException
@@ -347,6 +348,12 @@ def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Pa
     found = interrupt(tmp_path, signal.SIGINT, {"0"})
     assert found.code == 130
     assert "Traceback" not in found.err
+    (how_far,) = [line for line in found.err.splitlines() if "runs finished" in line]
+    said, _, command = how_far.partition("; continue: ")
+    assert said == "0 of 2 runs finished"
+    words = shlex.split(command)
+    assert words[:3] == ["python", RUN, "-m"] and words[-1] == "sweep.resume=true"
+    assert {*QUICK, "dtype=int8,uint8"} <= {*words}
     (child,) = found.children  # the second was not started
     for run in (found.parent, child):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")

@@ -48,6 +48,39 @@ def test_the_front_by_hand() -> None:
     assert pareto.mask(costs).tolist() == [True, False, True, True, False, True]
 
 
+@given(points, st.floats(0, 0.3))
+def test_a_thinned_front_has_one_of_each_kind(costs: np.ndarray, tolerance: float) -> None:
+    """What is left out has one on the front that it is not noticeably better than in anything."""
+    tolerances = [0.0, *[tolerance] * (costs.shape[1] - 1)]
+    kept = pareto.thin(costs, tolerances)
+    assert kept.any()
+    slack = np.abs(costs) * tolerances
+    for point in np.flatnonzero(~kept):
+        assert (costs[point] + slack[point] >= costs[kept]).all(axis=1).any()
+    assert pareto.thin(costs[pareto.mask(costs)], [0.0] * costs.shape[1]).all()
+
+
+def test_a_few_bytes_make_no_place_on_the_front() -> None:
+    """Less accurate and 8 bytes smaller, or as accurate and within the noise of the latency."""
+    searched = {"objectives": '["size_bytes", "accuracy", "latency_p50_ms"]'}
+    measured = (
+        ("best", 5, 100_008.0, 1.0),
+        ("bytes", 4, 100_000.0, 1.0),
+        ("noise", 5, 100_300.0, 0.98),
+        ("small", 3, 90_000.0, 1.0),
+        ("fast", 2, 100_008.0, 0.5),
+    )
+    found = sweep(
+        *(
+            (name, predictions(won=won), {**searched, "size_bytes": size, "latency_p50_ms": ms})
+            for name, won, size, ms in measured
+        )
+    )
+    front = pareto.find(found)
+    assert front is not None
+    assert {cell.record.run_id for cell in front.members} == {"best", "small", "fast"}
+
+
 def test_a_sweeper_is_told_what_it_asked_for() -> None:
     measured = record("a", predictions(lost=10))  # 890 of 1,000 right, the baseline 900
     assert to_return_value(measured, ["accuracy", "size_bytes"]) == [0.89, 1e5]
@@ -129,7 +162,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
         "    python run.py experiment=search 'op_types=[Conv, Gemm]' evaluate.split=test "
         "hydra.mode=RUN" in section
     )
-    figure = plots.trade_offs(found, 0.01)
+    figure = plots.trade_offs(found, ReportConfig())
     assert figure is not None
     assert "on the front of the search" in {t.get_text() for t in figure.legends[0].get_texts()}
 

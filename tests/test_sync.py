@@ -1,8 +1,13 @@
 """A store that is away: the run's folder keeps what it found, and `sync` logs it later, once."""
 
 import json
+import os
 import re
 import shutil
+import socketserver
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -315,3 +320,53 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
     ]
     assert {child.ended for child in [parent, *children]} == {True}
     assert synchronize(store, tmp_path / "runs").logged == []
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[Store, list[str]]]:
+    """A server that takes every connection and never answers, and what it was asked."""
+    asked: list[str] = []
+
+    class Silent(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.request.recv(2**16).decode().split("\r\n")[0])
+            while self.request.recv(2**16):  # until the other side gives up
+                pass
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield Store(f"http://127.0.0.1:{server.server_address[1]}", "0", "resnet8ptq"), asked
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_that_never_answers_is_asked_for_its_health_and_nothing_else(
+    silent: tuple[Store, list[str]],
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """MLflow's own calls would wait for their timeout several times each."""
+    monkeypatch.setattr("resnet8ptq.tracking.store.HEALTH_S", 0.2)
+    hung, asked = silent
+    assert log_everything(hung, tmp_path / "run") == ""
+    assert "TRACKING STORE UNAVAILABLE" in caplog.text
+    (tmp_path / "sweep").mkdir()
+    start_parent(store, "sweep", tmp_path / "sweep", {})
+    with pytest.raises(TrackingError, match="does not answer"):
+        end_parent(hung, "1", "ok", tmp_path / "sweep")
+    assert set(asked) == {"GET /health HTTP/1.1"}
+    assert synchronize(store, tmp_path / "run").logged == [tmp_path / "run"]
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_a_call_of_mlflow_waits_for_20_seconds_unless_the_user_says_otherwise(
+    own: str | None,
+) -> None:
+    code = "import os, resnet8ptq.tracking.store; print(os.environ['MLFLOW_HTTP_REQUEST_TIMEOUT'])"
+    env = {k: v for k, v in os.environ.items() if k != "MLFLOW_HTTP_REQUEST_TIMEOUT"}
+    env |= {} if own is None else {"MLFLOW_HTTP_REQUEST_TIMEOUT": own}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == (own or "20"), done.stderr

@@ -363,7 +363,7 @@ def without_limit(records: list[Record]) -> list[tuple[str, ...]]:
 
 
 def test_verdicts_have_a_column_and_a_note() -> None:
-    judged = table.Judged({OK.run_id: "pass", CHANNEL.run_id: "undecided (about 900)"}, 0.01)
+    judged = table.Judged({OK.run_id: "pass", CHANNEL.run_id: "undecided (about 900)"})
     assert [row[-3] for row in table.rows(ALL, judged)[1:3]] == ["pass", "undecided (about 900)"]
     (note,) = [note for note in table.notes(ALL, judged) if note.startswith("limit:")]
     assert "at most 1 point worse than FP32" in note

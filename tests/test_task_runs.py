@@ -11,6 +11,7 @@ import pytest
 from calling import Called, call
 from onnx import TensorProto, helper, numpy_helper
 
+from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.tasks import registry
 
 QUICK = ("latency.enabled=false", "threads=1", "evaluate.batch_size=100")
@@ -184,6 +185,18 @@ def test_layers_are_chosen_by_any_task(files, tmp_path, task):
     assert ranked.code == 0, ranked.err
     title = RUNS[task][3]
     assert f"{title} lost" in ranked.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_corrected_detector_says_what_stays_in_float(files, tmp_path, correction):
+    """The corrected graph is deleted once it is quantized."""
+    few = ("corrections.adaround_iterations=3", "corrections.reconstruction_iterations=3")
+    done = run(tmp_path, files, "detection", f"corrections.{correction}=true", *few)
+    assert done.code == 0, done.err
+    [record] = done.runs
+    assert "Concat 1" in record.data.params["float_operators"]
+    assert record.data.metrics["ap"] > 0.5
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,14 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils
-from conftest import THREADS, Quantize, bench_of, make_config, quantizer_of
+from conftest import (
+    THREADS,
+    Quantize,
+    evaluator_of,
+    make_config,
+    quantizer_of,
+    start_isolated,
+)
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.tflite import contents, converter, quantizer
@@ -21,7 +27,6 @@ from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedErr
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.evaluation.baseline import load_baseline
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Scores
@@ -135,7 +140,7 @@ def crash(*_: object) -> None:
 def test_a_crash_of_the_converter_is_an_error(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "ProcessPoolExecutor", ProcessPoolExecutor)
+    monkeypatch.setattr(isolation, "start", start_isolated)
     monkeypatch.setattr(converter, "convert", crash)
     with pytest.raises(QuantizationError, match="crashed TensorFlow"):
         tflite().quantize(shapes_model, shapes.train, tmp_path)
@@ -253,15 +258,17 @@ def test_the_real_network(cache_root: Path, tmp_path: Path) -> None:
     real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
     network = model.load(make_config().model, real, cache_root)
     config = make_config("backend=tflite", "per_channel=true")
-    fp32 = load_baseline(bench_of(config, network), config, network, real.test).outputs.values[0]
+    evaluator = evaluator_of(config, network)
+    fp32 = evaluator.baseline(config, real.test).outputs.values[0]
     right = fp32.argmax(1) == real.test.labels
     assert (right.sum(), len(right)) == (8703, 9980)
     onnx_config = make_config("backend=onnx")
-    onnx = load_baseline(bench_of(onnx_config, network), onnx_config, network, real.test)
+    onnx = evaluator.baseline(onnx_config, real.test)
     np.testing.assert_array_equal(fp32.argmax(1), onnx.outputs.values[0].argmax(1))
 
     calibration = draw_calibration(real, 100, 42).split
-    trial = bench_of(config, network).run(config, network, calibration, real.test, tmp_path)
-    accuracy = (trial.evaluation.outputs.values[0].argmax(1) == real.test.labels).mean()
+    quantized = evaluator.quantize(config, network, calibration, tmp_path)
+    outputs = evaluator.run(config, quantized.path, real.test).outputs
+    accuracy = (outputs.values[0].argmax(1) == real.test.labels).mean()
     assert accuracy == pytest.approx(8673 / 9980, abs=0.003)
-    assert trial.artifact.size_bytes < 100_000
+    assert quantized.size_bytes < 100_000

@@ -191,6 +191,25 @@ def test_a_network_that_fx_cannot_trace_is_unsupported(
 
 
 @pytest.mark.parametrize("backend", FLOWS)
+def test_several_outputs_are_saved_and_read_back(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, backend: str
+) -> None:
+    proto = onnx.load(shapes_model.onnx_path)
+    [relu, *_] = [node for node in proto.graph.node if node.op_type == "Relu"]
+    proto.graph.output.append(onnx.ValueInfoProto(name=relu.output[0]))
+    onnx.save(proto, tmp_path / "two.onnx")
+    assert isinstance(load_torch_module(tmp_path / "two.onnx")(torch.zeros(1, 32, 32, 3)), tuple)
+    quantizer = quantizer_of(make_config("data=shapes", f"backend={backend}"))
+    model = replace(shapes_model, onnx_path=tmp_path / "two.onnx")
+    artifact = quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
+    predictor = quantizer.load(artifact.path, THREADS)
+    images = shapes.test.inputs(slice(3))
+    scores, features = predictor.predict(images)
+    assert (scores.shape, features.shape[0], features.min()) == ((3, 10), 3, 0)
+    assert predictor.logits(images) is None
+
+
+@pytest.mark.parametrize("backend", FLOWS)
 def test_given_ranges_win_and_make_calibration_needless(
     quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, backend: str
 ) -> None:

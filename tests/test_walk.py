@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from resnet8ptq.core import memory
 from resnet8ptq.corrections import walk
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.data.dataset import Dataset, Split
@@ -31,8 +32,8 @@ def test_it_yields_what_the_whole_network_makes(
     proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
     """Also where a tensor of all images is too large to be kept, and behind weights that change."""
-    monkeypatch.setattr(walk, "BUDGET", budget)
     walked, (whole,) = Walk(proto, images, 8, 1), images.batches(100)
+    monkeypatch.setattr(memory, "step", lambda: budget)
     for node in weight_layers(proto.graph).values():
         walked.to(node, "")
         names = [node.input[0], node.output[0]]

@@ -27,8 +27,9 @@ class Resolved:
     """What the settings come to in a framework; the defaults are those of dtype=fp32.
 
     Attributes:
-        execution: `integer` where the artifact runs on integer kernels, `simulated` where it
-            computes in float what those would, `float` for dtype=fp32.
+        execution: `integer` where the artifact is meant for integer kernels, `simulated` where it
+            computes in float what those would, `float` for dtype=fp32. A run logs what came of it,
+            see `describe_execution`.
         weight_bits, activation_bits: 8, or 7 with a reduced range; None where they are float, or
             the framework has no say in it.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
@@ -193,6 +194,14 @@ class Quantizer(Protocol):
         """Load an artifact from disk, to run on so many threads."""
         ...
 
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Return how many convolutions and matrix products run on integers, and how many in float.
+
+        As the runtime executes the artifact: what the file means for integers, it may leave in
+        float, see `describe_execution`.
+        """
+        ...
+
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Return what loads an artifact as `load` does, to time its nodes.
 
@@ -201,6 +210,22 @@ class Quantizer(Protocol):
                 times would say nothing.
         """
         ...
+
+
+def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
+    """Return how an artifact is executed.
+
+    >>> describe_execution("integer", 3, 6)
+    'mixed, 6 of 9 in float'
+
+    Args:
+        meant: as `Resolved` has it.
+        on_integers, in_float: see `Quantizer.count_kernels`.
+    """
+    if meant != "integer" or not in_float:
+        return meant
+    kind = "mixed" if on_integers else "float"
+    return f"{kind}, {in_float} of {on_integers + in_float} in float"
 
 
 def refuse_others(config: QuantizationConfig, takes: Takes) -> None:

@@ -7,7 +7,7 @@ one has left there, whichever process that was.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +19,11 @@ import onnx
 from resnet8ptq.calibration.methods import describe_method, find_method, find_range, run_pass
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import cache, files, memory
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import float_tensors
-from resnet8ptq.graph.session import expose, fit, open_runner
+from resnet8ptq.graph.layers import float_inputs, float_tensors
+from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
 
 Stats = dict[str, TensorStats]
 
@@ -69,7 +69,7 @@ class Activations:
         """
         proto = onnx.load(self.onnx_path)
         nodes = {node.name for node in proto.graph.node} - set(skipped)
-        return self.find_ranges([proto.graph.input[0].name, *float_tensors(proto, nodes)])
+        return self.find_ranges([*float_inputs(proto.graph), *float_tensors(proto, nodes)])
 
     def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib
@@ -106,19 +106,19 @@ class Activations:
     def _observe(self, stage: str, stats: Stats, folder: Path) -> None:
         """Run all images, and write what is known after the pass `stage`."""
         proto = onnx.load(self.onnx_path)
-        names = float_tensors(proto)
-        run = open_runner(expose(proto, names), self.runtime.threads)
-        stats = stats or {name: TensorStats() for name in [proto.graph.input[0].name, *names]}
-        (sample,) = self.calibration.take(np.arange(1)).batches(1)
-        at_once = fit([run], sample)
+        taken, names = float_inputs(proto.graph), float_tensors(proto)
+        parts = group(proto, names)
+        stats = stats or {name: TensorStats() for name in [*taken, *names]}
+        runs, at_once = self._open(proto, parts)
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy works beside itself
-            for batch in run_pass(stage, self.calibration, self.calib):
-                for start in range(0, len(batch), at_once):
-                    part = batch[start : start + at_once]
-                    observe = partial(
-                        TensorStats.observe, stage=stage, config=self.calib, new_batch=start == 0
-                    )
-                    list(pool.map(observe, stats.values(), [part, *run(part)]))
+            for samples, first in run_pass(stage, self.calibration, self.calib, at_once):
+                observe = partial(
+                    TensorStats.observe, stage=stage, config=self.calib, new_batch=first
+                )
+                for name in taken:
+                    observe(stats[name], samples)
+                for run, part in zip(runs, parts, strict=True):
+                    list(pool.map(observe, [stats[name] for name in part], run(samples)))
         every = stats.values()
         np.savez(
             folder / f"{stage}.npz",
@@ -128,11 +128,26 @@ class Activations:
             zeros=np.array([stat.zeros for stat in every]),  # [T]
         )
 
+    def _open(
+        self, proto: onnx.ModelProto, parts: Sequence[Sequence[str]]
+    ) -> tuple[list[Runner], int]:
+        """Return what makes each part of the tensors, and for how many samples at once."""
+        threads = self.runtime.threads
+        if len(parts) == 1:
+            run = open_runner(expose(proto, parts[0]), threads)
+            (sample,) = self.calibration.take(np.arange(1)).batches(1)
+            return [run], fit([run], sample)
+        # One sample's tensors are too large to be held at once.
+        memory.return_large_blocks()
+        source, names = proto.graph.input[0].name, [name for part in parts for name in part]
+        graphs = [keep_apart(between(proto, source, part), names) for part in parts]
+        return [open_runner(graph, threads, arena=False) for graph in graphs], 1
+
     def _entry(self, kind: str, more: cache.Key, make: Callable[[Path], None]) -> Path:
         key: cache.Key = {
             "network": files.sha256(self.onnx_path),
             "images": self.calibration.digest,
-            **cache.made_with("calibration", "data", "graph"),
+            **cache.made_with(__name__),
             **more,
         }
         return cache.entry(self.runtime.cache_root, kind, key, make)

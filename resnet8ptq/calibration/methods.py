@@ -210,9 +210,26 @@ def find_range(stats: TensorStats, config: CalibConfig) -> Range:
     return choose(stats, config)
 
 
-def run_pass(stage: str, calibration: Split, config: CalibConfig) -> Iterator[Batch]:
-    """Yield the batches [n, H, W, C] of the pass `stage`, with a bar."""
-    yield from track(calibration.batches(config.batch_size), f"Calibrating: {stage}")
+def run_pass(
+    stage: str, calibration: Split, config: CalibConfig, at_once: int | None = None
+) -> Iterator[tuple[Batch, bool]]:
+    """Yield the batches [n, ...] of the pass `stage`, with a bar.
+
+    Args:
+        at_once: samples at most; larger batches come in parts. None: whole batches.
+
+    Yields:
+        Samples, and whether they begin a batch.
+    """
+    size = min(config.batch_size, calibration.at_once or config.batch_size)
+    step, count = min(size, at_once or calibration.limit(size)), len(calibration)
+    starts = [
+        (start, min(start + step, begin + size, count), start == begin)
+        for begin in range(0, count, size)
+        for start in range(begin, min(begin + size, count), step)
+    ]
+    for start, end, first in track(starts, f"Calibrating: {stage}"):
+        yield calibration.inputs(slice(start, end)), first
 
 
 def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, Batch]]:
@@ -222,5 +239,5 @@ def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, B
     (`histogram`) takes one pass.
     """
     for stage in ["ranges", "histograms"] if find_method(config.name).histogram else ["ranges"]:
-        for batch in run_pass(stage, calibration, config):
+        for batch, _ in run_pass(stage, calibration, config):
             yield stage, batch

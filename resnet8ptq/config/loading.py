@@ -1,12 +1,14 @@
 """From what Hydra composed to a checked `RunConfig`."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from resnet8ptq.config import limits
 from resnet8ptq.config.limits import require
@@ -38,6 +40,7 @@ _WITH_OPTIONS = (
 )
 
 CONFIG_FILE = "config.yaml"  # in a run's folder
+MAX_BYTES = 2**20  # of it
 
 # In `conf/config.yaml`: folders are made before the config is checked, also in another process.
 OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
@@ -88,14 +91,21 @@ def save_config(config: RunConfig, path: Path) -> None:
     files.write_text(path, OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
-def load_config(path: Path) -> RunConfig:
+def load_config(path: Path, trusted: bool = True) -> RunConfig:
     """Read what `save_config` has written.
+
+    Args:
+        trusted: False for a file of others: it must hold values alone, nothing that is imported,
+            called or looked up; and the cache that it names is left out.
 
     Raises:
         ConfigError: it is gone, or not that.
     """
     try:
-        kept, typed = OmegaConf.create(path.read_text("utf-8")), OmegaConf.structured(RunConfig)
+        text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
+        if not trusted:
+            _check_values(_parse_plain(text), path)
+        kept, typed = OmegaConf.create(text), OmegaConf.structured(RunConfig)
         if not isinstance(kept, DictConfig):
             raise ValueError("a list")
         for group in ("backend", "data", "task"):
@@ -103,10 +113,55 @@ def load_config(path: Path) -> RunConfig:
                 if node.name == kept[group].name:
                     typed[group] = node
         merged = OmegaConf.merge(typed, kept)
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, KeyError, RecursionError, *_READING) as error:
         raise ConfigError(f"{path}: not what a run has written ({error})") from error
     assert isinstance(merged, DictConfig)
-    return parse_config(merged)
+    config = parse_config(merged)
+    return config if trusted else _without_code(config, path)
+
+
+_READING = (yaml.YAMLError, OmegaConfBaseException)
+
+
+def _parse_plain(text: str) -> object:
+    """Parse YAML without aliases: few lines of those can stand for more than memory holds."""
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise ValueError("an alias")
+    return yaml.safe_load(text)
+
+
+def _check_values(value: object, path: Path, key: str = "") -> None:
+    """Raise `ConfigError` unless a value is text, a number, null, or lists and dicts of those.
+
+    Text without `${`, which OmegaConf would look up; keys other than `_target_` and its like, of
+    which Hydra makes objects.
+    """
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if not isinstance(name, str | int) or re.fullmatch(r"_\w+_", str(name)):
+                raise ConfigError(f"{path}: holds {name!r} {_IN_A_STORE}")
+            _check_values(inner, path, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for inner in value:
+            _check_values(inner, path, key)
+    elif not isinstance(value, str | int | float | None) or "${" in str(value):
+        raise ConfigError(f"{path}: {key}: got {str(value)!r} {_IN_A_STORE}")
+
+
+def _without_code(config: RunConfig, path: Path) -> RunConfig:
+    """Refuse what names code of the user's own; a cache elsewhere could hold anything."""
+    named = {"model.module": config.model.module, "model.module_args": config.model.module_args}
+    named["task.metric"] = getattr(config.task, "metric", None)
+    for key, value in named.items():
+        if value is not None:
+            raise ConfigError(f"{path}: {key}: got {value!r} {_IN_A_STORE}")
+    return replace(config, cache_dir=None)
+
+
+_IN_A_STORE = (
+    "in a run of others, which could run code; takes values alone. If you trust whoever made the "
+    "run, add trust=true"
+)
 
 
 def _check_together(config: RunConfig) -> None:

@@ -294,6 +294,7 @@ class ReportConfig:
     """What a model must keep to be recommended, as fractions; and what to compare with."""
 
     max_drop: float = limited(0.01, limits.LOSS)
+    min_sqnr_db: float = limited(25.0, limits.FINITE)
     min_accuracy: float | None = limited(None, limits.FRACTION)
     reference: str | None = None
     expected_accuracy: float | None = limited(None, limits.FRACTION)

@@ -5,8 +5,6 @@ SHA-256 of each file. It is built in a temporary folder and renamed, so that it 
 an entry whose files do not match is made again.
 """
 
-import errno
-import functools
 import hashlib
 import json
 import logging
@@ -19,7 +17,7 @@ from pathlib import Path
 import pooch
 from filelock import FileLock
 
-from resnet8ptq.core import files, machine
+from resnet8ptq.core import code, files, machine
 from resnet8ptq.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -61,39 +59,22 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not path.exists():
             _build(path, text, make)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:  # of a library or another process, which keep the text alone
+        if not (words := files.full_disk(error)):
             raise
-        raise ConfigError(f"cache_dir: cannot write to {home} ({error.strerror})") from error
+        mend = "takes a folder on another disk, or free some space"
+        raise ConfigError(f"cache_dir: cannot write to {home} ({words}); {mend}") from error
     finally:
         lock.release()
     return path
 
 
-@functools.cache
-def code(*modules: str) -> str:
-    """Return a hash of the code of modules and packages of ours (`data`, `graph/layers`).
-
-    Part of every key: other code may give other results from the same inputs.
-
-    Raises:
-        FileNotFoundError: there is no such module.
-    """
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for module in modules:
-        folder, file = root / module, root / f"{module}.py"
-        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [file]:
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def made_with(*modules: str) -> Key:
-    """Return what a measurement depends on besides its inputs: `code`, CPU and versions.
+def made_with(module: str) -> Key:
+    """Return what a measurement of a module depends on besides its inputs: code, CPU and versions.
 
     Float sums differ by CPU in their last bits.
     """
-    return {"code": code(*modules), "cpu": machine.cpu()[0], **machine.versions()}
+    return {"code": code.behind(module), "cpu": machine.cpu()[0], **machine.versions()}
 
 
 def place(root: Path, kind: str, key: Key) -> Path:

@@ -3,18 +3,35 @@
 stdout is left to results (the tables), so that they can be piped.
 """
 
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from logging import LogRecord
 from typing import TypeVar
 
 from rich.console import Console, ConsoleRenderable
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from resnet8ptq.core.text import show
 
 T = TypeVar("T")
+
+LINE_SECONDS = (
+    15.0  # without a terminal: between a line and the next one on how far a step has come
+)
+QUIET_SECONDS = 3.0  # without a terminal: after which a step without parts is named
 
 
 @cache
@@ -48,13 +65,22 @@ class LogHandler(RichHandler):
         """Show what a message quotes from a file without the characters that steer a terminal."""
         return super().render_message(record, show(message))
 
+    def emit(self, record: LogRecord) -> None:
+        """Write the record, after which no line on progress is due for a while."""
+        super().emit(record)
+        _spoken.at = time.monotonic()
+
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
-    """Yield `batches` with a progress bar, where there is a terminal to show it on.
+    """Yield `batches` with a progress bar; without a terminal, with a line now and then.
 
-    Not in the workers of a parallel sweep: see `sweep.jobs.prepare_workers`.
+    Workers of a parallel sweep have no terminal: see `sweep.jobs.prepare_workers`.
     """
     total = len(batches) if isinstance(batches, Sized) else None
+    console = stderr()
+    if not console.is_interactive:
+        yield from _track_in_lines(batches, _Step(label, unit, total))
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -62,8 +88,80 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
         TextColumn(unit),
         TimeRemainingColumn(),
     )
-    console = stderr()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_interactive
-    ) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         yield from progress.track(batches, total=total, description=label)
+
+
+@contextmanager
+def waiting(label: str) -> Iterator[None]:
+    """Show that a step without parts runs: a spinner; without a terminal, see `announced`."""
+    console = stderr()
+    if not console.is_interactive:
+        with announced(label):
+            yield
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(label, total=None)
+        yield
+
+
+@contextmanager
+def announced(label: str) -> Iterator[None]:
+    """Name a step in one line if it takes longer than `QUIET_SECONDS`.
+
+    Also on a terminal, where something is timed: a bar would be drawn meanwhile.
+    """
+    timer = threading.Timer(QUIET_SECONDS, _say, [f"{label} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@dataclass(eq=False)
+class _Step:
+    """How far a step has come."""
+
+    label: str
+    unit: str
+    total: int | None
+    done: int = 0
+    begin: float = field(default_factory=lambda: time.monotonic())
+
+    def __str__(self) -> str:
+        if self.total is None or self.done == 0:
+            return f"{self.label}: {self.done} {self.unit}"
+        seconds = (time.monotonic() - self.begin) / self.done * (self.total - self.done)
+        left = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+        return f"{self.label}: {self.done} of {self.total} {self.unit}, {left} left"
+
+
+@dataclass
+class _Spoken:
+    """When the last line was written, and the steps under way, the outermost first."""
+
+    at: float = field(default_factory=lambda: time.monotonic())
+    steps: list[_Step] = field(default_factory=list)
+
+
+_spoken = _Spoken()
+
+
+def _track_in_lines(batches: Iterable[T], step: _Step) -> Iterator[T]:
+    _spoken.steps.append(step)
+    try:
+        for batch in batches:
+            if time.monotonic() - _spoken.at >= LINE_SECONDS:
+                _say("; ".join(map(str, _spoken.steps)))
+            yield batch
+            step.done += 1
+    finally:
+        _spoken.steps.remove(step)
+
+
+def _say(line: str) -> None:
+    _spoken.at = time.monotonic()
+    stderr().print(f"{time.strftime('%H:%M:%S')} {show(line)}", markup=False, highlight=False)

@@ -2,6 +2,7 @@
 
 PtqError                  one clear line for the user; the program exits with 1
 ├── ConfigError           a setting is wrong: names the key, what it got, what it takes (exit 2)
+│   └── SizesDifferError  pictures have several sizes, and none is set
 ├── DataError             a data file is missing, damaged or does not fit (exit 2)
 │   └── DataNotFoundError neither on disk nor to be downloaded
 ├── JobError              a job of a sweep could not be started, or its process died
@@ -24,6 +25,10 @@ class PtqError(Exception):
 
 class ConfigError(PtqError):
     """A setting is wrong: names the key, what it got and what it takes (exit code 2)."""
+
+
+class SizesDifferError(ConfigError):
+    """Pictures have several sizes, and `preprocess.size` sets none."""
 
 
 class DataError(PtqError):

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from resnet8ptq.core.text import show
+
 
 @contextmanager
 def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
@@ -49,19 +51,40 @@ def read_bytes(path: Path, most: int) -> bytes:
         return file.read(state.st_size)
 
 
+_FULL = re.compile("no space left on device|disk is full|quota exceeded", re.IGNORECASE)
+
+
+def full_disk(error: BaseException) -> str:
+    """Return the words in which an error, or its cause, says that a disk is full; else nothing.
+
+    Libraries and other processes hand on no more than the text of the operating system's error.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return os.strerror(error.errno)
+    cause = error.__cause__ or error.__context__
+    words = _FULL.search(str(error))
+    return words[0] if words else full_disk(cause) if cause is not None else ""
+
+
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows of values as CSV; no text in it is a formula to a spreadsheet."""
+    """Return rows of values as CSV: no text in it steers a terminal, or is a spreadsheet's formula.
+
+    Control characters, and marks that turn the direction of text, become `?`.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(_quote_formula, row) for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(map(_make_safe, row) for row in rows)
     return text.getvalue()
 
 
-def _quote_formula(value: object) -> object:
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+def _make_safe(value: object) -> object:
+    if not isinstance(value, str):
         return value
-    return value if _NUMBER.fullmatch(value) else f"'{value}"
+    safe = show(value)
+    formula = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{safe}" if formula else safe
 
 
+_FORMULA = re.compile(r"[\t\r]|\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]")  # and in full width
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-?inf", re.IGNORECASE)
 
 

@@ -5,8 +5,31 @@ from collections.abc import Collection, Iterable
 
 
 def redact(text: str) -> str:
-    """Return a message without the user names and passwords of the URLs in it."""
-    return re.sub(r"(?<=://)[^/\s?#]*@", "", text)
+    """Return a message without the user names, passwords and parameters of the URLs in it.
+
+    A password may hold any of `/?#@`: up to the last `@` of a URL all may be the user's. What lies
+    behind a `?` may be a password too, or half of one.
+
+    >>> redact("cannot reach http://me:a/b@c@host:5000/runs")
+    'cannot reach http://host:5000/runs'
+    >>> redact("postgresql://host/name?password=secret: refused")
+    'postgresql://host/name?... refused'
+    """
+    return _URL.sub(_without_secrets, text)
+
+
+_URL = re.compile(r"(?<![\w+.-])([\w+.-]+://)(\S+)")
+
+
+def _without_secrets(url: re.Match[str]) -> str:
+    scheme, rest = url.groups()
+    user, _, address = rest.rpartition("@")
+    if re.fullmatch(r"(sqlite(\+\w+)?|file)://", scheme) and rest.startswith("/"):
+        user, address = "", rest  # a path may hold an @
+    if "?" in user:  # of the password, or of parameters that hold an @
+        return f"{scheme}..."
+    shown, mark, _ = address.partition("?")
+    return f"{scheme}{shown}{mark and '?...'}"
 
 
 def printable(text: str) -> str:

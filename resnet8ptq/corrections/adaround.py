@@ -12,18 +12,18 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
+from resnet8ptq.core import memory
 from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.corrections.windows import count_positions, sample_windows
 from resnet8ptq.graph.layers import attribute, consumers
-from resnet8ptq.graph.session import BUDGET
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
 
-SAMPLES = 16_000  # rows that a layer learns from, or `BUDGET` bytes, drawn from all images alike
+SAMPLES = 16_000  # rows that a layer learns from, or a step's budget, drawn from all images alike
 BATCH = 512  # rows
 LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
@@ -66,10 +66,10 @@ def round_weights(
     exact = setting.walk(proto)
     walks = exact, exact.beside(simulated)
     for index, (name, node) in enumerate(layers.find(result.graph, setting.selection).items()):
-        random = np.random.default_rng([seed, index])
+        random, label = np.random.default_rng([seed, index]), _label(name, index, len(twins))
         scheme, weights = setting.weights.scheme(name), read_weights(proto.graph, node)
-        problem = _pose(proto, walks, node, setting, random, name)
-        levels = learn_levels(problem, weights, scheme, iterations, random, f"AdaRound: {name}")
+        problem = _pose(proto, walks, node, setting, random, label)
+        levels = learn_levels(problem, weights, scheme, iterations, random, label)
         placed = place(weights, levels, scheme)
         write_weights(result.graph, node, placed)
         write_weights(simulated.graph, twins[name], placed)
@@ -86,16 +86,21 @@ def learn_apart(
     """
     torch.set_num_threads(setting.runtime.threads)
     walk, found = setting.walk(proto), {}
-    walks = walk, walk.beside(proto)
-    for index, (name, node) in enumerate(layers.find(proto.graph, setting.selection).items()):
+    walks, nodes = (walk, walk.beside(proto)), layers.find(proto.graph, setting.selection)
+    for index, (name, node) in enumerate(nodes.items()):
         random, weights = np.random.default_rng([seed, index]), read_weights(proto.graph, node)
-        problem = _pose(proto, walks, node, setting, random, name)
+        label = _label(name, index, len(nodes))
+        problem = _pose(proto, walks, node, setting, random, label)
         for bits in widths:
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
-            label = f"AdaRound: {name}: {bits} bits"
-            levels = learn_levels(problem, weights, scheme, iterations, random, label)
+            narrow = f"{label}: {bits} bits"
+            levels = learn_levels(problem, weights, scheme, iterations, random, narrow)
             found[name, bits] = place(weights, levels, scheme)
     return found
+
+
+def _label(name: str, index: int, count: int) -> str:
+    return f"AdaRound {index + 1} of {count}: {name}"
 
 
 def _pose(
@@ -104,16 +109,16 @@ def _pose(
     node: onnx.NodeProto,
     setting: Setting,
     random: np.random.Generator,
-    name: str,
+    label: str,
 ) -> Problem:
     """Draw rows of inputs at the same positions in both networks: FP32's and the rounded one."""
     weights = read_weights(fp32.graph, node)
     groups, width = int(attribute(node, "group", 1)), weights[0].size
-    most = min(SAMPLES, BUDGET // (weights[0].nbytes * groups))
+    most = min(SAMPLES, memory.fitting(weights[0].nbytes * groups, memory.step()))
     each = -(-most // len(setting.images))  # positions of an image
     found: list[Array] = []  # of both networks [groups, n, width]; in place, since they are large
     done = 0
-    label = f"AdaRound: {name}: inputs"
+    label = f"{label}: inputs"
     for walk in walks:
         walk.to(node, label)
     batches = (walk.run([node.input[0]], label if walk is walks[0] else None) for walk in walks)

@@ -33,15 +33,19 @@ def correct_biases(
     nodes = layers.find(proto.graph, setting.selection)
     simulated = layers.find(rounded.graph, setting.selection)
     walk = setting.walk(fp32)
-    targets = _means(walk, list(nodes.values()), "Bias correction: FP32")
+    outputs = [node.output[0] for node in nodes.values()]
+    targets: dict[str, NDArray[np.float64]] = {}
+    for part in walk.parts(outputs):
+        behind = [node for node in nodes.values() if node.output[0] in part]
+        targets |= _means(walk, behind, "Bias correction: FP32")
     walk = walk.beside(rounded)
-    for name, node in nodes.items():
+    for turn, (name, node) in enumerate(nodes.items(), 1):
         twin = simulated[name]
         layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))
         if node.op_type == "MatMul":
             log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
             continue
-        label = f"Bias correction: {name}"
+        label = f"Bias correction {turn} of {len(nodes)}: {name}"
         walk.to(twin, label)
         (mean,) = _means(walk, [twin], label).values()
         error = mean - targets[node.output[0]]

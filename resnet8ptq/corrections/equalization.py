@@ -12,6 +12,7 @@ import logging
 import numpy as np
 import onnx
 
+from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
 from resnet8ptq.graph.layers import consumers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
@@ -39,7 +40,7 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
             "each other with at most a ReLU between (with model.fold=false, batch "
             "normalization is there)"
         )
-    for _ in range(_ROUNDS):
+    for _ in track(range(_ROUNDS), "Equalizing", "rounds at most"):
         factors = [_equalize_pair(proto.graph, first, second) for first, second in pairs]
         if all(np.allclose(factor, 1, atol=_TOLERANCE, rtol=0) for factor in factors):
             break

@@ -88,14 +88,17 @@ def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) 
     for name, node in nodes.items():
         round_weights(rounded.graph, node, setting.weights.scheme(name))
     names = [node.output[0] for node in nodes.values()]
-    error, power = np.zeros(len(names)), np.zeros(len(names))
+    error, power = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     walk = setting.walk(fp32)
-    outputs_of = walk.beside(rounded).run(names)
-    for targets, outputs in zip(
-        walk.run(names, "Measuring the layers' error"), outputs_of, strict=True
-    ):
-        for i, (target, output) in enumerate(zip(targets, outputs, strict=True)):
-            error[i] += np.square(output - target, dtype=np.float64).sum()
-            power[i] += np.square(target, dtype=np.float64).sum()
-    ratios = error / np.maximum(power, np.finfo(float).tiny)
-    return {name: float(ratio) for name, ratio in zip(nodes, ratios, strict=True)}
+    for part in walk.parts(names):
+        outputs_of = walk.beside(rounded).run(part)
+        targets_of = walk.run(part, "Measuring the layers' error")
+        for targets, outputs in zip(targets_of, outputs_of, strict=True):
+            for name, target, output in zip(part, targets, outputs, strict=True):
+                error[name] += float(np.square(output - target, dtype=np.float64).sum())
+                power[name] += float(np.square(target, dtype=np.float64).sum())
+    tiny = float(np.finfo(float).tiny)
+    return {
+        layer: error[name] / max(power[name], tiny)
+        for layer, name in zip(nodes, names, strict=True)
+    }

@@ -22,12 +22,13 @@ from torch.nn.utils import parametrize
 
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.core import memory
 from resnet8ptq.core.console import track
 from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.graph.logits import end_at_logits
-from resnet8ptq.graph.session import expose, open_runner
+from resnet8ptq.graph.session import expose, group, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
 from resnet8ptq.precision.selection import find_float_nodes
@@ -39,7 +40,7 @@ AT_ONCE = 2**21  # bytes of the largest tensor that a block takes or returns, of
 DROP = 0.5  # probability that an activation stays in float; of the block's inputs, too
 RATE = 0.1  # of Adam, for the rounding
 RANGE_RATE = 3e-3  # for the logarithms of the ranges
-BUDGET = 2**28  # bytes of one tensor that is kept for all images; fewer images where it is more
+LEARNING = 32  # tensors of the largest size that a step of learning holds of each image
 
 Values = dict[str, torch.Tensor]  # by the name of the traced node that makes them
 
@@ -132,10 +133,12 @@ def reconstruct(
     targets: Values = {first: images}
     inputs: Values = {first: images if entrance is None else entrance(images).detach()}
     with _seeded(seed):
-        for index, block in enumerate(_blocks(simulated, roundings)):
+        blocks = _blocks(simulated, roundings)
+        for index, block in enumerate(blocks):
             wanted = _run(exact, block, targets)
             if block.roundings:
-                label = f"Reconstruction: {', '.join(block.roundings)}"
+                place = f"{index + 1} of {len(blocks)}"
+                label = f"Reconstruction {place}: {', '.join(block.roundings)}"
                 problem = _Problem(simulated, block, inputs, targets, wanted)
                 problem.learn(iterations, np.random.default_rng([seed, index]), label)
             inputs = _keep(block, _run(simulated, block, inputs), inputs)
@@ -199,7 +202,10 @@ class _Problem:
     def error(self) -> float:
         """Return the mean squared error of the block's outputs, over all images."""
         made = _run(self.module, self.block, self.inputs)
-        errors = [(made[name] - wanted).square().mean() for name, wanted in self.targets.items()]
+        errors = [
+            made[name].sub_(wanted).square_().mean()  # in place, since they are large
+            for name, wanted in self.targets.items()
+        ]
         return float(torch.stack(errors).sum())
 
     def _loss(self, rows: torch.Tensor) -> torch.Tensor:
@@ -231,15 +237,15 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _few_enough(proto: onnx.ModelProto, setting: Setting) -> Any:
-    """Return images [n, ...]: as many as let no tensor exceed `BUDGET`."""
+    """Return images [n, ...]: as many as keep each tensor of all of them within a step's budget."""
     (sample,) = setting.images.take(np.arange(1)).batches(1)
-    names = [name for node in proto.graph.node for name in node.output if name]
-    tensors = open_runner(expose(proto, names), setting.runtime.threads)(sample)
-    largest = max(sample.nbytes, *(tensor.nbytes for tensor in tensors))
-    count = min(len(setting.images), max(BATCH[0], BUDGET // largest))
+    names, largest = [name for node in proto.graph.node for name in node.output if name], 0
+    for part in group(proto, names):
+        tensors = open_runner(expose(proto, part), setting.runtime.threads, arena=False)(sample)
+        largest = max(largest, sample.nbytes, *(tensor.nbytes for tensor in tensors))
+    count = min(len(setting.images), max(BATCH[1], memory.fitting(largest, memory.step())))
     every = np.linspace(0, len(setting.images) - 1, count).round().astype(np.int64)
-    (batch,) = setting.images.take(every).batches(count)
-    return batch
+    return setting.images.inputs(every)
 
 
 def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block]:
@@ -335,20 +341,34 @@ def _call(module: Any, nodes: list[Any], given: Values) -> Values:
 def _at_once(tensors: list[torch.Tensor]) -> int:
     """Return how many images to run at once through a block; tensors [n, ...] around it."""
     largest = max(tensor[0].nbytes for tensor in tensors)
-    return max(BATCH[1], min(BATCH[0], AT_ONCE // largest))
+    least = min(BATCH[1], memory.fitting(LEARNING * largest, memory.budget()))
+    return max(least, min(BATCH[0], AT_ONCE // largest))
 
 
 def _run(module: Any, block: Block, given: Values) -> Values:
     """Return the block's outputs for all images, some at once."""
-    made: dict[str, list[torch.Tensor]] = {name: [] for name in block.outputs}
+    made: Values = {}
     count, size = len(next(iter(given.values()))), _at_once([*given.values()])
     with torch.no_grad():
         for start in range(0, count, size):
             part = {name: values[start : start + size] for name, values in given.items()}
             values = _call(module, block.nodes, part)
-            for name, batches in made.items():
-                batches.append(values[name])
-    return {name: torch.cat(batches) for name, batches in made.items()}
+            for name in block.outputs:
+                if name not in made:
+                    made[name] = _room(values[name], count)
+                made[name][start : start + size] = values[name]
+    return made
+
+
+def _room(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return an empty tensor for `count` images: parts that are joined at the end are held twice.
+
+    In the order of the axes in memory that joining would keep, by which sums are taken.
+    """
+    plain = values.ndim != 4 or values.is_contiguous()
+    last = not plain and values.is_contiguous(memory_format=torch.channels_last)
+    order = torch.channels_last if last else torch.contiguous_format
+    return torch.empty((count, *values.shape[1:]), dtype=values.dtype, memory_format=order)
 
 
 def _keep(block: Block, made: Values, before: Values) -> Values:

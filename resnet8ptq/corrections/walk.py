@@ -6,18 +6,19 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import onnx
 
+from resnet8ptq.core import memory
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import find_cuts, float_tensors
-from resnet8ptq.graph.session import BUDGET, between, expose, fit, open_runner
+from resnet8ptq.graph.session import between, expose, fit, group, open_runner
 from resnet8ptq.graph.weights import Array
 
 
 class Walk:
     """Runs a network from the last tensor that all that follows depends on, which is kept.
 
-    As soon as such a tensor of all images is within `BUDGET`, a walk from layer to layer takes as
-    long as a few runs of the network, and not as one for each layer.
+    As soon as such a tensor of all images is within a step's budget (`memory.step`), a walk from
+    layer to layer takes as long as a few runs of the network, and not as one for each layer.
     """
 
     def __init__(
@@ -28,15 +29,21 @@ class Walk:
         Args:
             proto: may change ahead of where the walk has come to.
             batch_size: images at once; fewer where their tensors, most of which the runtime holds,
-                exceed `BUDGET` together.
+                exceed a step's budget together.
         """
         self._proto, self._images, self._threads = proto, images, threads
         self._cuts = find_cuts(proto.graph)
         self._source = proto.graph.input[0].name
         self._kept: Array | None = None  # the source of all images; None: the images themselves
         (sample,) = images.take(np.arange(1)).batches(1)
-        whole = open_runner(expose(proto, float_tensors(proto)), threads)
-        self._at_once = min(batch_size, fit([whole], sample))
+        names = float_tensors(proto)
+        if len(group(proto, names)) == 1:
+            self._at_once = min(
+                batch_size, fit([open_runner(expose(proto, names), threads)], sample)
+            )
+        else:
+            self._at_once = 1
+            memory.return_large_blocks()
 
     def beside(self, proto: onnx.ModelProto) -> "Walk":
         """Return a walk through the same network with other weights, in the same batches."""
@@ -55,12 +62,16 @@ class Walk:
         done, count = 0, len(self._images)
         for [batch] in self.run([source], label):
             if kept is None:
-                if count * batch[0].nbytes > BUDGET:
+                if count * batch[0].nbytes > memory.step():
                     return
-                kept = np.empty((count, *batch.shape[1:]), np.float32)
+                kept = np.empty((count, *batch.shape[1:]), batch[0].dtype)
             kept[done : done + len(batch)] = batch
             done += len(batch)
         self._source, self._kept = source, kept
+
+    def parts(self, names: list[str]) -> list[list[str]]:
+        """Part tensors so that those of a batch stay within a step's budget; run one by one."""
+        return group(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
         """Yield tensors batch by batch; with a progress bar where it has a label.
@@ -70,7 +81,8 @@ class Walk:
         """
         made = [name for name in names if name != self._source]
         part = between(self._proto, self._source, made)
-        run = open_runner(part, self._threads) if made else lambda _: []
+        arena = self._at_once > 1  # tensors of one large sample are given back
+        run = open_runner(part, self._threads, arena) if made else lambda _: []
         for batch in track(self._batches(), label) if label else self._batches():
             found = {self._source: batch, **dict(zip(made, run(batch), strict=True))}
             yield [found[name] for name in names]

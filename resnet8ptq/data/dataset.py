@@ -1,7 +1,7 @@
 """Samples with labels where there are any, and the named sets of them."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.core import cache
+from resnet8ptq.core import cache, code
 from resnet8ptq.data.lazy import AT_ONCE, Batches, Images, LazyImages
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
@@ -32,7 +32,9 @@ class Split:
             any.
         preprocessing: what makes network inputs of them.
         layout: how the network takes the axes of a sample, see `preprocessing.arrange`.
+        dtype: of the network's input.
         at_once: how many samples the network takes at once, at most; None: any number.
+        within_memory: how many samples at once keep its tensors within the memory budget.
         groups: [N] int64, the same number for samples that belong together, such as the windows of
             one clip; None where each stands by itself.
         hashes: `pixel_hashes`, where they are known.
@@ -43,9 +45,11 @@ class Split:
     source: str
     preprocessing: Preprocessing = RAW
     layout: Layout | None = None
+    dtype: str = "float32"
     at_once: int | None = None
     groups: NDArray[np.int64] | None = None
     hashes: NDArray[np.bytes_] | None = None
+    within_memory: int | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -54,7 +58,7 @@ class Split:
     def digest(self) -> str:
         """SHA-256 over shape, samples, labels, groups and preprocessing, in hexadecimal.
 
-        The layout is left out: it follows from the network.
+        Layout and dtype are left out: they follow from the network.
         """
         images, described = self.images, str(self.images.shape)
         if images.dtype != np.uint8:
@@ -77,12 +81,22 @@ class Split:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one network input."""
-        return self.prepare(np.zeros((1, *self.images.shape[1:]), self.images.dtype)).shape[1:]
+        return self.zeros.shape[1:]
+
+    @property
+    def zeros(self) -> NDArray[Any]:
+        """One network input [1, ...] of zeros, which frameworks trace networks with."""
+        stored = np.zeros((1, *self.images.shape[1:]), self.images.dtype)
+        return np.zeros_like(self.prepare(stored))
 
     @property
     def has_pictures(self) -> bool:
-        """Whether the samples are pictures [H, W, C], which may be shifted and mirrored."""
-        return self.images.dtype == np.uint8 and len(self.images.shape) == 4
+        """Whether the samples are pictures [H, W, C], which may be shifted and mirrored.
+
+        Integers of a network that takes integers are none, unless it takes those of pixels.
+        """
+        pixels = self.images.dtype == np.uint8 and self.dtype in ("float32", "uint8")
+        return pixels and len(self.images.shape) == 4
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the samples at `indices`, in that order; they are not copied."""
@@ -98,23 +112,31 @@ class Split:
         hashes = self.pixel_hashes[indices] if known else None
         return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes)
 
-    def strata(self, classes: int) -> list[NDArray[np.bool_]]:
-        """Tell for each class which samples [N] are of it; all of them for one, without classes."""
+    def strata(self, classes: int) -> list[NDArray[np.int64]]:
+        """Return the places of each class's samples, ascending; without classes, of all in one."""
         if self.labels is None or self.labels.dtype.kind != "i":
-            return [np.ones(len(self), np.bool_)]
-        return [self.labels == label for label in range(classes)]
+            return [np.arange(len(self))]
+        ends = np.searchsorted(np.sort(self.labels), np.arange(classes), "right")
+        starts = [np.count_nonzero(self.labels < 0), *ends[:-1]]
+        order = np.argsort(self.labels, kind="stable")
+        return [order[start:end] for start, end in zip(starts, ends, strict=True)]
 
-    def prepare(self, stored: NDArray[Any]) -> NDArray[np.float32]:
-        """Return stored samples [n, ...] as network inputs [n, ...], contiguous."""
-        return np.ascontiguousarray(arrange(self.preprocessing.apply(stored), self.layout))
+    def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Return stored samples [n, ...] as network inputs [n, ...] of `dtype`, contiguous."""
+        values = self.preprocessing.apply(stored, self.dtype)
+        return np.ascontiguousarray(arrange(values, self.layout))
 
-    def inputs(self, indices: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+    def inputs(self, indices: NDArray[np.int64] | slice) -> NDArray[Any]:
         """Return the network inputs [n, ...] of the samples at `indices`."""
         return self.prepare(self.images[indices])
 
+    def limit(self, size: int) -> int:
+        """Return `size`, or how many samples the network and the memory take at once."""
+        return min(size, self.at_once or size, self.within_memory or size)
+
     def batches(self, size: int) -> Batches:
-        """Return network inputs, float32 [<=size, ...]."""
-        return Batches(self.images, min(size, self.at_once or size), self.prepare)
+        """Return network inputs [<=size, ...], of `dtype`; see `limit`."""
+        return Batches(self.images, self.limit(size), self.prepare)
 
 
 def hash_samples(samples: Images) -> NDArray[np.bytes_]:
@@ -148,15 +170,20 @@ class Dataset:
         """The shape of one stored sample, such as (H, W, C)."""
         return self.test.images.shape[1:]
 
-    def arranged(self, layout: Layout | None, at_once: int | None = None) -> "Dataset":
+    def arranged(
+        self, layout: Layout | None, at_once: int | None = None, dtype: str = "float32"
+    ) -> "Dataset":
         """Return the data set for a network that takes the axes of a sample in this order.
 
         Args:
-            at_once: see `Split`.
+            at_once, dtype: see `Split`.
         """
-        if layout == self.test.layout and at_once == self.test.at_once:
+        test = self.test
+        if (layout, at_once, dtype) == (test.layout, test.at_once, test.dtype):
             return self
-        return self.with_splits(lambda split: replace(split, layout=layout, at_once=at_once))
+        return self.with_splits(
+            lambda split: replace(split, layout=layout, at_once=at_once, dtype=dtype)
+        )
 
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
         """Return the data set with every split changed."""
@@ -195,15 +222,13 @@ def keep(
     source: str,
     read: Callable[[Side], tuple[NDArray[np.uint8], NDArray[np.int64]]],
     keys: Mapping[Side, cache.Key],
-    modules: Sequence[str],
     cache_root: Path,
 ) -> Dataset:
     """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`.
 
     Args:
-        keys: what the pictures of each split depend on, besides the code of `modules`.
+        keys: what the pictures of each split depend on, besides the code of `read`.
     """
-    code = cache.code(*modules, "data/dataset")
 
     def open_split(side: Side) -> Split:
         def make(folder: Path) -> None:
@@ -212,7 +237,9 @@ def keep(
             np.save(folder / "labels.npy", labels)
             np.save(folder / "hashes.npy", hash_samples(images))
 
-        folder = cache.entry(cache_root, name, {**keys[side], "code": code}, make)
+        folder = cache.entry(
+            cache_root, name, {**keys[side], "code": code.behind(read.__module__)}, make
+        )
         images = np.asarray(np.load(folder / "images.npy", mmap_mode="r"))
         labels, hashes = (np.load(folder / f"{kept}.npy") for kept in ("labels", "hashes"))
         return Split(images, labels, source, hashes=hashes)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import PreprocessConfig
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import cache, code, files, machine
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.errors import DataError, SizesDifferError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data import pictures
 from resnet8ptq.data.lazy import Images, LazyImages
@@ -49,7 +49,7 @@ def decode(
         on_bad: `error`, or `skip`: the others are counted, listed and left out.
 
     Raises:
-        ConfigError: they differ in size, and `preprocess.size` is not set.
+        SizesDifferError: they differ in size, and `preprocess.size` is not set.
         DataError: one cannot be read, or with `skip` none.
     """
     threads = machine.threads(None)
@@ -60,7 +60,7 @@ def decode(
     key: cache.Key = {
         "pictures": json.dumps(hashes),
         "settings": json.dumps([settings, preprocess.channels == "grey"]),
-        "code": cache.code("data/pictures", "data/decoding"),
+        "code": code.behind(__name__),
         "pillow": version("pillow"),
     }
 
@@ -133,9 +133,9 @@ def _try_decode(picture: Picture, preprocess: PreprocessConfig) -> NDArray[np.ui
         return one_line(error).replace(f" {str(content)!r}", "")
 
 
-def sizes_differ(what: str) -> ConfigError:
+def sizes_differ(what: str) -> SizesDifferError:
     """Return the error for pictures of several sizes."""
-    return ConfigError(
+    return SizesDifferError(
         f"preprocess.size: got null, but the pictures differ in size ({what}); "
         "takes [height, width], or one number for both"
     )

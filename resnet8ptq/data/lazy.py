@@ -58,11 +58,11 @@ class Batches:
 
     images: Images
     size: int
-    prepare: Callable[[NDArray[Any]], NDArray[np.float32]]
+    prepare: Callable[[NDArray[Any]], NDArray[Any]]
 
     def __len__(self) -> int:
         return -(-len(self.images) // self.size)
 
-    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+    def __iter__(self) -> Iterator[NDArray[Any]]:
         for start in range(0, len(self.images), self.size):
             yield self.prepare(self.images[start : start + self.size])

@@ -10,8 +10,7 @@ from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.data.registry import SOURCES
-from resnet8ptq.data.sources import cifar10
+from resnet8ptq.data.sources import SOURCES, cifar10
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +18,9 @@ log = logging.getLogger(__name__)
 def settle(config: DataConfig, quiet: bool = False) -> DataConfig:
     """Decide which data set this run uses and where it lies.
 
-    The user's own lie where `data.root` says. CIFAR-10 is looked for there, in `$CIFAR10_DIR`,
-    `data/cifar-10-batches-py` and the download cache, and then downloaded. Where all that fails,
-    `data.on_missing=shapes` falls back to the embedded set.
+    The user's own lie where `data.root` says. CIFAR-10 lies there, or where `$CIFAR10_DIR` says.
+    Where neither is set, it is looked for in `data/cifar-10-batches-py` and the download cache, and
+    then downloaded. Where that fails, `data.on_missing=shapes` falls back to the embedded set.
 
     Args:
         quiet: do not warn of that: another call of this run does.
@@ -31,7 +30,7 @@ def settle(config: DataConfig, quiet: bool = False) -> DataConfig:
         and `root` is None.
 
     Raises:
-        ConfigError: there is no such data set, or `data.root` is not what it takes.
+        ConfigError: there is no such data set, or `data.root` or `$CIFAR10_DIR` names none.
         DataNotFoundError: CIFAR-10 is not available and `data.on_missing=error`.
     """
     source = look_up("data.name", config.name, SOURCES)
@@ -73,11 +72,14 @@ def _settle_cifar10(config: DataConfig, quiet: bool) -> DataConfig:
 @functools.cache  # one search, and at most one try to download, per process
 def _find_cifar10() -> tuple[Path | None, str]:
     tried = []
-    named = os.environ.get("CIFAR10_DIR")
-    if named:
-        if Path(named).is_dir():
-            return Path(named).absolute(), ""
-        tried.append(f"$CIFAR10_DIR={named} (no such folder)")
+    if named := os.environ.get("CIFAR10_DIR"):
+        path = Path(named).expanduser().absolute()
+        if not path.is_dir():
+            raise ConfigError(
+                f"$CIFAR10_DIR: got {named} (not there), takes a folder with data_batch_1..5; try "
+                "data=shapes, or unset it to look elsewhere"
+            )
+        return path, ""
     local = Path("data", cifar10.FOLDER).absolute()
     if local.is_dir():
         return local, ""

@@ -1,5 +1,6 @@
 """Pictures: decoded, turned upright, resized; by Pillow."""
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from resnet8ptq.config.schema import PreprocessConfig
+from resnet8ptq.core.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+MAX_PIXELS = 2**27  # 512 MB, as Pillow keeps RGB
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _FILTERS = {filter.name.lower(): filter for filter in Image.Resampling}
 _CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # as Pillow's `pad` takes it
@@ -69,7 +72,13 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
     if preprocess.resize == "fit":
         return ImageOps.fit(found, size, how)
     scale = max(width / found.width, height / found.height) / preprocess.crop_fraction
-    whole = found.resize((round(scale * found.width), round(scale * found.height)), how)
+    sides = (round(scale * found.width), round(scale * found.height))
+    if math.prod(sides) > MAX_PIXELS:  # a line of pixels would fill the memory
+        raise DataError(
+            f"preprocess.resize: got 'crop', which makes {sides[0]} x {sides[1]} pixels of a "
+            f"picture of {found.width} x {found.height}; try squash, fit or letterbox"
+        )
+    whole = found.resize(sides, how)
     left, top = (whole.width - width) // 2, (whole.height - height) // 2
     return whole.crop((left, top, left + width, top + height))
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import PreprocessConfig
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, DataError
 
 T = TypeVar("T", bound=np.generic)
 
@@ -32,8 +32,17 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
-    def apply(self, stored: NDArray[Any]) -> NDArray[np.float32]:
-        """Return samples [n, ...] as float32, rounded once."""
+    def apply(self, stored: NDArray[Any], dtype: str = "float32") -> NDArray[Any]:
+        """Return samples [n, ...] as float32, rounded once; or as integers, as they are.
+
+        Args:
+            dtype: of the network's input: `float32`, an integer type or `bool`.
+
+        Raises:
+            DataError: an integer is outside the range of `dtype`.
+        """
+        if dtype != "float32":
+            return to_integers(stored, dtype)
         if self == RAW:
             return stored.astype(np.float32)
         turned = stored[..., ::-1] if self.bgr else stored
@@ -51,6 +60,24 @@ class Preprocessing:
 
 
 RAW = Preprocessing()
+
+
+def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return integers as those of another type.
+
+    Raises:
+        DataError: the type does not hold one of them.
+    """
+    wanted = np.dtype(dtype)
+    if stored.size and not np.can_cast(stored.dtype, wanted):
+        low, high = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
+        least, most = int(stored.min()), int(stored.max())
+        if least < low or most > high:
+            raise DataError(
+                f"samples: got integers from {least} to {most}, the network's input is {dtype}; "
+                f"takes {low} to {high}"
+            )
+    return stored.astype(wanted)
 
 
 def settle(

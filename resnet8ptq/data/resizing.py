@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from resnet8ptq.config.schema import PreprocessConfig
-from resnet8ptq.core import cache, machine
+from resnet8ptq.core import cache, code, machine
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import pictures
@@ -40,7 +40,7 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
     key: cache.Key = {
         "images": split.digest,
         "settings": str(sorted(asdict(preprocess).items())),
-        "code": cache.code("data/pictures", "data/resizing"),
+        "code": code.behind(__name__),
         "pillow": version("pillow"),
     }
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.data.splitting import join_lone
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,14 @@ def draw_calibration(
         held_out: whose images are not drawn.
 
     Raises:
-        ConfigError: a class has fewer images than that.
+        ConfigError: every class has fewer images than that.
         DataError: a drawn image is also a test image.
     """
     pool = data.calibrating
     strata = pool.strata(len(data.class_names))
     usual = _USUAL if len(strata) > 1 else _WITHOUT_CLASSES
     if samples_per_class is None and not held_out and data.calibration is None:
-        most = sum(min(usual, int(stratum.sum())) for stratum in strata)
+        most = sum(min(usual, len(stratum)) for stratum in strata)
         if 2 * most > len(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
@@ -57,24 +58,37 @@ def draw_calibration(
             "calibrate with; takes fewer, or calib.images=, a folder of pictures that calibrate"
         )
     random = np.random.default_rng(seed)
-    drawn = []
-    for label, stratum in enumerate(strata):
-        members = np.flatnonzero(free & stratum)
-        wanted = min(usual, len(members)) if samples_per_class is None else samples_per_class
-        if len(members) < wanted:
-            which = f"of class {data.class_names[label]!r} " if len(strata) > 1 else ""
-            raise ConfigError(
-                f"calib.samples_per_class: got {samples_per_class}, takes at most {len(members)}: "
-                f"the training images {which}in {data.name}"
-                f"{' that are not held out' if held_out else ''}"
-            )
-        drawn.append(random.choice(members, wanted, replace=False))
+    members = [stratum[free[stratum]] for stratum in strata]
+    wanted = usual if samples_per_class is None else samples_per_class
+    if samples_per_class is not None:
+        _check_wanted(samples_per_class, [*map(len, members)], data, bool(held_out))
+    drawn = [random.choice(one, min(wanted, len(one)), replace=False) for one in members]
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
     split = pool.take(indices)
     shared = np.intersect1d(split.pixel_hashes, data.test.pixel_hashes)
     if len(shared):
         raise DataError(f"{data.name}: {len(shared)} calibration images are test images too")
     return CalibrationSet(split, indices)
+
+
+def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: bool) -> None:
+    """Warn where some classes have fewer samples than are wanted; refuse where all have."""
+    fewer = sum(count < wanted for count in counts)
+    if not fewer:
+        return
+    left = " that are not held out" if held_out else ""
+    if fewer == len(counts):
+        largest = int(np.argmax(counts))
+        which = f"of class {data.class_names[largest]!r} " if len(counts) > 1 else ""
+        raise ConfigError(
+            f"calib.samples_per_class: got {wanted}, takes at most {counts[largest]}: the training "
+            f"images {which}in {data.name}{left}"
+        )
+    log.warning(
+        "calib.samples_per_class: got %d, but %d of %d classes of %s have fewer training "
+        "images%s: all of those calibrate",
+        *(wanted, fewer, len(counts), data.name, left),
+    )
 
 
 def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()) -> Split:
@@ -103,7 +117,7 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
         )
     random = np.random.default_rng(_HELD_OUT_SEED)
     classes = [
-        random.permutation(np.flatnonzero(free & stratum))
+        random.permutation(stratum[free[stratum]])
         for stratum in data.train.strata(len(data.class_names))
     ]
     # The first of each class, then the second of each: sorting is stable.
@@ -161,8 +175,8 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
         return None
     random = np.random.default_rng(_HELD_OUT_SEED)
     chosen = np.zeros(len(first), np.bool_)
-    for stratum in split.take(first).strata(classes):
-        members = random.permutation(np.flatnonzero(stratum))
+    for stratum in join_lone(split.take(first).strata(classes)):
+        members = random.permutation(stratum)
         chosen[members[: len(members) // 2]] = True
     sides = (np.flatnonzero(side[group_of]) for side in (chosen, ~chosen))
     one, other = map(split.take, sides)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import SplitConfig
-from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.errors import DataError, SizesDifferError
 from resnet8ptq.data.dataset import Dataset, Split
 
 log = logging.getLogger(__name__)
@@ -25,22 +25,38 @@ def stratify(
 ) -> tuple[Indices, Indices]:
     """Return which samples train, and which test: of each class the same fraction, drawn by `seed`.
 
+    Classes of one sample are drawn from together, as if they were one class.
+
     Samples of equal content stay on one side: else a network would be scored on what calibrated it;
     and so do those of one group. The draw depends on the content alone, or on the groups, and not
     on the order of the samples.
 
     Args:
-        labels: [N]; each class has two samples at least that are not equal.
+        labels: [N]; two samples at least are not equal.
         units: [N], equal for samples that stay together: their hashes, or their groups.
     """
     random = np.random.default_rng(seed)
     _, first, groups = np.unique(units, return_index=True, return_inverse=True)
+    order = np.argsort(labels[first], kind="stable")
+    starts = np.unique(labels[first][order], return_index=True)[1]
+    strata = np.split(order, starts[1:])
     is_test = np.zeros(len(first), np.bool_)
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels[first] == label)
-        number = int(np.clip(round(test_fraction * len(members)), 1, len(members) - 1))
+    for members in join_lone(strata):
+        number = round(test_fraction * len(members))
+        if len(members) > 1:
+            number = int(np.clip(number, 1, len(members) - 1))
         is_test[random.permutation(members)[:number]] = True
     return np.flatnonzero(~is_test[groups]), np.flatnonzero(is_test[groups])
+
+
+def join_lone(strata: Sequence[Indices]) -> list[Indices]:
+    """Return strata that can be parted: those of one sample are joined to one, at the end.
+
+    Alone, each of them would fall to the same side.
+    """
+    lone = [members for members in strata if len(members) == 1]
+    joined = [np.concatenate(lone)] if lone else []
+    return [members for members in strata if len(members) > 1] + joined
 
 
 @dataclass(frozen=True)
@@ -62,7 +78,7 @@ def split_one(
     """Split samples [N, ...] that come without a split.
 
     Raises:
-        DataError: a class has fewer than two different samples, or groups of them.
+        DataError: there are fewer than two different samples, or groups of them.
     """
     units = whole.pixel_hashes if whole.groups is None else whole.groups
     kind = "samples" if whole.groups is None else "groups"
@@ -70,13 +86,12 @@ def split_one(
     for label, members in enumerate(whole.strata(len(class_names))):
         strata[members] = label
     different = strata[np.unique(units, return_index=True)[1]]
-    for label, count in enumerate(np.bincount(different, minlength=len(class_names) or 1)):
-        if count < 2 and (named or count == 1):
-            which = f"class {class_names[label]!r}" if class_names else "it"
-            raise DataError(
-                f"{root}: {which} has {count} different {kind}; "
-                "takes 2 of each class, one to train and one to test"
-            )
+    if len(different) < 2:
+        raise DataError(
+            f"{root}: has {len(different)} different {kind}; takes 2, one to train and one to test"
+        )
+    if class_names:
+        _tell_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
     drawn = stratify(strata, units, config.test_fraction, config.split_seed)
     train, test = (whole.take(indices) for indices in drawn)
     log.info(
@@ -87,6 +102,24 @@ def split_one(
         _tell_equal(len(whole), len(different), kind),
     )
     return Dataset(name, class_names, train, test, named)
+
+
+def _tell_rare(
+    counts: NDArray[np.int64], class_names: Sequence[str], root: Path, kind: str
+) -> None:
+    """Warn of classes that cannot be split: those of one sample, and those of none."""
+    lone, missing = np.flatnonzero(counts == 1), np.flatnonzero(counts == 0)
+    if len(lone):
+        log.warning(
+            "%s: %d of %d classes have one different %s, such as %r: these are split at random, "
+            "each to train or to test",
+            *(root, len(lone), len(counts), kind.removesuffix("s"), class_names[lone[0]]),
+        )
+    if len(missing):
+        log.warning(
+            "%s: %d of %d classes have no %s, such as %r: nothing is measured of them",
+            *(root, len(missing), len(counts), kind, class_names[missing[0]]),
+        )
 
 
 def _tell_equal(samples: int, different: int, kind: str) -> str:
@@ -107,13 +140,13 @@ def keep_split(
 
     Raises:
         DataError: the two sides differ in shape.
-        ConfigError: the same of pictures, which `preprocess.size` would make equal.
+        SizesDifferError: the same of pictures, which `preprocess.size` would make equal.
     """
     sides = (train.split, test.split)
     shapes = [side.images.shape[1:] for side in sides]
     if shapes[0] != shapes[1]:
         if all(side.has_pictures for side in sides):
-            raise ConfigError(
+            raise SizesDifferError(
                 f"preprocess.size: got null, but {root} has training pictures {shapes[0]} and test "
                 f"pictures {shapes[1]}; takes [height, width], or one number for both"
             )
@@ -123,8 +156,11 @@ def keep_split(
         )
     if named and class_names:
         strata = zip(class_names, train.split.strata(len(class_names)), strict=False)
-        if missing := [name for name, members in strata if not members.any()]:
-            log.warning("%s: class %r has no training samples: none calibrates", root, missing[0])
+        if missing := [name for name, members in strata if not len(members)]:
+            log.warning(
+                "%s: %d of %d classes have no training samples, such as %r: none calibrates",
+                *(root, len(missing), len(class_names), missing[0]),
+            )
     _tell_shared(train, test, root)
     return Dataset(name, class_names, *sides, named)
 

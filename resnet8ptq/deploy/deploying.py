@@ -9,8 +9,11 @@
 fresh virtual environment; `verify=false` leaves that out. `register=NAME` registers the model in
 MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lowers an ONNX file for an older
 ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's own format.
-`max_drop=0.05` sets the limit that a recommendation must keep (the sweep's own). `experiment=`,
-`uri=` and `root=` name the MLflow store, `cache_dir=` where converted networks are kept.
+`trust=true` takes torch files, modules and metrics of a run that was not made below `runs/` here:
+they run as code.
+`max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit that a recommendation must keep
+(the sweep's own). A run whose FP32 network is broken is refused. `experiment=`, `uri=` and `root=`
+name the MLflow store, `cache_dir=` where converted networks are kept.
 """
 
 import json
@@ -23,14 +26,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.console import stdout
-from resnet8ptq.core.errors import ConfigError, QuantizationError
-from resnet8ptq.core.text import safe_name, show
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import redact, safe_name, show
 from resnet8ptq.deploy import (
     card,
     example,
@@ -42,10 +43,9 @@ from resnet8ptq.deploy import (
     vectors,
 )
 from resnet8ptq.deploy.card import Facts
-from resnet8ptq.deploy.reproducing import Samples
+from resnet8ptq.deploy.reproducing import Scored
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
-from resnet8ptq.tracking.serving import EXAMPLE
 from resnet8ptq.tracking.store import Store, open_store
 
 
@@ -69,6 +69,8 @@ class Arguments:
     register: str | None = None
     target: Target = field(default_factory=Target)
     max_drop: float | None = None
+    min_sqnr_db: float | None = None
+    trust: bool = False
     experiment: str = "resnet8ptq"
     uri: str | None = None
     root: str = "mlruns"
@@ -85,11 +87,12 @@ def main(words: list[str]) -> None:
     given = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     _check(given)
     store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
-    record, use, verdict = source.find(store, given.run_id, given.sweep, given.use, given.max_drop)
+    asked = {"max_drop": given.max_drop, "min_sqnr_db": given.min_sqnr_db}
+    record, use, verdict = source.find(store, given.run_id, given.sweep, given.use, asked)
     name = safe_name(record.tags.get("mlflow.runName", "model")) + f"-{record.run_id[:8]}"
     folder = Path(given.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
-        found = source.fetch(store, record, Path(scratch), use, verdict)
+        found = source.fetch(store, record, Path(scratch), use, verdict, given.trust)
         lines = _write(store, found, given, temporary)
     console = stdout(None, 130)
     for line in (*lines, f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"):
@@ -147,20 +150,21 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
     """Fill the folder; return what is to be said of it."""
     runtime = reproducing.runtime_of(found, given.cache_dir)
     model, change = _convert(found, given.target, folder)
-    predictor = make_quantizer(found.config, runtime).load(found.artifact, runtime.threads)
-    samples = reproducing.open_samples(found, runtime)
-    if isinstance(samples, Samples):
-        said = reproducing.reproduce(found, samples, runtime)
-        tested = vectors.of_split(samples.scored, predictor)
-        names = [output.name for output in samples.fp32.contract.outputs]
+    scored = reproducing.open_samples(found, given.cache_dir)
+    older = given.target.onnxruntime is not None
+    ran = reproducing.run(found, scored, runtime, many=given.verify and older)
+    if isinstance(scored, Scored):
+        names = [output.name for output in scored.evaluator.network.contract.outputs]
     else:
-        said = f"not compared on the run's samples, which are not at hand ({samples})"
-        tested = vectors.of_inputs(_kept_input(found), predictor)
-        names = [f"output_{number}" for number in range(len(tested.outputs))]
-    tested, figures = _add_integers(found, tested, folder)
+        names = [f"output_{number}" for number in range(len(ran.tested.outputs))]
+    tested, figures = _add_integers(found, ran.tested, folder)
     tested.save(folder / vectors.FILE)
     facts = Facts(
-        interface.read(model, tested, names), tested, said, microcontroller=figures, change=change
+        interface.read(model, tested, names),
+        tested,
+        ran.said,
+        microcontroller=figures,
+        change=change,
     )
     needs = example.requirements(model.suffix, example.reads_pictures(found, tested))
     if given.target.onnxruntime is not None:
@@ -169,22 +173,17 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
     (folder / example.REQUIREMENTS).write_text("".join(f"{each}\n" for each in needs))
     code = example.render(found, tested, model.name, [t.name for t in facts.interface.given])
     (folder / example.FILE).write_text(code, encoding="utf-8")
-    lines = [*found.cautions, said]
+    lines = [*found.cautions, ran.said]
     if change:
         lines.append(change)
     if given.verify:
-        more = None
-        if given.target.onnxruntime is not None and isinstance(samples, Samples):
-            more = vectors.many_of_split(samples.scored, predictor)
-        facts = replace(facts, verified=example.verify(folder, more))
+        facts = replace(facts, verified=example.verify(folder, ran.more))
         lines += ["in a fresh environment:", *facts.verified.splitlines()]
     if given.register is not None:
         uri = registering.register(store, found, given.register, tested, names)
         facts = replace(facts, registered=uri)
-        lines.append(
-            f"registered as {uri}; MLFLOW_TRACKING_URI={store.uri} mlflow models serve -m {uri} "
-            "--env-manager local -p 5001"
-        )
+        serve = f"mlflow models serve -m {uri} --env-manager local -p 5001"
+        lines.append(f"registered as {uri}; MLFLOW_TRACKING_URI={redact(store.uri)} {serve}")
     (folder / card.FILE).write_text(card.render(found, model, facts), encoding="utf-8")
     return lines
 
@@ -212,21 +211,6 @@ def _convert(found: Source, target: Target, folder: Path) -> tuple[Path, str]:
     lowered = older_runtime.lower(proto, older_runtime.check_version(target.onnxruntime))
     onnx.save(proto, path)
     return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}"
-
-
-def _kept_input(found: Source) -> NDArray[np.float32]:
-    """Return the input [1, ...] that the run has kept.
-
-    Raises:
-        QuantizationError: it has kept none.
-    """
-    path = found.folder / EXAMPLE
-    if not path.exists():
-        raise QuantizationError(
-            f"run {found.record.run_id}: neither its data are at hand nor has it kept a sample"
-        )
-    with np.load(path, allow_pickle=False) as arrays:
-        return np.asarray(arrays["inputs"])
 
 
 def _add_integers(

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from resnet8ptq.config.schema import PreprocessConfig
-from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.core.errors import QuantizationError, TrackingError
 from resnet8ptq.core.text import printable
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import FILE as VECTORS
@@ -51,6 +51,7 @@ _TORCH_RUN = [
     "outputs = found if isinstance(found, (list, tuple)) else [found]",
     "return [(each.dequantize() if each.is_quantized else each).numpy() for each in outputs]",
 ]
+ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
 _LIBRARIES = {".onnx": "onnxruntime", ".ort": "onnxruntime", ".tflite": "ai-edge-litert"}
 
 
@@ -85,6 +86,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         steps=steps(vectors),
         sample_shape=str(list(vectors.samples.shape[1:])),
         sample_dtype=vectors.samples.dtype.name,
+        input_dtype=vectors.inputs.dtype.name,
         input_shape=str(list(vectors.inputs.shape[1:])),
         outputs=", ".join(printable(name).replace('"', "'").replace("\\", "/") for name in outputs),
     )
@@ -103,6 +105,8 @@ def _code(suffix: str, engine: str | None) -> tuple[str, str, list[str]]:
             _TORCH_RUN,
         )
     load = 'module = torch.jit.load(str(HERE / "{file}"), map_location="cpu")'
+    if engine is not None and engine not in ENGINES:  # a store says so, and it becomes code
+        raise TrackingError(f"engine: got {engine!r}, takes {' | '.join(ENGINES)}")
     if engine is not None:
         load = f"torch.backends.quantized.engine = {engine!r}  # as it was measured\n{load}"
     return "import torch", load, _TORCH_RUN
@@ -110,7 +114,8 @@ def _code(suffix: str, engine: str | None) -> tuple[str, str, list[str]]:
 
 def steps(vectors: Vectors) -> list[str]:
     """Return the preprocessing as lines of Python, from `samples` to `values`."""
-    done, lines = vectors.preprocessing, ["values = samples.astype(np.float64)"]
+    done, integers = vectors.preprocessing, vectors.inputs.dtype.kind in "iub"
+    lines = ["values = samples" if integers else "values = samples.astype(np.float64)"]
     if done.bgr:
         lines.append("values = values[..., ::-1]  # the channels from RGB to BGR")
     factor = done.step * done.scale

@@ -60,12 +60,14 @@ def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
         return Interface(_of_tflite(taken), tuple(_of_tflite(each, name) for each, name in pairs))
     shapes = [("n", *found.shape[1:]) for found in vectors.outputs]
     floats = tuple(Tensor(*pair, "float32") for pair in zip(names, shapes, strict=True))
-    return Interface(Tensor("input", ("n", *vectors.inputs.shape[1:]), "float32"), floats)
+    taken = Tensor("input", ("n", *vectors.inputs.shape[1:]), vectors.inputs.dtype.name)
+    return Interface(taken, floats)
 
 
 def _of_onnx(found: Any) -> Tensor:
     shape = tuple(size if isinstance(size, int) else "n" for size in found.shape)
-    return Tensor(found.name, shape, found.type.replace("tensor(float)", "float32"))
+    dtype = found.type.removeprefix("tensor(").removesuffix(")")
+    return Tensor(found.name, shape, "float32" if dtype == "float" else dtype)
 
 
 def _of_tflite(found: Any, name: str | None = None) -> Tensor:

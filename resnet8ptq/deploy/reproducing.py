@@ -4,24 +4,29 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from resnet8ptq.core import cache, machine
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.core import cache, isolation, machine
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import printable
-from resnet8ptq.data import locate
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.data.sampling import choose_scored, draw_calibration
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy import vectors
+from resnet8ptq.deploy.source import TORCH, Source
+from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.evaluation.evaluate import targets_of
-from resnet8ptq.evaluation.trial import Bench
-from resnet8ptq.experiment import choice
-from resnet8ptq.experiment.compatibility import load, settle_task
-from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.experiment import preparation
+from resnet8ptq.experiment.compatibility import load, make_task
+from resnet8ptq.experiment.samples import draw
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.tasks.contract import Array, Outputs, Task
+from resnet8ptq.tracking.serving import EXAMPLE
 
 log = logging.getLogger(__name__)
 
@@ -30,63 +35,104 @@ ROUNDING = 1e-5  # of float operations, in another order on another number of th
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What the run was scored on, and what it was scored by.
+class Scored:
+    """The samples that a run was scored on, and what scores them."""
 
-    Attributes:
-        scored: as the network takes them.
-    """
-
-    scored: Split
-    task: Task
-    fp32: Fp32Model
+    samples: Split
+    evaluator: Evaluator
 
 
-def open_samples(source: Source, runtime: Runtime) -> Samples | str:
+def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
     """Return the samples that the run was scored on; or why they are not at hand, in words.
 
     Raises:
-        DataError: there are others where they were.
+        DataError: other samples lie where they were.
     """
     config = source.config
     try:
-        config = replace(config, data=locate.settle(config.data))
-        dataset, fp32 = load(config, runtime.cache_root)
-        data = choose_scored(dataset, config.evaluate.split, config.held_out_images)
-        task = settle_task(config.task, dataset, data.test, fp32)
-        if config.evaluate.choice in ("auto", "half"):  # half of the samples may have chosen
-            taken = [] if data is dataset else [data.test]
-            calibration = draw_calibration(
-                dataset, config.calib.samples_per_class, config.seed, taken
-            )
-            data, _ = choice.part(config, data, calibration.split, None, fp32)
+        settings = settle(replace(config, cache_dir=cache_dir or config.cache_dir))
+        config = settings.config
+        data, network = load(settings)
+        check = partial(make_task, config.task, data, network)
+        samples = draw(config, data, preparation.tunes(config), check)
+        task = make_task(config.task, data, network, samples.reported)
     except (ConfigError, DataError, ModelError) as error:
         return printable(str(error))
-    known = source.record.tags.get("test_digest")
-    if known is not None and data.test.digest != known:
+    known, digest = source.record.tags.get("test_digest"), samples.reported.digest
+    if known is not None and digest != known:
         raise DataError(
-            f"{data.test.source}: run {source.record.run_id} was scored on other samples (their "
-            f"digest is {data.test.digest[:12]}, the run has logged {known[:12]})"
+            f"{samples.reported.source}: run {source.record.run_id} was scored on other samples "
+            f"(their digest is {digest[:12]}, the run has logged {known[:12]})"
         )
-    return Samples(data.test, task, fp32)
+    batch_size = config.evaluate.batch_size
+    return Scored(samples.reported, Evaluator(network, task, settings.runtime, batch_size))
 
 
-def reproduce(source: Source, samples: Samples, runtime: Runtime) -> str:
+@dataclass(frozen=True)
+class Ran:
+    """What the artifact did when it was run again.
+
+    Attributes:
+        said: how that compares with the run, in a sentence.
+        tested, more: inputs and outputs, few and many; the latter where they were asked for.
+    """
+
+    said: str
+    tested: Vectors
+    more: Vectors | None = None
+
+
+def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Ran:
+    """Run the artifact; files of torch, which may hold code, in a process of their own.
+
+    Args:
+        scored: a text says why they are not at hand: the sample that the run has kept is run.
+
+    Raises:
+        QuantizationError: see `reproduce`; there is no sample; the process ended.
+    """
+    if source.artifact.suffix not in TORCH:
+        return _run(source, scored, runtime, many)
+    crashed = QuantizationError(
+        f"run {source.record.run_id}: {source.artifact.name} ended the process that ran it"
+    )
+    return isolation.call(_run, source, scored, runtime, many, crashed=crashed)
+
+
+def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Ran:
+    predictor = make_quantizer(source.config, runtime).load(source.artifact, runtime.threads)
+    if isinstance(scored, str):
+        said = f"not compared on the run's samples, which are not at hand ({scored})"
+        return Ran(said, vectors.of_inputs(_kept_input(source), predictor))
+    said = reproduce(source, scored)
+    more = vectors.many_of_split(scored.samples, predictor) if many else None
+    return Ran(said, vectors.of_split(scored.samples, predictor), more)
+
+
+def _kept_input(source: Source) -> NDArray[np.float32]:
+    """Return the input [1, ...] that the run has kept.
+
+    Raises:
+        QuantizationError: it has kept none.
+    """
+    path = source.folder / EXAMPLE
+    if not path.exists():
+        raise QuantizationError(
+            f"run {source.record.run_id}: neither its data are at hand nor has it kept a sample"
+        )
+    with np.load(path, allow_pickle=False) as arrays:
+        return np.asarray(arrays["inputs"])
+
+
+def reproduce(source: Source, scored: Scored) -> str:
     """Run the artifact on all samples, compare with what the run has kept; say it in a sentence.
 
     Raises:
         QuantizationError: it predicts something else, on the CPU that the run had.
     """
-    task, scored = samples.task, samples.scored
-    bench = Bench(
-        samples.fp32.sha256,
-        runtime,
-        source.config.evaluate.batch_size,
-        samples.fp32.final,
-        task.reduction,
-    )
-    found = bench.evaluate(source.config, source.artifact, scored, "Running the artifact").outputs
-    return compare(source, task, found, scored)
+    label = "Running the artifact"
+    outputs = scored.evaluator.run(source.config, source.artifact, scored.samples, label).outputs
+    return compare(source, scored.evaluator.task, outputs, scored.samples)
 
 
 def compare(source: Source, task: Task, found: Outputs, scored: Split) -> str:

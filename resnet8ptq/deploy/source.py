@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,15 +10,17 @@ from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.report import comparison, page, verdicts
-from resnet8ptq.tracking import history
+from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import PARENT_TAG
 from resnet8ptq.tracking.serving import EXAMPLE
 from resnet8ptq.tracking.store import Store
 
 SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")
+TORCH = (".pt", ".pt2")  # torch runs what such a file says
+Asked = Mapping[str, float | None]
 _MADE_OF = (EXAMPLE, "predictions.npz", "detections.json")
 
 
@@ -40,11 +42,10 @@ class Source:
 
     @property
     def cautions(self) -> list[str]:
-        """What whoever deploys it must know: the FP32 network is in doubt, or it does not pass."""
-        found = [self.record.params.get("doubt", "")]
-        if self.verdict and self.verdict != verdicts.PASS:
-            found.append(f"verdict on its loss, as in a report: {self.verdict}")
-        return [f"CAUTION: {each}" for each in found if each]
+        """What whoever deploys it must know: that it does not pass."""
+        if not self.verdict or self.verdict == verdicts.PASS:
+            return []
+        return [f"CAUTION: verdict on its loss, as in a report: {self.verdict}"]
 
     @property
     def folder(self) -> Path:
@@ -58,7 +59,7 @@ class Source:
 
 
 def find(
-    store: Store, run_id: str | None, sweep: str | None, use: str, max_drop: float | None
+    store: Store, run_id: str | None, sweep: str | None, use: str, asked: Asked
 ) -> tuple[Record, str, str]:
     """Return the run that is meant, the use that it is recommended for, and the verdict on it.
 
@@ -66,14 +67,14 @@ def find(
         run_id: None: what a sweep recommends.
         sweep: the id of its parent run; None: the newest.
         use: see `Recommendation.key`.
-        max_drop: None: the sweep's own `report.max_drop`.
+        asked: limits by the key of `report`; None: the sweep's own.
 
     Raises:
         ConfigError: there is no such run or sweep; nothing is recommended for that use.
     """
     if run_id is not None:
         record = _load(store, "run_id", run_id)
-        return record, "", _judge(store, record, max_drop)
+        return record, "", _judge(store, record, asked)
     parent = history.find_parent(store) if sweep is None else _load(store, "sweep", sweep)
     if parent is None:
         raise ConfigError(
@@ -82,13 +83,15 @@ def find(
     children = history.load_compared(store, parent.run_id)
     if not children:
         raise ConfigError(f"sweep: {parent.run_id} has no runs; takes a sweep's parent run")
-    selections = page.load_selections(store, parent, children, _limits(children, max_drop))
+    selections = page.load_selections(store, parent, children, _limits(children, asked))
     found = {
         (each.key, number): each
         for number, selected in enumerate(selections)
         for each in selected.recommendations
     }
-    takes = " | ".join(dict.fromkeys(key for key, _ in found)) or "nothing: no run passes"
+    doubt = next((each.params["doubt"] for each in children if "doubt" in each.params), "")
+    nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
+    takes = " | ".join(dict.fromkeys(key for key, _ in found)) or nothing
     chosen = [each for (key, _), each in found.items() if key == use]
     if not chosen:
         raise ConfigError(
@@ -107,13 +110,13 @@ def find(
     return chosen[0].choice.record, use, chosen[0].verdict
 
 
-def _judge(store: Store, record: Record, max_drop: float | None) -> str:
+def _judge(store: Store, record: Record, asked: Asked) -> str:
     """Return the verdict on a run beside the others of its sweep; empty where there is none."""
     parent = record.tags.get(PARENT_TAG)
     together = history.load_compared(store, parent) if parent else []
     if record.run_id not in {each.run_id for each in together}:
         together = [record]
-    limits = _limits([record], max_drop)
+    limits = _limits([record], asked)
     try:
         families = comparison.load(store, together)
     except TrackingError as error:  # another run's files are gone, which does not concern this one
@@ -121,11 +124,11 @@ def _judge(store: Store, record: Record, max_drop: float | None) -> str:
     return verdicts.in_words(families, limits).texts.get(record.run_id, "")
 
 
-def _limits(children: Sequence[Record], max_drop: float | None) -> ReportConfig:
+def _limits(children: Sequence[Record], asked: Asked) -> ReportConfig:
     params = next((each.params for each in children if "report.max_drop" in each.params), {})
-    least = json.loads(params.get("report.min_accuracy", "null"))
-    own = float(params.get("report.max_drop", ReportConfig.max_drop))
-    return ReportConfig(own if max_drop is None else max_drop, least)
+    names = ("max_drop", "min_sqnr_db", "min_accuracy")
+    own = {n: json.loads(params[f"report.{n}"]) for n in names if f"report.{n}" in params}
+    return ReportConfig(**own | {n: value for n, value in asked.items() if value is not None})
 
 
 def _load(store: Store, key: str, run_id: str) -> Record:
@@ -140,11 +143,22 @@ def _load(store: Store, key: str, run_id: str) -> Record:
     return history.load_run(store, run_id)
 
 
-def fetch(store: Store, record: Record, folder: Path, use: str = "", verdict: str = "") -> Source:
+def fetch(
+    store: Store,
+    record: Record,
+    folder: Path,
+    use: str = "",
+    verdict: str = "",
+    trust: bool = False,
+) -> Source:
     """Copy a run's artifact and what belongs to it into `folder`.
 
+    Args:
+        trust: run code that the store names also where the run was not made here.
+
     Raises:
-        ConfigError: the run is a sweep's, did not finish, was unsupported, or runs on its CPU only.
+        ConfigError: the run is a sweep's, did not finish, was unsupported, is void, runs on its CPU
+            only, or would run code of others.
         TrackingError: it has no artifact, or another than it measured.
     """
     status = record.tags.get("status", "?")
@@ -152,6 +166,8 @@ def fetch(store: Store, record: Record, folder: Path, use: str = "", verdict: st
         raise ConfigError(f"run_id: {record.run_id} is a sweep; takes sweep={record.run_id} use=")
     if status != "ok":
         raise ConfigError(f"run_id: run {record.run_id} is {status}; takes one that is ok")
+    if doubt := record.params.get("doubt"):
+        raise ConfigError(f"run_id: run {record.run_id} is void: {printable(doubt)}")
     names = {item.path for item in store.client.list_artifacts(record.run_id)}
     models = sorted(name for name in names if name in {f"model{end}" for end in SUFFIXES})
     if len(models) != 1 or CONFIG_FILE not in names:
@@ -167,7 +183,14 @@ def fetch(store: Store, record: Record, folder: Path, use: str = "", verdict: st
             f"run {record.run_id}: {models[0]} is not the file that was measured (its SHA-256 is "
             f"{files.sha256(artifact)}, the run has logged {known})"
         )
-    config = load_config(folder / CONFIG_FILE)
+    trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
+    if artifact.suffix in TORCH and not trusted:
+        raise ConfigError(
+            f"run_id: run {record.run_id} has {models[0]}, which can run code when torch loads it, "
+            f"and was not made below {origin.RUNS.absolute()}; takes a run that was made there. If "
+            "you trust whoever made the run, add trust=true"
+        )
+    config = load_config(folder / CONFIG_FILE, trusted)
     if getattr(config.backend, "flow", None) == "inductor":
         raise ConfigError(
             f"run_id: run {record.run_id} has backend.flow=inductor, a shared object that runs on "

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Profiler
 from resnet8ptq.config.schema import LatencyConfig
+from resnet8ptq.core.console import announced
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.pace import Load
 
@@ -89,7 +90,7 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
     Returns:
         The times of each, in the order given.
     """
-    with torch_threads_kept():
+    with torch_threads_kept(), announced("Timing"):
         predictors = [load(settings.threads) for load in loads]
         limit = settings.max_seconds
         single = time_in_turns(predictors, split, 1, settings.repeats, limit)
@@ -107,7 +108,7 @@ def find_batch_size(settings: LatencyConfig, split: Split) -> int:
     """
     if settings.batch_size is not None:
         return settings.batch_size
-    fitting = max(BATCH_BYTES // (4 * math.prod(split.input_shape)), 1)
+    fitting = split.limit(max(BATCH_BYTES // (4 * math.prod(split.input_shape)), 1))
     return min(BATCH_SIZE, 2 ** int(math.log2(fitting)))
 
 

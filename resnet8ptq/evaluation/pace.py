@@ -1,6 +1,7 @@
 """How batches are run: how large, on how many threads, and how many at once; the fastest way."""
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,9 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
-from resnet8ptq.core import background, cache
+from resnet8ptq.core import background, cache, memory
+from resnet8ptq.core.console import announced
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+
+log = logging.getLogger(__name__)
 
 BATCH_SIZES = (16, 64)  # tried where `evaluate.batch_size` is not set
 TRIAL_IMAGES = 512  # more where they are fewer than four batches for each copy
@@ -99,34 +103,51 @@ def find_pace(
     ways = {(1, threads), (threads, 1)}  # threads of one batch, batches at once
     if not runtime.threads_fixed and threads > 2:
         ways.add((1, threads // 2))
+    most = split.within_memory or max(sizes) * threads
+    ways = {(used, at_once) for used, at_once in ways if at_once <= most}
+    widest = max(ways, key=lambda way: way[1])
+    sizes = sorted({min(size, most // widest[1]) for size in sizes})
+    if batch_size and sizes[0] < min(batch_size, split.at_once or batch_size):
+        log.warning(
+            "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; runs %d",
+            *(batch_size, memory.budget() / 1e9, sizes[0]),
+        )
     if len(sizes) == len(ways) == 1:
-        return Pace(sizes[0], 1)
+        return Pace(sizes[0], *widest)
     key: cache.Key = {
         **about,
         "image_shape": str(split.input_shape),
         "sizes": str(sizes),
         "ways": str(sorted(ways)),
-        **cache.made_with("evaluation"),
+        **cache.made_with(__name__),
     }
 
     def make(folder: Path) -> None:
         background.rest()
-        times: dict[int, float] = {}
-        for size in sizes:
-            times[size] = measure(load, split, Pace(size, 1, threads))
-            if times[size] * size > ENOUGH_SECONDS:
-                break
-        size = min(times, key=lambda size: times[size])
-        paces, begin = [Pace(size, *way) for way in sorted(ways)], time.perf_counter()
-        turns: list[list[float]] = []
-        while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
-            turns.append([measure(load, split, pace) for pace in paces])
-        margins = [1 if pace.threads > 1 else MARGIN for pace in paces]
-        best = paces[int((np.median(turns, axis=0) * margins).argmin())]
+        with announced("Finding the fastest batch size"):
+            best = _find_fastest(load, split, sizes, sorted(ways))
         (folder / "pace.json").write_text(json.dumps(astuple(best)))
 
     folder = cache.entry(runtime.cache_root, "paces", key, make)
     return Pace(*json.loads((folder / "pace.json").read_text()))
+
+
+def _find_fastest(
+    load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
+) -> Pace:
+    """Return the fastest of the sizes, and of the ways with that size; see `find_pace`."""
+    times: dict[int, float] = {}
+    for size in sizes:
+        times[size] = measure(load, split, Pace(size, *max(ways, key=lambda way: way[1])))
+        if times[size] * size > ENOUGH_SECONDS:
+            break
+    size = min(times, key=lambda size: times[size])
+    paces, begin = [Pace(size, *way) for way in ways], time.perf_counter()
+    turns: list[list[float]] = []
+    while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
+        turns.append([measure(load, split, pace) for pace in paces])
+    margins = [1 if pace.threads > 1 else MARGIN for pace in paces]
+    return paces[int((np.median(turns, axis=0) * margins).argmin())]
 
 
 def measure(load: Load, split: Split, pace: Pace) -> float:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
-from resnet8ptq.data import locate as locate_data
 from resnet8ptq.data import registry
+from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_layout
+from resnet8ptq.experiment.settings import settle
+from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_dtype, find_layout
 from resnet8ptq.models.inspection import inspect, print_inspection
 from resnet8ptq.models.locate import locate
 from resnet8ptq.models.model import module_of
@@ -55,12 +56,16 @@ class _Samples:
     Attributes:
         named: see `Dataset`.
         pictures: they are some, which can be given another size.
+        dtype: as they are stored.
+        steps: what is done to them.
     """
 
     shape: tuple[int, ...]
     classes: int
     named: bool = True
     pictures: bool = True
+    dtype: str = "uint8"
+    steps: Preprocessing = RAW
 
 
 def _find_samples(config: RunConfig) -> _Samples | str:
@@ -71,18 +76,21 @@ def _find_samples(config: RunConfig) -> _Samples | str:
         channels = 1 if config.preprocess.channels == "grey" else 3
         return _Samples((height, width, channels), len(CLASS_NAMES))
     try:
-        settled = locate_data.settle(config.data)
-        data = registry.read(settled, config.preprocess, cache.folder(config.cache_dir))
+        settings = settle(config)
+        settled, root = settings.config, settings.runtime.cache_root
+        data = registry.read(settled.data, settled.preprocess, root)
     except PtqError as error:
         return f"data={config.data.name}: {error}"
-    pictures = data.test.has_pictures
-    return _Samples(data.test.input_shape, len(data.class_names), data.named, pictures)
+    test = data.test
+    described = (test.has_pictures, test.images.dtype.name, test.preprocessing)
+    return _Samples(test.input_shape, len(data.class_names), data.named, *described)
 
 
 def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[str]:
     data = f"data={config.data.name}"
     try:
         layout = find_layout(samples.shape, contract)
+        find_dtype(samples.dtype, samples.steps, contract)
         moved = f" as {list(arranged(samples.shape, layout))}" if layout is not None else ""
         lines = [f"{data}: samples {list(samples.shape)} fit{moved}"]
     except ModelError as error:
@@ -93,6 +101,8 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
     copies = shapes == [tensor.shape for tensor in contract.inputs]  # for task=anomaly
     if samples.classes and not copies and len(shapes) == 1 and len(shapes[0]) == 1:
         lines.append(f"{data}: {_compare_classes(samples, shapes[0][0])}")
+    if contract.inputs[0].is_integer:
+        return lines  # which nothing is done to
     lines.append(
         f"preprocess={config.preprocess.name}: is it what the network was trained with? "
         "raw: 0..255 | unit: 0..1 | symmetric: -1..1 | torchvision_imagenet | caffe"

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
@@ -31,6 +30,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.data.dataset import CalibrationSet
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Comparison, Task
@@ -41,15 +41,10 @@ def write(
     config: RunConfig,
     result: RunResult,
     artifact: Artifact,
-    calibration: CalibrationSet,
+    samples: Samples,
     fp32: Fp32Model,
-    example: NDArray[np.float32],
 ) -> None:
-    """Write everything but the model, each file whole or not at all; `result.json` comes last.
-
-    Args:
-        example: a network input [1, ...].
-    """
+    """Write everything but the model, each file whole or not at all; `result.json` comes last."""
     measured = result.measurement
     assert measured is not None  # only measured runs come here
     task, comparison = measured.task, measured.comparison
@@ -60,13 +55,14 @@ def write(
         files.write_text(folder / name, text)
     title = _title(config, task.metric.show(comparison.model.value))
     background.put(_draw, folder, task, comparison, title)
+    example = samples.reported.inputs(slice(1))
     kept = {"example.npz": {"inputs": example}, "predictions.npz": task.arrays(comparison)}
     if measured.choice is not None:
         kept["choice.npz"] = task.arrays(measured.choice)
     for name, arrays in kept.items():
         with files.atomic(folder / name) as temporary:
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
-    _write_csv(folder / "calibration.csv", _drawn(calibration))
+    _write_csv(folder / "calibration.csv", _drawn(samples.calibrating))
     weights = layers.weight_ranges(onnx.load(fp32.onnx_path).graph)
     ranges = {"activations": artifact.ranges, "weights": weights}
     files.write_text(folder / "ranges.json", json.dumps(ranges, indent=2))

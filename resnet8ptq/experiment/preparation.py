@@ -1,225 +1,271 @@
-"""What is done to the network before a backend quantizes it."""
+"""Steps that prepare the network and its settings before a backend quantizes it."""
 
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
 
+from resnet8ptq.backends.contract import Quantizer, Resolved
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
-from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import sequence
 from resnet8ptq.corrections.layers import Setting
-from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.evaluation.baseline import load_baseline
-from resnet8ptq.evaluation.evaluate import targets_of
-from resnet8ptq.evaluation.trial import Bench
-from resnet8ptq.experiment.compatibility import settle_task
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
 from resnet8ptq.experiment.layers import bits_search, exclusion
 from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_quantized_layers
-from resnet8ptq.tasks.contract import Task
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The network to quantize, and what is already decided about how.
+    """The network to quantize and the settings to quantize it with; each step returns a new one.
 
     Attributes:
-        config: the run's, with `nodes_to_exclude=auto` replaced by the nodes chosen, and
-            `precision.plan=auto` by the plan.
-        network: fine-tuned or corrected; else the FP32 network itself.
-        ranges: activation ranges made elsewhere, by ONNX tensor name.
-        provenance: what ranges found by calibration would be made from.
-        seconds: it took; None where nothing was to be done.
-        params, metrics: of the choices made, by MLflow name.
+        config: the run's, with what the steps have chosen in place of `auto`.
+        trained: the FP32 network, fine-tuned with `method=qat`; corrections start from it.
+        network: `trained`, corrected.
+        learned: activation ranges of fine-tuning, by ONNX tensor name.
+        ranges: activation ranges that win over calibration.
+        params, metrics: of the choices, by MLflow name.
+        seconds: of all steps; None where none had work.
     """
 
     config: RunConfig
+    trained: Fp32Model
     network: Fp32Model
-    provenance: table.Provenance
+    learned: Ranges | None = None
     ranges: Ranges | None = None
-    seconds: float | None = None
     params: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float | None = None
 
 
-def chooses(config: RunConfig) -> bool:
-    """Tell whether the run makes a choice on held-out images: of layers, bits, or an epoch."""
+@dataclass(frozen=True)
+class Workspace:
+    """Everything a step works with.
+
+    Attributes:
+        config: the run's.
+        samples: the steps choose by `samples.tuning`.
+        folder: the run's own; tables and figures of the steps land there.
+        scratch: corrected networks land there, and must outlive their quantization.
+    """
+
+    config: RunConfig
+    evaluator: Evaluator
+    samples: Samples
+    folder: Path
+    scratch: Path
+    run: Recorder
+
+    @property
+    def fp32(self) -> Fp32Model:
+        """The FP32 network."""
+        return self.evaluator.network
+
+    @cached_property
+    def quantizer(self) -> Quantizer:
+        """The framework, with the settings of the run."""
+        return make_quantizer(self.config, self.evaluator.runtime)
+
+    @cached_property
+    def resolved(self) -> Resolved:
+        """What the settings come to in the framework."""
+        return self.quantizer.resolve()
+
+    @property
+    def activations(self) -> ActivationScheme:
+        """The grid of the activations."""
+        symmetric = bool(self.config.symmetric.activations)
+        bits = self.resolved.activation_bits or 8
+        return ActivationScheme(bits, symmetric, self.quantizer.level_pools)
+
+    def plan(self, config: RunConfig) -> Plan:
+        """Return the grids of the weights."""
+        return Plan.of(config.precision, WeightScheme.of(config, self.resolved.weight_bits == 7))
+
+    def setting(self, config: RunConfig, images: Split) -> Setting:
+        """Return what corrections of these settings work with."""
+        return Setting(
+            self.plan(config),
+            Selection.of(config),
+            images,
+            config.calib,
+            self.evaluator.runtime,
+            self.activations,
+            config.float_output,
+        )
+
+
+Step = Callable[[Workspace, Preparation], Preparation]
+
+
+def tunes(config: RunConfig) -> bool:
+    """Tell whether a step chooses by tuning samples: layers, bits, or an epoch."""
     choice = config.method == "qat" or "auto" in (config.nodes_to_exclude, config.precision.plan)
     return choice and config.dtype.name != "fp32"
 
 
-def prepare(
-    config: RunConfig,
-    bench: Bench,
-    fp32: Fp32Model,
-    dataset: Dataset,
-    calibration: CalibrationSet,
-    held_out: Split | None,
-    folder: Path,
-    scratch: Path,
-    run: Recorder,
-) -> Preparation:
-    """Plan bits, fine-tune, correct, read a calibration table, choose layers: what is switched on.
-
-    Args:
-        held_out: training images to choose by; None where nothing is chosen, see `chooses`.
-        folder: the run's own; figures and tables of the preparation land there.
-        scratch: existing; the corrected network lands there and must outlive its quantization.
+def prepare(work: Workspace) -> Preparation:
+    """Take every step that the settings switch on.
 
     Raises:
         PtqError: as each of the steps has it.
     """
     start = time.perf_counter()
-    if config.dtype.name == "fp32":
-        provenance = table.provenance(config.calib, fp32.onnx_path, calibration.split)
-        return Preparation(config, fp32, provenance)
-    quantizer = make_quantizer(config, bench.runtime)
-    resolved = quantizer.resolve()
-    activations = ActivationScheme(
-        resolved.activation_bits or 8, bool(config.symmetric.activations), quantizer.level_pools
-    )
-    params: dict[str, str] = {}
-    metrics: dict[str, float] = {}
-    trained, tuned = fp32, None
+    prepared = Preparation(work.config, work.fp32, work.fp32)
+    if work.config.dtype.name == "fp32":
+        return prepared
+    steps: list[Step] = [plan_bits, fine_tune, correct, read_table, leave_in_float]
+    for step in steps:
+        prepared = step(work, prepared)
+    if prepared.network is work.fp32 and not prepared.params:
+        return prepared
+    return replace(prepared, seconds=time.perf_counter() - start)
 
-    def plan_of(settled: RunConfig) -> Plan:
-        return Plan.of(settled.precision, WeightScheme.of(settled, resolved.weight_bits == 7))
 
-    def setting_of(settled: RunConfig, images: Split) -> Setting:
-        return Setting(
-            plan_of(settled),
-            Selection.of(settled),
-            images,
-            settled.calib,
-            bench.runtime,
-            activations,
-            settled.float_output,
-        )
-
-    def correct(settled: RunConfig) -> tuple[Fp32Model, table.Provenance, Ranges | None]:
-        setting = setting_of(settled, calibration.split)
-        corrected, learned = sequence.correct(
-            trained, settled.corrections, setting, settled.seed, scratch
-        )
-        made_from = table.provenance(settled.calib, corrected.onnx_path, calibration.split)
-        return corrected, made_from, tuned if learned is None else learned
-
+def plan_bits(work: Workspace, prepared: Preparation) -> Preparation:
+    """Choose the bits of each layer's weights with `precision.plan=auto`; log any plan."""
+    config, metrics = prepared.config, prepared.metrics
     if config.precision.plan == "auto":
-        assert held_out is not None  # see `chooses`
-        task = settle_task(config.task, dataset, held_out, fp32)
-        setting = setting_of(config, held_out)
-        bits, tried = _plan(config, bench, fp32, task, setting, calibration.split, correct, folder)
+        bits, tried = _search_bits(work, prepared)
         config = replace(config, precision=replace(config.precision, plan=dict(bits)))
-        metrics["planned_bytes"] = tried.size_bytes
-    if config.precision.plan is not None:
-        layers = find_quantized_layers(onnx.load(fp32.onnx_path).graph, Selection.of(config))
-        params |= plan_of(config).to_params(layers, config.precision)
-    if config.method == "qat":
-        assert held_out is not None  # see `chooses`
-        settings = qat.Settings(
-            config.qat,
-            config.calib,
-            plan_of(config),
-            activations,
-            Selection.of(config),
-            config.float_output,
-            config.seed,
-        )
-        trained, tuned = _fine_tune(
-            settings, fp32, dataset, calibration, held_out, bench.runtime, folder, run
-        )
-    network, provenance, ranges = correct(config)
-    if config.calib.table is not None:
-        ranges = table.load(config.calib.table, provenance)
-    if config.nodes_to_exclude == "auto":
-        assert held_out is not None  # see `chooses`
-        task = settle_task(config.task, dataset, held_out, fp32)
-        chosen = exclusion.choose(
-            config, bench, task, fp32, network, calibration.split, held_out, folder, ranges
-        )
-        config = replace(config, nodes_to_exclude=chosen.nodes)
-        params, metrics = params | chosen.to_params(), metrics | chosen.to_metrics()
-        if chosen.nodes:  # whose weights are not to be rounded after all
-            network, provenance, ranges = correct(config)
-    idle = network is fp32 and not params
-    seconds = None if idle else time.perf_counter() - start
-    return Preparation(config, network, provenance, ranges, seconds, params, metrics)
+        metrics = {**metrics, "planned_bytes": tried.size_bytes}
+    if config.precision.plan is None:
+        return prepared
+    layers = find_quantized_layers(onnx.load(work.fp32.onnx_path).graph, Selection.of(config))
+    params = prepared.params | work.plan(config).to_params(layers, config.precision)
+    return replace(prepared, config=config, params=params, metrics=metrics)
 
 
-def _plan(
-    config: RunConfig,
-    bench: Bench,
-    fp32: Fp32Model,
-    task: Task,
-    setting: Setting,
-    calibration: Split,
-    correct: Callable[[RunConfig], tuple[Fp32Model, table.Provenance, Ranges | None]],
-    folder: Path,
+def fine_tune(work: Workspace, prepared: Preparation) -> Preparation:
+    """Fine-tune with `method=qat`; log the curves, and draw `qat_loss.png`."""
+    config = prepared.config
+    if config.method != "qat":
+        return prepared
+    settings = qat.Settings(
+        config.qat,
+        config.calib,
+        work.plan(config),
+        work.activations,
+        Selection.of(config),
+        config.float_output,
+        config.seed,
+    )
+    points: list[dict[str, float]] = []
+
+    def report(point: dict[str, float]) -> None:
+        points.append(point)
+        curves = {name: value for name, value in point.items() if name != "step"}
+        work.run.log_step(int(point["step"]), curves)
+
+    samples, runtime = work.samples, work.evaluator.runtime
+    network, ranges = qat.fine_tune(
+        settings,
+        work.fp32,
+        samples.data,
+        samples.calibrating,
+        samples.held_out,
+        runtime,
+        report,
+    )
+    background.put(_draw_curves, points, work.folder / "qat_loss.png")
+    return replace(prepared, trained=network, network=network, learned=ranges, ranges=ranges)
+
+
+def correct(work: Workspace, prepared: Preparation) -> Preparation:
+    """Apply the corrections that are switched on to the trained network."""
+    config = prepared.config
+    setting = work.setting(config, work.samples.calibrating.split)
+    network, ranges = sequence.correct(
+        prepared.trained, config.corrections, setting, config.seed, work.scratch
+    )
+    return replace(prepared, network=network, ranges=prepared.learned if ranges is None else ranges)
+
+
+def read_table(work: Workspace, prepared: Preparation) -> Preparation:
+    """Read the ranges that `calib.table` names."""
+    path = prepared.config.calib.table
+    if path is None:
+        return prepared
+    return replace(prepared, ranges=table.load(path, provenance(work, prepared)))
+
+
+def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
+    """Choose the layers that stay in float with `nodes_to_exclude=auto`."""
+    config = prepared.config
+    if config.nodes_to_exclude != "auto":
+        return prepared
+    chosen = exclusion.choose(
+        config, work.evaluator, work.samples, prepared.network, work.folder, prepared.ranges
+    )
+    prepared = replace(
+        prepared,
+        config=replace(config, nodes_to_exclude=chosen.nodes),
+        params=prepared.params | chosen.to_params(),
+        metrics=prepared.metrics | chosen.to_metrics(),
+    )
+    # The weights of the chosen layers are not to be rounded after all.
+    return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
+
+
+def quantize(work: Workspace, prepared: Preparation, folder: Path) -> Quantized:
+    """Quantize what was prepared into `folder`."""
+    return work.evaluator.quantize(
+        prepared.config,
+        prepared.network,
+        work.samples.calibrating.split,
+        folder,
+        prepared.ranges,
+    )
+
+
+def provenance(work: Workspace, prepared: Preparation) -> table.Provenance:
+    """Return what ranges that calibration finds are made from."""
+    path, images = prepared.network.onnx_path, work.samples.calibrating.split
+    return table.provenance(prepared.config.calib, path, images)
+
+
+def _search_bits(
+    work: Workspace, prepared: Preparation
 ) -> tuple[bits_search.Bits, bits_search.Tried]:
-    """Choose the bits of each layer; write `plan.csv` into `folder`, also where none is found.
-
-    Args:
-        setting: with the images to choose by.
-        calibration: images to calibrate with.
-        correct: corrects the network for a plan, which only a drop depends on.
+    """Choose the bits of each layer; write `plan.csv`, also where no plan fits.
 
     Raises:
         ConfigError: no plan is within `precision.max_bytes` or `precision.max_drop`.
     """
-    targets = targets_of(setting.images)
-    reference = task.score(load_baseline(bench, config, fp32, setting.images).outputs, targets)
+    config, samples = prepared.config, work.samples
+    limits = config.precision.max_bytes, config.precision.max_drop
     tried: list[bits_search.Tried] = []
 
     def attempt(bits: bits_search.Bits) -> bits_search.Tried:
-        settled = replace(config, precision=replace(config.precision, plan=dict(bits)))
+        planned = replace(config, precision=replace(config.precision, plan=dict(bits)))
         with tempfile.TemporaryDirectory() as scratch:
-            if config.precision.max_bytes is not None:
-                quantizer = make_quantizer(settled, bench.runtime)
-                size = quantizer.quantize(fp32, calibration, Path(scratch)).size_bytes
-                tried.append(bits_search.Tried(bits, size))
-            else:
-                network, _, ranges = correct(settled)
-                trial = bench.run(
-                    settled, network, calibration, setting.images, Path(scratch), ranges
-                )
-                found = task.compare(task.score(trial.evaluation.outputs, targets), reference)
-                drop = task.metric.drop(found.fair_delta, found.baseline.fair)
-                tried.append(bits_search.Tried(bits, trial.size_bytes, drop))
+            tried.append(_try_plan(work, replace(prepared, config=planned), Path(scratch)))
         return tried[-1]
 
-    widths = make_quantizer(config, bench.runtime).widths
-    learned: bits_search.Learned = {}
-    if config.corrections.adaround:
-        from resnet8ptq.corrections import adaround  # imports torch
-
-        # A fifth of the iterations tells which layers bear fewer bits.
-        learned = adaround.learn_apart(
-            onnx.load(fp32.onnx_path),
-            replace(setting, images=calibration),
-            [bits for bits in widths if bits < 8],
-            max(1, config.corrections.adaround_iterations // 5),
-            config.seed,
-        )
-    options = bits_search.measure_options(fp32.onnx_path, setting, widths, learned)
+    widths, setting = work.quantizer.widths, work.setting(config, samples.held_out)
+    learned = _learn_narrow(work, config, [bits for bits in widths if bits < 8])
+    options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned)
     narrow = [option for option in options if option.bits != FLOAT_BITS]
-    limits = config.precision.max_bytes, config.precision.max_drop
     try:
         try:
             chosen = bits_search.choose(bits_search.find_plans(narrow), attempt, *limits)
@@ -229,35 +275,39 @@ def _plan(
             log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")
             chosen = bits_search.choose(bits_search.find_plans(options), attempt, *limits)
     finally:
-        files.write_text(folder / bits_search.FILE, bits_search.to_csv(tried))
-    log.info(
-        "precision.plan=auto: %d bytes: {%s}",
-        chosen.size_bytes,
-        ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits != 8),
-    )
+        files.write_text(work.folder / bits_search.FILE, bits_search.to_csv(tried))
+    other = ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits != 8)
+    log.info("precision.plan=auto: %d bytes: {%s}", chosen.size_bytes, other)
     return chosen.bits, chosen
 
 
-def _fine_tune(
-    settings: qat.Settings,
-    fp32: Fp32Model,
-    dataset: Dataset,
-    calibration: CalibrationSet,
-    held_out: Split,
-    runtime: Runtime,
-    folder: Path,
-    run: Recorder,
-) -> tuple[Fp32Model, Mapping[str, Range]]:
-    """Fine-tune, log the curves, and draw `qat_loss.png`."""
-    points: list[dict[str, float]] = []
+def _try_plan(work: Workspace, prepared: Preparation, scratch: Path) -> bits_search.Tried:
+    """Quantize by a plan; measure its drop on the tuning samples where that is limited."""
+    config = prepared.config
+    assert isinstance(config.precision.plan, dict)
+    bounded = config.precision.max_bytes is not None
+    if not bounded:
+        prepared = correct(work, prepared)
+    quantized = quantize(work, prepared, scratch)
+    drop = None
+    if not bounded:
+        drop = work.evaluator.drop(config, quantized.path, work.samples.held_out)
+    return bits_search.Tried(config.precision.plan, quantized.size_bytes, drop)
 
-    def report(point: dict[str, float]) -> None:
-        points.append(point)
-        run.log_step(int(point["step"]), {k: v for k, v in point.items() if k != "step"})
 
-    network, ranges = qat.fine_tune(settings, fp32, dataset, calibration, held_out, runtime, report)
-    background.put(_draw_curves, points, folder / "qat_loss.png")
-    return network, ranges
+def _learn_narrow(work: Workspace, config: RunConfig, widths: list[int]) -> bits_search.Learned:
+    """Learn the rounding of each layer in each width, where rounding will be learned."""
+    if not config.corrections.adaround:
+        return {}
+    from resnet8ptq.corrections import adaround  # imports torch
+
+    return adaround.learn_apart(
+        onnx.load(work.fp32.onnx_path),
+        work.setting(config, work.samples.calibrating.split),
+        widths,
+        max(1, config.corrections.adaround_iterations // 5),  # enough to rank the layers
+        config.seed,
+    )
 
 
 def _draw_curves(points: list[dict[str, float]], path: Path) -> None:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import PreprocessConfig, RunConfig
 from resnet8ptq.data.dataset import Dataset, Labels, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluate import targets_of
+from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Outputs, Reduction, Scores, Task
+from resnet8ptq.tasks.contract import Outputs, Reduction, Scores
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,7 @@ _USUAL = {
 
 
 def check(
-    config: RunConfig,
-    task: Task,
-    dataset: Dataset,
-    fp32: Fp32Model,
-    baseline: Scores,
-    threads: int,
+    config: RunConfig, evaluator: Evaluator, dataset: Dataset, baseline: Scores
 ) -> str | None:
     """Warn where what FP32 reaches cannot be right, and name the usual preprocessing that fits.
 
@@ -49,13 +45,9 @@ def check(
         dataset: as the network takes it; its training samples are tried, where they have labels.
         baseline: of the FP32 network.
     """
-    if dataset.test.labels is None:
-        taken = config.preprocess
-        log.info(
-            "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the "
-            "network",
-            *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
-        )
+    if dataset.test.labels is None and dataset.test.dtype == "float32":
+        _tell_taken(config.preprocess, dataset.test)
+    task, fp32, threads = evaluator.task, evaluator.network, evaluator.runtime.threads
     reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
         return None
@@ -84,24 +76,52 @@ def check(
                 "classes, at preprocess.resize, data.offset and data.scale"
             )
     doubt = f"FP32 {metric.title.upper()} {reason}: {advice}"
-    log.warning("%s", doubt)
+    log.warning("%s; no verdict holds beside such an FP32 network (void)", doubt)
     return doubt
+
+
+def _tell_taken(taken: PreprocessConfig, split: Split) -> None:
+    """Say which preprocessing is taken on trust; warn where samples are not the usual pixels."""
+    if _is_unit(split) and (taken.scale, *taken.mean, *taken.std) == (1, 0, 1):
+        log.warning(
+            "preprocess=%s: the samples are float pictures from 0 to 1 and stay so, and there are "
+            "no labels to tell whether that fits the network; if it takes 0 to 255: "
+            "preprocess.scale=255, -1 to 1: preprocess=symmetric preprocess.scale=2",
+            taken.name,
+        )
+        return
+    log.info(
+        "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the network",
+        *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
+    )
 
 
 def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
     """Yield what pixels are usually made of, by the settings that choose it."""
-    if split.images.dtype != np.uint8:
+    unit = _is_unit(split)
+    if split.dtype != "float32" or (split.images.dtype != np.uint8 and not unit):
         return
     coloured = split.images.shape[-1] == 3
     for name, (scale, mean, std) in _USUAL.items():
+        scale = scale * 255 if unit else scale
         steps = replace(split.preprocessing, bgr=name == "caffe", scale=scale, mean=mean, std=std)
-        setting = f"preprocess={name}"
+        setting = f"preprocess={name} preprocess.scale={scale:g}" if unit else f"preprocess={name}"
         if name == "torchvision_imagenet" and not sized:
             setting += " preprocess.size=null"
         if len(mean) == 1 or coloured:
             yield setting, steps
         if name != "caffe" and coloured:
             yield f"{setting} preprocess.channels=bgr", replace(steps, bgr=True)
+
+
+def _is_unit(split: Split) -> bool:
+    """Tell whether samples are pictures of floats from 0 to 1, as frameworks make of pixels."""
+    shape = split.images.shape
+    if split.images.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
+        return False
+    chosen = np.linspace(0, len(split) - 1, min(SAMPLES, len(split))).astype(np.int64)
+    some = split.images[chosen]
+    return bool(some.size and some.min() >= 0 and 0 < some.max() <= 1)
 
 
 def _tells_apart(labels: Labels | None) -> bool:

@@ -15,7 +15,7 @@ import onnx
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CalibConfig, QatConfig
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import cache, code, files, machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat n
 
 
 NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
-# Whose code makes the network.
-_TRAINERS = ("finetuning", "simulation", "calibration", "data", "graph", "precision")
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def fine_tune(
         "calibration": calibration.digest,
         "held_out": held_out.digest,
         "settings": json.dumps([asdict(settings), skipped], sort_keys=True),
-        "code": cache.code(*_TRAINERS),
+        "code": code.behind(__name__),
         **machine.versions(),
     }
     points: list[Point] = []

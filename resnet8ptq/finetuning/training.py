@@ -167,15 +167,16 @@ class Trainer:
         Where they have no classes, those of the teacher stand in for them.
         """
         right, total, labels = 0, 0.0, self.held_out.labels
-        starts = range(0, len(self.held_out), VALIDATION_BATCH)
+        size = self.held_out.limit(VALIDATION_BATCH)
+        starts = range(0, len(self.held_out), size)
         with torch.no_grad():
-            for start, stored in zip(starts, self.held_out.batches(VALIDATION_BATCH), strict=True):
+            for start, stored in zip(starts, self.held_out.batches(size), strict=True):
                 batch = torch.from_numpy(stored)
                 loss, logits = self._loss(batch)
                 if labels is None or labels.dtype.kind == "f":
                     wanted = self.teacher(batch).argmax(dim=1)
                 else:
-                    wanted = torch.from_numpy(labels[start : start + VALIDATION_BATCH])
+                    wanted = torch.from_numpy(labels[start : start + size])
                 right += int((logits.argmax(dim=1) == wanted).sum())
                 total += float(loss) * len(batch)
         mean, accuracy = total / len(self.held_out), right / len(self.held_out)

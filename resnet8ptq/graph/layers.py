@@ -8,6 +8,7 @@ import onnx
 from onnx import numpy_helper
 
 LAYERS = ("Conv", "Gemm", "MatMul")
+RECURRENT = ("LSTM",)  # quantized by ONNX Runtime with method=dynamic alone
 FUSED = ("Relu", "Clip")  # activations that the kernels of a layer do as well
 
 
@@ -34,6 +35,12 @@ def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
         for name, node in weight_layers(graph).items()
     }
     return {name: (float(values.min()), float(values.max())) for name, values in weights.items()}
+
+
+def float_inputs(graph: onnx.GraphProto) -> list[str]:
+    """Return the name of the input if it is float: integers have no range to calibrate."""
+    taken = graph.input[0]
+    return [taken.name] if taken.type.tensor_type.elem_type == onnx.TensorProto.FLOAT else []
 
 
 def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:

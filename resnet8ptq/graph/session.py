@@ -11,20 +11,28 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
+from resnet8ptq.core import memory
+from resnet8ptq.graph.footprint import tensor_bytes
 
-BUDGET = 2**28  # bytes of tensors that are looked at at once, if those of one sample are no more
+OPTIMIZED = "optimized.onnx"
+
+Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
 
 
 def open_session(
-    model: str | bytes, threads: int, traced: Path | None = None, optimized: bool = True
+    model: str | bytes,
+    threads: int,
+    traced: Path | None = None,
+    optimized: bool = True,
+    arena: bool = True,
 ) -> onnxruntime.InferenceSession:
     """Load a model, from a file or from bytes, to run on so many threads; 0: every core.
 
     Args:
         traced: a folder where its nodes are timed: `end_profiling` names the trace there, and
-            `optimized.onnx` is the graph that runs.
+            `OPTIMIZED` is the graph that runs.
         optimized: False: each node by itself, so that QDQ graphs are computed in float.
+        arena: False: memory goes back to the system after each run, for large tensors.
     """
     options = onnxruntime.SessionOptions()
     if not optimized:
@@ -32,31 +40,41 @@ def open_session(
         options.graph_optimization_level = level
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = arena
     options.log_severity_level = 4  # what is wrong comes as an exception
     if traced is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(traced / "trace")
-        options.optimized_model_filepath = str(traced / "optimized.onnx")
+        options.optimized_model_filepath = str(traced / OPTIMIZED)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def open_runner(model: str | bytes | onnx.ModelProto, threads: int = 0) -> Runner:
-    """Load a model of one input, as a function."""
+def open_runner(
+    model: str | bytes | onnx.ModelProto, threads: int = 0, arena: bool = True
+) -> Runner:
+    """Load a model of one input, as a function; `arena` as in `open_session`."""
     content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
-    session = open_session(content, threads)
+    session = open_session(content, threads, arena=arena)
     name = session.get_inputs()[0].name
     return lambda batch: session.run(None, {name: batch})
 
 
 def fit(runners: Sequence[Runner], sample: NDArray[np.float32]) -> int:
-    """Return how many samples can run at once so that what is returned stays within `BUDGET`.
+    """Return how many samples can run at once with what is returned within a step's budget.
 
     Args:
         runners: that are given the same samples.
         sample: one, [1, ...].
     """
     held = [sample, *(each for run in runners for each in run(sample))]
-    return int(max(1, BUDGET // sum(each.nbytes for each in held)))
+    return memory.fitting(sum(values.nbytes for values in held), memory.step())
+
+
+def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
+    """Part tensors, in their order, so that those of one sample stay within a step's budget."""
+    sizes = tensor_bytes(proto)
+    parts = memory.in_groups([sizes.get(name, 0) for name in names], memory.step())
+    return [list(names[part]) for part in parts]
 
 
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
@@ -75,6 +93,24 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
     part.graph.input.extend(taken)
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return part
+
+
+def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a copy whose nodes are computed as if each of these tensors were an output.
+
+    ONNX Runtime fuses nodes whose output only the next one takes, which changes last bits. So the
+    number of values of each tensor becomes an output, behind those that there are.
+    """
+    wanted, nodes, apart = {*names}, list(proto.graph.node), copy.deepcopy(proto)
+    wanted -= {value.name for value in proto.graph.output}
+    del apart.graph.node[:]
+    for node in nodes:
+        apart.graph.node.append(node)
+        for name in wanted.intersection(node.output):
+            counted = f"{name}__size"
+            apart.graph.node.append(helper.make_node("Size", [name], [counted], counted))
+            apart.graph.output.append(onnx.ValueInfoProto(name=counted))
+    return apart
 
 
 def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:

@@ -39,7 +39,16 @@ def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
             f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
     _settle_constants(module)
+    _return_tuple(module)
     return module.eval()
+
+
+def _return_tuple(module: Any) -> None:
+    """Return several outputs as a tuple: FX's own list can neither be traced nor be read back."""
+    (output,) = module.graph.find_nodes(op="output")
+    if isinstance(output.args[0], list):
+        output.args = (tuple(output.args[0]),)
+        module.recompile()
 
 
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -212,13 +221,40 @@ class _Reshape(torch.nn.Module):  # type: ignore[misc]
         return torch.reshape(values, sizes)
 
 
+# The operators that torchvision gives shapes to without looking whether its compiled ones loaded.
+_TORCHVISION_OPERATORS = {
+    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+
+
+@cache
+def import_torchvision() -> None:
+    """Import torchvision where it is installed, so that a module of the user's own can.
+
+    Beside a CPU build of torch, the compiled operators of the torchvision that pip installs may not
+    load, and its import then fails on two of them. They are declared here, without a kernel: where
+    a network calls one, torchvision says what to install.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if not any(name in str(error) for name in _TORCHVISION_OPERATORS):
+            raise
+        for name, schema in _TORCHVISION_OPERATORS.items():
+            torch.library.define(name, schema)
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass  # a module that needs it says so
+
+
 @cache
 def _import_onnx2torch() -> types.ModuleType:
-    """Import onnx2torch without torchvision.
+    """Import onnx2torch without torchvision, unless that is imported already.
 
     It imports torchvision for two operators of object detectors, RoiAlign and NonMaxSuppression.
-    That takes a second, and beside a CPU build of torch it may fail: the compiled ops of the
-    torchvision that pip installs there do not load. A graph with those operators is refused.
+    That takes a second, and may fail (see `import_torchvision`). A graph with those operators is
+    refused.
     """
     stands_in = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.ops")}
     absent = [name for name in stands_in if name not in sys.modules]

@@ -15,13 +15,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.models.contract import read_contract
 from resnet8ptq.models.gates.onnx import find_all
 from resnet8ptq.models.normalization import drop_attribute, write_paddings
 
-Samples = NDArray[np.float32]
+Samples = NDArray[Any]  # of the dtype of the network's input
 Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
 Predict = Callable[[Samples], Outputs]
@@ -31,16 +32,22 @@ _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 _RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")
 
 
-def in_batches(predict: Predict, samples: Samples, size: int) -> Outputs:
+def in_batches(predict: Predict, samples: Samples, size: int, label: str | None = None) -> Outputs:
     """Return the outputs for all samples, predicted in batches of at most `size`.
 
     What has other sizes for other samples, such as their detections, is filled up with zeros.
+
+    Args:
+        label: of a progress bar; None: without one.
     """
-    parts = [predict(samples[i : i + size]) for i in range(0, len(samples), size)]
+    starts = range(0, len(samples), size)
+    parts = [predict(samples[i : i + size]) for i in (track(starts, label) if label else starts)]
     return [_join(found) for found in zip(*parts, strict=True)]
 
 
 def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if len(parts) == 1:  # also what has no axis of samples, see `one_by_one`
+        return parts[0]
     sizes = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
     filled = [
         np.pad(
@@ -74,7 +81,7 @@ def filled_up(predict: Predict, size: int) -> Predict:
 
     def run(samples: Samples) -> Outputs:
         missing = -len(samples) % size
-        filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), np.float32)])
+        filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), samples.dtype)])
         outputs = in_batches(predict, filled, size)
         return [found[: len(samples)] for found in outputs] if missing else outputs
 
@@ -102,7 +109,8 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
     names = [*(value.name for value in graph.output), *wanted]
     run = open_runner(expose(settled, names))
     sizes = _SIZES if batch is None else (batch,)
-    outputs = [run(np.zeros((size, *shape), np.float32)) for size in sizes]
+    dtype = read_contract(graph).inputs[0].dtype
+    outputs = [run(np.zeros((size, *shape), dtype)) for size in sizes]
     found = [dict(zip(names, values, strict=True)) for values in outputs]
     for name in wanted:
         _replace(graph, name, [values[name] for values in found])

@@ -4,14 +4,15 @@ The batch axis is the first of every tensor and is left out of all shapes here.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from numpy.typing import DTypeLike
 
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data.preprocessing import arrange
+from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
 Shape = tuple[int | None, ...]
 
@@ -29,9 +30,16 @@ class Tensor:
     shape: Shape
     dtype: str
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether it holds integers or truth values, which no preprocessing changes."""
+        return np.dtype(self.dtype).kind in "iub"
+
     def __str__(self) -> str:
         return f"{self.name} [{_show(self.shape)[1:-1]}] {self.dtype}"
 
+
+TAKEN = ("float32", "int8", "int32", "int64", "uint8", "bool")  # as the input of samples
 
 IF_PICTURES = "; if they are pictures: "  # what then makes samples fit
 
@@ -41,7 +49,8 @@ class Contract:
     """What a network takes and returns.
 
     Attributes:
-        batch: the only number of samples that it takes at once; None: any.
+        batch: the only number of samples that it takes at once; None: any. Of the first input,
+            which takes the samples: the first axis of others, such as a state, may be another.
     """
 
     inputs: tuple[Tensor, ...]
@@ -52,17 +61,24 @@ class Contract:
 def read_contract(graph: onnx.GraphProto) -> Contract:
     """Return what an ONNX graph says of its inputs and outputs.
 
+    A single number, which has no axes, has none here either.
+
     Raises:
-        ModelError: a tensor of a type that NumPy lacks, or one without a batch axis.
+        ModelError: a tensor of a type that NumPy lacks.
     """
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in constants]  # listed up to IR 3
-    sizes = [_sizes(value)[0] for value in inputs]
+    batches = [_sizes(value)[0] for value in inputs if not is_scalar(value)]
     return Contract(
         tuple(_tensor(value) for value in inputs),
         tuple(_tensor(value) for value in graph.output),
-        next((size for size in sizes if size is not None), None),
+        batches[0] if batches else None,
     )
+
+
+def is_scalar(value: onnx.ValueInfoProto) -> bool:
+    """Tell whether an input or output is a single number, without an axis of samples."""
+    return not value.type.tensor_type.shape.dim
 
 
 def ask_for_values(others: Sequence[Tensor]) -> str:
@@ -81,9 +97,34 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 def _sizes(value: onnx.ValueInfoProto) -> Shape:
     """Return the size of each axis; None where it is free."""
     dims = value.type.tensor_type.shape.dim
-    if not dims:
-        raise ModelError(f"{value.name!r} has no axes; takes one of samples first")
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in dims)
+
+
+def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, contract: Contract) -> str:
+    """Return the dtype that samples are given to the network in.
+
+    Args:
+        stored: the samples' own.
+        preprocessing: what is done to them before.
+
+    Raises:
+        ModelError: the network takes integers, and the samples are none or are to be changed:
+            integers may be pixels or indices, and nothing but the user knows which.
+    """
+    [takes] = contract.inputs
+    if not takes.is_integer:
+        return "float32"
+    kind = np.dtype(stored)
+    if kind.kind not in "iub":
+        raise ModelError(
+            f"takes {takes.dtype}, the samples are {kind.name}; store them as integers"
+        )
+    if preprocessing != RAW:
+        raise ModelError(
+            f"takes {takes.dtype}, which preprocessing would change; set preprocess=raw, and no "
+            "data.scale or data.offset"
+        )
+    return takes.dtype
 
 
 def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int, ...] | None:
@@ -132,6 +173,25 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
     sized = height and width and (height, width) != sample_shape[:2]
     settings = [f"preprocess.size=[{height},{width}]"] if sized else []
     return " ".join(settings + ["preprocess.channels=grey"] * (channels < sample_shape[2]))
+
+
+def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
+    """Return height and width of the pictures that a network takes, whichever axis has channels.
+
+    Args:
+        fixed: inputs whose values are set.
+
+    Returns:
+        None where a size is free, or the input is no picture.
+    """
+    shapes = [tensor.shape for tensor in contract.inputs if tensor.name not in fixed]
+    if len(shapes) != 1 or len(shapes[0]) != 3:
+        return None
+    first, second, third = shapes[0]
+    sides = (first, second) if third in (1, 3) else (second, third)
+    if not {first, third} & {1, 3} or None in sides:
+        return None
+    return int(sides[0] or 0), int(sides[1] or 0)
 
 
 def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:

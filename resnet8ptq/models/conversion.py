@@ -14,9 +14,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from resnet8ptq.core.errors import ModelError, ParityError
+from resnet8ptq.core import memory
+from resnet8ptq.core.console import waiting
+from resnet8ptq.core.errors import DataError, ModelError, ParityError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data.preprocessing import arrange
+from resnet8ptq.data.preprocessing import RAW, arrange
+from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
+from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch import (
     Outputs,
@@ -27,9 +31,20 @@ from resnet8ptq.models.batch import (
     one_by_one,
     settle,
 )
-from resnet8ptq.models.contract import Contract, find_layout, read_contract
+from resnet8ptq.models.contract import (
+    Contract,
+    find_dtype,
+    find_layout,
+    is_scalar,
+    read_contract,
+)
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.normalization import flatten_biases, name_nodes, opset
+from resnet8ptq.models.normalization import (
+    flatten_biases,
+    make_way_for_quantizer,
+    name_nodes,
+    opset,
+)
 from resnet8ptq.models.sources import Module, Network, read
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
@@ -83,9 +98,10 @@ def read_record(folder: Path) -> Conversion:
 def convert(
     source: Path,
     folder: Path,
-    samples: NDArray[np.float32],
+    samples: NDArray[Any],
     module: Module | None = None,
     inputs: Mapping[str, Any] | None = None,
+    steps: Arithmetic = RAW,
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
@@ -94,10 +110,10 @@ def convert(
     Args:
         source: the network's file or folder; with `module`, its weights.
         folder: an existing, empty folder.
-        samples: [n, ...], preprocessed, in the data's own layout: the frameworks must agree on
-            them.
+        samples: [n, ...], as stored: the frameworks must agree on them.
         module: the class of a torch network whose weights `source` is.
         inputs: see `sources.onnx.read`.
+        steps: what is done to the samples.
 
     Raises:
         ModelError: not a model, unsafe, NaN in its weights, or shapes that do not fit.
@@ -105,9 +121,14 @@ def convert(
     """
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
-        network = read(source, samples.shape[1:], module, inputs)
-        layout = find_layout(samples.shape[1:], read_contract(network.proto.graph))
-        _convert(network, folder, arrange(samples, layout))
+        with waiting("Reading and converting the network"):
+            network = read(source, samples.shape[1:], module, inputs)
+        contract = read_contract(network.proto.graph)
+        layout = find_layout(samples.shape[1:], contract)
+        values = steps.apply(samples, find_dtype(samples.dtype, steps, contract))
+        _convert(network, folder, arrange(values, layout))
+    except DataError:
+        raise
     except ModelError as error:
         known = str(error).startswith((f"{source}: ", "model."))
         raise error if known else type(error)(f"{source}: {error}") from None
@@ -115,26 +136,28 @@ def convert(
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
 
 
-def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> None:
+def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
     """Write what `convert` does; the samples lie as the network takes them."""
     name_nodes(network.proto.graph)
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
     proto, why_fixed = _settle(network, samples)
     network = _give_batch_axes(network, proto)
+    make_way_for_quantizer(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
-    expected = in_batches(network.predict, samples, AT_ONCE)
+    at_once = min(AT_ONCE, memory.fitting(live_bytes(proto), memory.step()))
+    expected = in_batches(network.predict, samples, at_once, "Running the original")
     contract, final = read_contract(proto.graph), find_final(expected, samples.shape[1:])
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
-        found = _run(open_runner(str(path)), samples, contract)
+        found = _run(open_runner(str(path)), samples, contract, at_once, label)
         parity[label] = compare(found, expected, final, label)
         label = f"torch, {path.stem}"
         try:
-            found = _run(_torch_runner(path), samples, contract)
+            found = _run(_torch_runner(path), samples, contract, at_once, label)
         except Exception as error:  # ModelError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
@@ -152,11 +175,14 @@ def _convert(network: Network, folder: Path, samples: NDArray[np.float32]) -> No
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
-def _find_batch(network: Network, samples: NDArray[np.float32]) -> Network:
-    """Fix the batch at 1 where the file says that it is free, and its operators fix it."""
+def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
+    """Fix the batch at 1 where the file says that it is free, and its operators fix it.
+
+    A single number as an output is one of all samples: only of one it is that sample's.
+    """
     if read_contract(network.proto.graph).batch is not None:
         return network
-    if find_counted(network.proto):
+    if find_counted(network.proto) or any(map(is_scalar, network.proto.graph.output)):
         return _one_at_once(network)
     try:
         network.predict(samples[:2])
@@ -177,7 +203,7 @@ def _give_batch_axes(network: Network, settled: onnx.ModelProto) -> Network:
     return replace(network, predict=one_by_one(network.predict, places)) if places else network
 
 
-def _settle(network: Network, samples: NDArray[np.float32]) -> tuple[onnx.ModelProto, str | None]:
+def _settle(network: Network, samples: NDArray[Any]) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with its sizes settled, and why its batch is still fixed where it is."""
     fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
     try:
@@ -210,10 +236,12 @@ def find_final(outputs: Outputs, sample: tuple[int, ...]) -> str:
     return PROBABILITIES if sums_to_one else LOGITS
 
 
-def _run(predict: Predict, samples: NDArray[np.float32], contract: Contract) -> Outputs:
+def _run(
+    predict: Predict, samples: NDArray[Any], contract: Contract, at_once: int, label: str
+) -> Outputs:
     if contract.batch is not None:
         predict = filled_up(predict, contract.batch)
-    return in_batches(predict, samples, AT_ONCE)
+    return in_batches(predict, samples, at_once, f"Comparing with the original: {label}")
 
 
 def _torch_runner(path: Path) -> Predict:
@@ -223,7 +251,7 @@ def _torch_runner(path: Path) -> Predict:
 
     module = load_torch_module(path)
 
-    def predict(batch: NDArray[np.float32]) -> Outputs:
+    def predict(batch: NDArray[Any]) -> Outputs:
         with torch.inference_mode():
             found = module(torch.from_numpy(batch))
         return [each.numpy() for each in (found if isinstance(found, list | tuple) else [found])]

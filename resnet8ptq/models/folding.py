@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
-from resnet8ptq.models.normalization import flatten_biases
+from resnet8ptq.models.normalization import flatten_biases, make_way_for_quantizer
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
             except Exception:  # of a free batch it may not know each shape; ONNX's own may do
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
-        if fold_into_products(proto.graph) | flatten_biases(proto.graph):  # of MatMul and Add
+        changed = fold_into_products(proto.graph) | flatten_biases(proto.graph)  # of MatMul and Add
+        if make_way_for_quantizer(proto.graph) or changed:
             onnx.save(proto, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)

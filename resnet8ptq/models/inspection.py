@@ -7,22 +7,28 @@ own, and kept in the cache. Nothing is run or quantized.
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import onnx
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import cache, isolation, machine
+from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
-from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, read_contract
+from resnet8ptq.models.contract import (
+    Contract,
+    Tensor,
+    ask_for_values,
+    picture_size,
+    read_contract,
+)
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.locate import digest
+from resnet8ptq.models.locate import digest, locate
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Shape
 
@@ -59,6 +65,8 @@ class Inspection:
             tell; the others stay in float, but for those in `FOLDED`. A backend that does not take
             the format is left out.
         final: the operator that makes the first output.
+        inner_layers: layers in graphs of other operators, by those (If, Loop): no backend
+            quantizes them.
     """
 
     path: Path
@@ -71,13 +79,19 @@ class Inspection:
     parameters: int
     quantized: dict[str, frozenset[str]]
     final: str
+    inner_layers: dict[str, int] = field(default_factory=dict)
 
     def treatment(self, operator: str, backend: str) -> str:
-        """Return what a backend makes of an operator: `8 bits`, `float`, `folded` or `-`."""
+        """Return what a backend makes of an operator.
+
+        `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded` or `-`.
+        """
         if backend not in self.quantized:
             return "-"
         if operator in FOLDED:
             return "folded"
+        if backend == "onnx" and operator in RECURRENT:
+            return "dynamic"
         return "8 bits" if operator in self.quantized[backend] else "float"
 
 
@@ -114,7 +128,28 @@ def inspect(
         parameters=sum(math.prod(tensor.dims) for tensor in constants),
         quantized=quantized,
         final=makers.get(graph.output[0].name, ""),
+        inner_layers=dict(Counter(gate.find_inner_layers(graph))),
     )
+
+
+def find_picture_size(
+    config: ModelConfig, data_name: str, cache_root: Path
+) -> tuple[int, int] | None:
+    """Return height and width of the pictures that the network takes, before any are read.
+
+    Returns:
+        None where it leaves one free or takes no pictures, or where it is a module.
+
+    Raises:
+        ModelError: no model, or unsafe.
+    """
+    if config.module is not None:
+        return None
+    path = locate(config, data_name)
+    found = sources.find_format(path)
+    name = found.name if found else ""
+    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, None, None)
+    return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
 def _operators(graph: onnx.GraphProto) -> Iterator[str]:
@@ -132,14 +167,15 @@ def _export(
         "model": digest(config, path),
         "format": name,
         "shape": str(shape) if module else "",
-        "code": cache.code("models"),
+        "code": code.behind(__name__),
         **machine.versions(),
     }
 
     crashed = ModelError(f"{path}: {CRASHED}")
 
     def make(folder: Path) -> None:
-        exported = isolation.call(_read, path, shape, module, crashed=crashed)
+        network = module is not None  # the user's own code, which may download
+        exported = isolation.call(_read, path, shape, module, crashed=crashed, network=network)
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
@@ -179,6 +215,10 @@ def needs(inspection: Inspection) -> list[str]:
             "no labels: what it returns is compared with FP32, value by value; or, if it is a "
             "detector, boxes (data=coco)"
         )
+    if recurrent := [name for name in RECURRENT if name in inspection.operators]:
+        found.append(f"method=dynamic with backend=onnx, to quantize {', '.join(recurrent)}")
+    for name, count in inspection.inner_layers.items():
+        found.append(f"an export without {name}, to quantize the {count} layers inside it")
     if contract.batch is not None:
         found.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
     if missing := [backend for backend in BACKENDS if backend not in inspection.quantized]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import cache, isolation, machine
+from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models import conversion
@@ -19,8 +19,6 @@ from resnet8ptq.models.locate import locate
 from resnet8ptq.models.sources import Module, find_format
 
 log = logging.getLogger(__name__)
-
-_CONVERTERS = ("models", "graph")  # whose code makes an entry of the cache
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     key: cache.Key = {
         "model": digest,
         "format": found.name if found else "module",
-        "code": cache.code(*_CONVERTERS),
+        "code": code.behind(conversion.__name__),
         "images": checked.digest,
         **machine.versions(),
     }
@@ -92,10 +90,11 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
 
     def make(folder: Path) -> None:
         log.info("converting the network: %s", source)
-        samples = np.concatenate(list(checked.batches(conversion.AT_ONCE)))
-        isolation.call(
-            conversion.convert, source, folder, samples, module, config.inputs, crashed=crashed
-        )
+        samples = np.asarray(checked.images[:])
+        taken = (source, folder, samples, module, config.inputs, checked.preprocessing)
+        # A module is the user's own code, and may download.
+        network = module is not None
+        isolation.call(conversion.convert, *taken, crashed=crashed, network=network)
 
     folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from onnx import defs, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.layers import LAYERS, attribute
 from resnet8ptq.graph.weights import read_bias, write_bias
-from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, find_all, graph_inputs
+from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, find_all, graph_inputs, read_constant
 
 OPSET = 17
 MIN_OPSET = 13  # the first whose QuantizeLinear knows channels
@@ -86,11 +87,11 @@ def normalize(proto: onnx.ModelProto) -> None:
 
 def _move_constants(graph: onnx.GraphProto) -> None:
     """Turn Constant nodes into initializers: that is where quantization looks for weights."""
-    constants = [node for node in graph.node if node.op_type == "Constant"]
-    for node in constants:
-        if node.attribute[0].name == "value":
+    for node in [node for node in graph.node if node.op_type == "Constant"]:
+        constant = read_constant(node)
+        if constant is not None:
             tensor = graph.initializer.add()
-            tensor.CopyFrom(node.attribute[0].t)
+            tensor.CopyFrom(constant)
             tensor.name = node.output[0]
             graph.node.remove(node)
 
@@ -184,6 +185,34 @@ def rename(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
     for node in find_all(graph, onnx.NodeProto):
         node.input[:] = [change(name) for name in node.input]
         node.output[:] = [change(name) for name in node.output]
+
+
+# What ONNX Runtime's quantizer puts behind the name of a tensor, to name a tensor of its own.
+_SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|quant_scaled_output")
+
+
+def make_way_for_quantizer(graph: onnx.GraphProto) -> bool:
+    """Rename tensors whose names ONNX Runtime's quantizer would make again; tell of any changes.
+
+    It names a tensor's scale after the tensor, and numbers the copies of a bias that layers share,
+    without looking whether a tensor of that name exists. Inputs and outputs keep their names.
+    """
+    nodes = list(find_all(graph, onnx.NodeProto))
+    names = {name for node in nodes for name in (*node.input, *node.output) if name}
+    kept = {value.name for value in (*graph.input, *graph.output)}
+    biases = Counter(n.input[2] for n in nodes if n.op_type in LAYERS and len(n.input) > 2)
+    wanted = {}
+    for name in names:
+        for length in range(1, len(name)):
+            base, suffix = name[:length], name[length:]
+            copied = biases[base] > 1 and suffix.isdigit()
+            if base in names and (copied or _SUFFIX.fullmatch(suffix)):
+                renamed = base if name in kept else name
+                wanted[renamed] = f"{renamed}__of_file"
+    wanted = {name: other for name, other in wanted.items() if name not in kept}
+    if wanted:
+        rename(graph, wanted)
+    return bool(wanted)
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

@@ -69,6 +69,11 @@ class Cell:
         return self.paired is not None and self.record.params.get("dtype") != "fp32"
 
     @property
+    def doubt(self) -> str:
+        """Why FP32 cannot be right, so that nothing is judged beside it; empty where it can."""
+        return self.record.params.get("doubt", "")
+
+    @property
     def drop(self) -> float:
         """How much worse than FP32 it is; NaN where it was not measured."""
         found = self.record.drop

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import show
-from resnet8ptq.report.table import PIPE_WIDTH, combination, task_of
+from resnet8ptq.report.table import PIPE_WIDTH, VOID, combination, task_of
 from resnet8ptq.tracking.history import Record
 
 COLUMNS = (
@@ -43,7 +43,7 @@ def _row(record: Record) -> list[str]:
         metric.show(metrics[metric.name]),
         " to ".join(metric.show(end) for end in interval if end is not None),
         metric.show(target),
-        "yes" if metrics[metric.name] >= target else "no",
+        VOID if "doubt" in record.params else "yes" if metrics[metric.name] >= target else "no",
         f"{metrics['size_bytes'] / 1000:.1f}",
         status,
     ]

@@ -4,9 +4,10 @@
     python -m resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
     python -m resnet8ptq report run_id=ID              the sweep with that parent run
 
-`max_drop=0.05` and `min_accuracy=0.85` set the limits, `reference=NAME` puts other tools' results
-beside (see `report.reference`), `folder=PATH` where the files go (the
-sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged on the parent run.
+`max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set the limits,
+`reference=NAME` puts other tools' results beside (see `report.reference`), `folder=PATH` where the
+files go (the sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged on the
+parent run.
 """
 
 import base64
@@ -100,7 +101,7 @@ def select(
 ) -> list[Selection]:
     """Judge the models of each family."""
     return [
-        Selection(family, limits, verdicts.judge(family, limits.max_drop), race)
+        Selection(family, limits, verdicts.judge(family, limits), race)
         for family, race in zip(families, races or [None] * len(families), strict=True)
     ]
 
@@ -297,13 +298,11 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
     task = family.task
     if task.note:
         lines.append(task.note)
-    lines += dict.fromkeys(filter(None, (cell.record.params.get("doubt") for cell in measured)))
-    outcomes = [verdict.outcome for verdict in selected.judged.values()]
-    numbers = ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES)
-    drop = task.metric.show_drop(limits.max_drop)
-    lines.append(
-        f"Of the {len(measured)} quantized models, at most {drop} worse than FP32: {numbers}."
-    )
+    lines += dict.fromkeys(cell.doubt for cell in measured if cell.doubt)
+    outcomes = Counter(verdict.outcome for verdict in selected.judged.values())
+    numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
+    limit = task.metric.say_limit(limits)
+    lines.append(f"Of the {len(measured)} quantized models, {limit}: {numbers}.")
     if not recommendations:
         return [*lines, *why_none(family, limits, selected.judged)]
     best = recommendations[0]
@@ -342,7 +341,7 @@ def _draw(selected: Selection) -> dict[str, bytes]:
     ranges = background.put(_draw_ranges, having)  # meanwhile
     others = [entry for entry in _ranked(family, limits) if not entry.own]
     drawn = {
-        "trade_offs.png": plots.trade_offs(family, limits.max_drop, others),
+        "trade_offs.png": plots.trade_offs(family, limits, others),
         "class_impact.png": plots.class_impact(family),
         "ranges_of_weights.png": plots.weight_ranges(having),
     }
@@ -382,6 +381,7 @@ class Arguments:
     experiment: str = "resnet8ptq"
     run_id: str | None = None
     max_drop: float = ReportConfig.max_drop
+    min_sqnr_db: float = ReportConfig.min_sqnr_db
     min_accuracy: float | None = None
     reference: str | None = None
     folder: str | None = None
@@ -398,7 +398,12 @@ def main(words: list[str]) -> None:
         raise TrackingError(f"experiment: {given.experiment!r} has no sweep to report on")
     folder = Path(given.folder or _folder_of(parent))
     folder.mkdir(parents=True, exist_ok=True)
-    limits = ReportConfig(given.max_drop, given.min_accuracy, given.reference)
+    limits = ReportConfig(
+        max_drop=given.max_drop,
+        min_sqnr_db=given.min_sqnr_db,
+        min_accuracy=given.min_accuracy,
+        reference=given.reference,
+    )
     families = comparison.load(store, history.load_compared(store, parent.run_id))
     chosen = select(families, limits, _load_races(store, parent, len(families)))
     for path in write(store, parent.run_id, chosen, folder):

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.report.comparison import Cell, Family
 
+SAME_SIZE = 0.005  # of files: names and padding differ by as much
+SAME_SPEED = 0.05  # of latencies of different runs: one file's differ by as much, see `race`
+
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Tell of each point [n, objectives] whether it is on the front [n]; lower costs are better.
@@ -23,6 +26,28 @@ def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
         for point in costs  # one by one: of n points the memory would be n * n
     ]
     return ~np.array(dominated, dtype=bool)
+
+
+def thin(costs: NDArray[np.float64], tolerances: Sequence[float]) -> NDArray[np.bool_]:
+    """Tell of each point of a front [n, objectives] whether it is worth a place of its own [n].
+
+    A point is left out beside one that it is not noticeably better than in anything: the front
+    would else list every model that is a few bytes smaller. Of two such points the one stays that
+    is better in what has no tolerance. Equal points stay together.
+
+    Args:
+        tolerances: for each objective the fraction of a value by which others count as equal.
+    """
+    slack = np.abs(costs) * tolerances
+    exact = np.array(tolerances) == 0
+    order = np.lexsort((*costs[:, ~exact].T[::-1], *costs[:, exact].T[::-1]))
+    kept: list[int] = []
+    for point in order:
+        better = costs[point] + slack[point] < costs[kept]
+        equal = (costs[point] == costs[kept]).all(axis=1)
+        if (better.any(axis=1) | equal).all():
+            kept.append(point)
+    return np.isin(np.arange(len(costs)), kept)
 
 
 @dataclass(frozen=True)
@@ -63,17 +88,26 @@ def find(family: Family) -> Front | None:
     """Return the front of a search; None where there was none, or nothing was measured."""
     objectives = _objectives(family)
     cells = [
-        cell for cell in family.measured if all(name in cell.record.metrics for name in objectives)
+        cell
+        for cell in family.measured
+        if not cell.doubt and all(name in cell.record.metrics for name in objectives)
     ]
     if not objectives or not cells:
         return None
     signs = np.array([1 if OBJECTIVES[name] == "minimize" else -1 for name in objectives])
     costs = signs * np.array([[cell.metric(name) for name in objectives] for cell in cells])
-    on_front = [
-        (tuple(row), cell) for row, cell, on in zip(costs, cells, mask(costs), strict=True) if on
-    ]
+    front = np.flatnonzero(mask(costs))
+    front = front[thin(costs[front], [_tolerance(name) for name in objectives])]
+    on_front = [(tuple(costs[place]), cells[place]) for place in front]
     on_front.sort(key=lambda pair: pair[0])
     return Front(objectives, tuple(cell for _, cell in on_front), len(cells))
+
+
+def _tolerance(name: str) -> float:
+    """Return by which fraction values of an objective differ without meaning."""
+    if name.endswith("_bytes"):
+        return SAME_SIZE
+    return SAME_SPEED if name.startswith(("latency", "speedup")) else 0.0
 
 
 def _objectives(family: Family) -> tuple[str, ...]:

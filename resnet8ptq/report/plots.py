@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
 from resnet8ptq.report import pareto, table
@@ -61,11 +62,11 @@ def class_impact(family: Family) -> Figure | None:
     return figure
 
 
-def trade_offs(family: Family, max_drop: float, others: Sequence[Entry] = ()) -> Figure | None:
+def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = ()) -> Figure | None:
     """The loss against FP32 over size, and over latency where it was measured; Pareto fronts.
 
     Args:
-        max_drop: the limit that is drawn, see `report.max_drop`.
+        limits: of which the one of the loss is drawn.
         others: other tools' results on the same samples, drawn over size.
     """
     cells = family.measured
@@ -83,8 +84,8 @@ def trade_offs(family: Family, max_drop: float, others: Sequence[Entry] = ()) ->
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, name, scale, shown) in zip(grid, panels, strict=True):
         metric, kinds = family.task.metric, _kinds(cells)
-        _scatter(axes, metric, shown, name, scale, label, kinds, members, max_drop)
-    handles = _legend(cells)
+        _scatter(axes, metric, shown, name, scale, label, kinds, members, metric.limit(limits))
+    handles = _legend(cells, f"report.{family.task.metric.limit_key}")
     if others:
         fp32 = float(np.mean([cell.metric(f"baseline_{metric.name}") for cell in cells]))
         losses = [metric.scale * (fp32 - entry.fair / entry.total) for entry in others]
@@ -120,7 +121,7 @@ def _kinds(cells: Sequence[Cell]) -> list[str]:
     return sorted({_kind(cell) for cell in cells})
 
 
-def _legend(cells: Sequence[Cell]) -> list[Line2D]:
+def _legend(cells: Sequence[Cell], limit: str) -> list[Line2D]:
     """One key for each mark that appears: three short lists instead of every combination."""
     calibrations = dict.fromkeys(_method(cell) for cell in cells)
     lines = [
@@ -137,7 +138,7 @@ def _legend(cells: Sequence[Cell]) -> list[Line2D]:
             lines.append(
                 Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor=face, label=name)
             )
-    lines.append(Line2D([], [], ls=":", color="C3", lw=1, label="report.max_drop"))
+    lines.append(Line2D([], [], ls=":", color="C3", lw=1, label=limit))
     return [*lines, Line2D([], [], ls="--", color="black", lw=1, label="Pareto front")]
 
 
@@ -182,8 +183,7 @@ def _scatter(
     axes.axhline(metric.scale * allowed, color="C3", lw=1, ls=":", zorder=0)
     axes.margins(x=0.1)  # room for the words at FP32, which is the largest and the slowest
     axes.invert_yaxis()  # better is higher
-    unit = ", points" if metric.percent else ""
-    title = f"loss of {plain(metric.title)} against FP32{unit}  (bars: 95% interval)"
+    title = f"{plain(metric.loss_title)}  (bars: 95% interval)"
     axes.set(xlabel=label, ylabel=title)
 
 

@@ -5,8 +5,9 @@ best of many is better on the samples it was chosen by than it is. FP32 is a can
 speed.
 """
 
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -15,14 +16,16 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.race import Blocks, Race, ratio, typical
 from resnet8ptq.report import table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, indistinguishable
+from resnet8ptq.report.pareto import SAME_SIZE, SAME_SPEED
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
 from resnet8ptq.tasks.contract import CHOICE
+from resnet8ptq.tasks.statistics import ROUNDING
 
 TUNED = (  # settings that choose by themselves
     *(("nodes_to_exclude", "auto"), ("precision.plan", "auto")),
     ("method", "qat"),
 )
-CLOSE = 0.05  # sizes within 5% count as equal
+CLOSE = 0.05  # sizes within 5% count as close
 FAMILIAR = 0.02  # by so much FP32 is better on samples that it was probably trained on
 FINALISTS = 3  # of the fastest models in each use, that are timed against each other
 TO_TRY = (
@@ -84,7 +87,7 @@ class Selection:
 
     @cached_property
     def candidates(self) -> list[Cell]:
-        """What ran on integer kernels; none where all of it fails.
+        """What is not simulated; none where all of it fails, or FP32 itself is in doubt.
 
         Without samples to choose by, only what does not fail and keeps what is asked of it.
         """
@@ -104,14 +107,15 @@ class Selection:
     @cached_property
     def _ran(self) -> list[Cell]:
         cells = self.family.measured
-        return [each for each in cells if each.record.params.get("execution") != "simulated"]
+        ran = [cell for cell in cells if cell.record.params.get("execution") != "simulated"]
+        return [cell for cell in ran if not cell.doubt]
 
     @cached_property
     def passing(self) -> list[Cell]:
         """Those that pass the limit by what models are chosen by."""
-        metric, most = self.family.task.metric, self.limits.max_drop
+        metric, limits = self.family.task.metric, self.limits
         if self.apart:
-            return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, most)]
+            return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, limits)]
         return [
             cell
             for cell in self.candidates
@@ -124,7 +128,8 @@ class Selection:
         if self.passing:
             return self.passing
         name = f"{CHOICE}drop" if self.apart else "drop"
-        return [cell for cell in self.candidates if cell.metric(name) <= self.limits.max_drop]
+        most = self.family.task.metric.limit(self.limits)
+        return [cell for cell in self.candidates if cell.metric(name) <= most]
 
     @cached_property
     def recommendations(self) -> "list[Recommendation]":
@@ -138,6 +143,10 @@ class Selection:
     def cost_as_reported(self, cell: Cell) -> float:
         """Return the same on the samples that are reported on."""
         return self._cost(cell, "")
+
+    def best(self, cells: Sequence[Cell]) -> Cell:
+        """Return the best by what models are chosen by; of equals the faster, then the smaller."""
+        return _first(cells, self.cost)
 
     def _cost(self, cell: Cell, prefix: str) -> float:
         metric = self.family.task.metric
@@ -158,7 +167,7 @@ def finalists(selected: Selection) -> list[Cell]:
         sorted(timed, key=lambda cell: cell.metric(name))[:FINALISTS]
         for name in ("latency_p50_ms", "latency_batch_p50_ms")
     )
-    chosen = [min(timed, key=selected.cost), min(timed, key=_bytes), *fastest]
+    chosen = [selected.best(timed), min(timed, key=_bytes), *fastest]
     return list({cell.record.run_id: cell for cell in chosen}.values())
 
 
@@ -166,14 +175,19 @@ def why_none(family: Family, limits: ReportConfig, judged: Mapping[str, Verdict]
     """Say why no model is recommended, and what may help."""
     metric, measured = family.task.metric, family.measured
     least = least_of(metric, limits)
-    asked = f"report.max_drop={limits.max_drop:g}"
+    if all(cell.doubt for cell in measured):
+        return [
+            "FP32 itself is broken, so that every verdict is void and no model is recommended. "
+            "What FP32 lacks comes first: preprocess, the order of the classes, model.path."
+        ]
+    asked = metric.show_limit(limits)
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
     lines = [f"No model keeps the limits ({asked}) on integer kernels, so none is recommended."]
     for value in sorted({cell.metric(f"baseline_{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
-    if all(judged[cell.record.run_id].outcome == FAIL for cell in measured):
+    if all(judged[cell.record.run_id].outcome in (FAIL, table.VOID) for cell in measured):
         tried = any(cell.record.params.get("per_channel") == "true" for cell in measured)
         lines.append(
             f"To lose less: {'' if tried else 'per_channel=true; '}another calibration (calib=); "
@@ -217,8 +231,8 @@ def other_choice(selected: Selection) -> str:
             "The best are chosen on the samples they are reported on, so that their results are "
             "biased towards good."
         )
-    ours = min(selected.candidates, key=selected.cost)
-    theirs = min(selected.candidates, key=selected.cost_as_reported)
+    ours = selected.best(selected.candidates)
+    theirs = _first(selected.candidates, selected.cost_as_reported)
     samples = ours.record.params.get("chosen_by", "other samples")
     begin = f"The best were chosen by {samples} that have no part in what is reported."
     known, reported = (ours.metric(f"{prefix}baseline_{metric.name}") for prefix in (CHOICE, ""))
@@ -245,7 +259,7 @@ def other_choice(selected: Selection) -> str:
 
 def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendation:
     metric = selected.family.task.metric
-    best = min(cells, key=selected.cost)
+    best = selected.best(cells)
     shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
     why = shown + (f" ({fair} with ties at the top broken at random)" if fair != shown else "")
     if "delta" in best.record.metrics:
@@ -261,11 +275,13 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
 
 def _smallest(selected: Selection) -> Recommendation:
     metric = selected.family.task.metric
-    best = min(selected.within, key=lambda cell: (_bytes(cell), selected.cost(cell)))
+    least = min(map(_bytes, selected.within)) * (1 + SAME_SIZE)
+    best = selected.best([cell for cell in selected.within if _bytes(cell) <= least])
     size, saved = _bytes(best) / 1000, best.metric("size_reduction")
     value = metric.show(best.metric(metric.name))
     why = f"{size:.1f} kB, {saved:.1%} less than FP32, at {value}"
-    left_out = [cell for cell in selected.candidates if _bytes(cell) < _bytes(best)]
+    others = [cell for cell in selected.candidates if cell not in selected.within]
+    left_out = [cell for cell in others if _bytes(cell) < _bytes(best)]
     if left_out:
         smaller, samples = min(left_out, key=_bytes), " to choose by" if selected.apart else ""
         why += f"; {smaller.label} has {_bytes(smaller) / 1000:.1f} kB, and "
@@ -335,6 +351,17 @@ def _of(
         selected.family.task.metric, cell, selected.judged[cell.record.run_id], selected.limits
     )
     return Recommendation(use, cell.label, why, cell, verdict, tuple(equals), equals_mean)
+
+
+def _first(cells: Sequence[Cell], cost: Callable[[Cell], float]) -> Cell:
+    """Return the cell of the least cost; of equals the faster, and of those as fast the smaller."""
+    least = min(map(cost, cells))
+    equals = [cell for cell in cells if cost(cell) - least <= ROUNDING]
+    timed = [_latency(cell) for cell in equals if "latency_p50_ms" in cell.record.metrics]
+    slowest = min(timed, default=math.inf) * (1 + SAME_SPEED)
+    # What was not timed is not known to be slower.
+    fast = [cell for cell in equals if not _latency(cell) > slowest]
+    return min(fast, key=_bytes)
 
 
 def _bytes(cell: Cell) -> float:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.console import stdout
 from resnet8ptq.core.errors import TrackingError
@@ -30,7 +31,7 @@ REPORT = "report.html"
 WIDE = ("interval", "ms")  # left out where there is little room
 CHOICES = ("framework", "dtype", "calibration", "weights")
 COSTS = ("size kB", "reduction", "ms", "speedup")
-LIMIT = "limit"  # see `verdicts`
+LIMIT, VOID = "limit", "void"  # see `verdicts`
 MANY = 50  # runs of a family; above, not all are shown at once
 FIRST = 20  # of many: the best
 NAMED = 12  # runs behind one note
@@ -39,10 +40,13 @@ P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same images{correction}."
 )
 LIMIT_NOTE = (
-    "limit: at most {drop} worse than FP32 (report.max_drop). pass or fail: the one-sided 95% "
-    "bound of the loss{several} lies within or beyond. undecided: these samples cannot tell; in "
-    "brackets how many would, 4 times in 5, should the loss be the one measured; without brackets, "
-    "they have no spread to judge by."
+    "limit: {limit} ({key}). pass or fail: the one-sided 95% bound of the loss{several} lies "
+    "within or beyond. undecided: these samples cannot tell; in brackets how many would, 4 times "
+    "in 5, should the loss be the one measured; without brackets, they have no spread to judge by."
+)
+VOID_NOTE = (
+    "void: FP32 itself is not shown to be better than chance, or is below report.expected_accuracy:"
+    " what a model loses against it says nothing."
 )
 GROUPED_NOTE = (
     "groups: samples of one group are alike, and the tests take each for one by itself: intervals "
@@ -74,11 +78,11 @@ class Judged:
 
     Attributes:
         texts: by the run's id; what the column `LIMIT` shows.
-        max_drop: the limit, see `ReportConfig`.
+        limits: what they are judged by.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
-    max_drop: float = 0.0
+    limits: ReportConfig = field(default_factory=ReportConfig)
 
 
 NOTHING_JUDGED = Judged()
@@ -261,11 +265,14 @@ def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[st
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
         lines.append(P_NOTE.format(test=task.test, correction=correction))
-    if any(record.run_id in judged.texts for record in records):
-        together = sum(record.run_id in judged.texts for record in records)
+    if texts := [judged.texts[r.run_id] for r in records if r.run_id in judged.texts]:
+        together = len(texts) - texts.count(VOID)
         several = f", corrected for {together} models (Holm)," if together > 1 else ""
-        drop = task.metric.show_drop(judged.max_drop)
-        lines.append(LIMIT_NOTE.format(drop=drop, several=several))
+        metric, key = task.metric, f"report.{task.metric.limit_key}"
+        limit = metric.say_limit(judged.limits)
+        lines.append(LIMIT_NOTE.format(limit=limit, key=key, several=several))
+        if VOID in texts:
+            lines.append(VOID_NOTE)
         if any(record.params.get(GROUPED) for record in records):
             lines.append(GROUPED_NOTE)
     if task.note and any(task.metric.name in record.metrics for record in records):

@@ -1,8 +1,10 @@
-"""Whether a model loses no more than `report.max_drop` against FP32: pass, fail or undecided.
+"""Whether a model keeps the limit of its loss against FP32: pass, fail, undecided or void.
 
 A model passes where the one-sided 95% bound of its paired loss lies within the limit, and fails
 where the bound from the other side lies beyond; both for all models of a family together (Holm,
 1979). Not being significantly worse than FP32 is no proof of being as good: then it is undecided.
+It is void where FP32 itself is no better than chance, or clearly below what the user expects of it:
+the losses of two broken networks say nothing.
 """
 
 import math
@@ -11,11 +13,12 @@ from dataclasses import dataclass
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.table import Judged
+from resnet8ptq.report.table import VOID, Judged
 from resnet8ptq.tasks.contract import CHOICE, GROUPED, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin, holm
 
-OUTCOMES = PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
+PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
+OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
 MOST_NEEDED = 1_000_000  # samples; nobody has more
 
 
@@ -24,7 +27,7 @@ class Verdict:
     """What can be said of a model and the limit.
 
     Attributes:
-        outcome: `PASS`, `FAIL` or `UNDECIDED`.
+        outcome: `PASS`, `FAIL`, `UNDECIDED` or `VOID`.
         needed: about how many samples would tell, where it is undecided; NaN where these have no
             spread to judge by.
     """
@@ -53,17 +56,17 @@ def in_words(
         judged: what `judge` has said of each family; None: it is asked.
     """
     texts = {}
-    judged = judged or [judge(family, limits.max_drop) for family in families]
+    judged = judged or [judge(family, limits) for family in families]
     for family, verdicts in zip(families, judged, strict=True):
         for cell in family.measured:
             run_id = cell.record.run_id
             texts[run_id] = say(family.task.metric, cell, verdicts[run_id], limits)
-    return Judged(texts, limits.max_drop)
+    return Judged(texts, limits)
 
 
 def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
     """Return the verdict, and what else is asked of the model and not reached."""
-    if reaches_least(metric, cell, limits):
+    if verdict.outcome == VOID or reaches_least(metric, cell, limits):
         return str(verdict)
     return f"{verdict}, {metric.title} < {metric.show(least_of(metric, limits) or 0)}"
 
@@ -79,21 +82,19 @@ def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
     return least is None or metric.cost(cell.metric(metric.name)) <= metric.cost(least)
 
 
-def judge(family: Family, max_drop: float) -> dict[str, Verdict]:
-    """Return the verdict on each measured quantized model of a family, by the id of its run.
-
-    Args:
-        max_drop: as `report.max_drop` has it.
-    """
+def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
+    """Return the verdict on each measured quantized model of a family, by the id of its run."""
     metric = family.task.metric
-    cells = [(cell, cell.paired) for cell in family.measured if cell.paired is not None]
+    drop = metric.limit(limits)
+    verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.doubt}
+    cells = [(c, c.paired) for c in family.measured if c.paired is not None and not c.doubt]
     totals = [int(cell.metric("total")) for cell, _ in cells]
     margins = [
-        UNKNOWN if cell.record.params.get(GROUPED) else paired.margin(metric, max_drop, total)
+        UNKNOWN if cell.record.params.get(GROUPED) else paired.margin(metric, drop, total)
         for (cell, paired), total in zip(cells, totals, strict=True)
     ]
-    found = decide(margins, totals)
-    return {cell.record.run_id: verdict for (cell, _), verdict in zip(cells, found, strict=True)}
+    decided = zip(cells, decide(margins, totals), strict=True)
+    return verdicts | {cell.record.run_id: verdict for (cell, _), verdict in decided}
 
 
 def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
@@ -108,12 +109,12 @@ def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
     return [_decide(*each, level) for each in zip(margins, within, beyond, totals, strict=True)]
 
 
-def passes_to_choose(metric: Metric, cell: Cell, max_drop: float) -> bool:
+def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
     """Tell whether a model passes on the samples that the sweep chooses by, taken by itself."""
     if cell.choice is None:
         return False
     total = int(cell.metric(f"{CHOICE}total"))
-    return cell.choice.margin(metric, max_drop, total).p_within <= SIGNIFICANCE
+    return cell.choice.margin(metric, metric.limit(limits), total).p_within <= SIGNIFICANCE
 
 
 def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level: float) -> Verdict:

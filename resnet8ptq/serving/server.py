@@ -30,6 +30,7 @@ from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.serving import access
+from resnet8ptq.tracking import address
 
 START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
 STOP_S = 15
@@ -99,7 +100,7 @@ def find_database(given: str | None) -> URL:
         url = None
     if url is None or url.drivername not in ("postgresql", "postgresql+psycopg2"):
         raise ConfigError(f"database: got {redact(named)}, takes {takes}")
-    if given and (url.password is not None or "password" in url.query):
+    if given and (url.password is not None or not address.PARAMETERS.issuperset(url.query)):
         raise ConfigError(
             "database: holds a password, which `ps` shows to everybody; takes one without: put "
             "it into ~/.pgpass or PGPASSWORD, or the whole into MLFLOW_BACKEND_STORE_URI"

@@ -5,6 +5,9 @@ jobs run in this process, they are composed while MLflow is imported to make it.
 """
 
 import logging
+import math
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,7 +27,7 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
 from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
-from resnet8ptq.tracking import journal
+from resnet8ptq.tracking import address, journal
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
@@ -45,6 +49,7 @@ class RunningSweep:
         worker, several: as of the sweep, before it is open.
         limits: what a model must keep to be recommended.
         lock: on the sweep's folder, held as long as the sweep runs.
+        jobs: how many there are, at most; None where that is not known.
     """
 
     open: "Callable[[], Sweep]"
@@ -52,6 +57,7 @@ class RunningSweep:
     several: bool
     limits: ReportConfig
     lock: "FileLock"
+    jobs: int | None = None
 
     @cached_property
     def sweep(self) -> "Sweep":
@@ -90,6 +96,8 @@ class RunningSweep:
             self._report(records, timed=status != "killed")
         except Exception as error:  # whatever it is, the sweep has ended
             failure = error
+        if status == "killed":
+            print(_how_far(records or sync.load_records(folder), self.jobs), file=sys.stderr)
         # A search continues after a failure, and its sweeper reports none.
         if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
             status = "failed"
@@ -143,10 +151,20 @@ class RunningSweep:
         background.ask(upload.log_files, store, parent_id, paths)
 
 
+def _how_far(records: "Sequence[Record]", jobs: int | None) -> str:
+    """Say how many runs of an interrupted sweep have finished, and the command that continues."""
+    finished = sum(record.tags.get("status") in ("ok", "unsupported") for record in records)
+    of = "" if jobs is None else f" of {jobs}"
+    resume = "sweep.resume="
+    words = [word for word in sys.argv if not word.lstrip("+").startswith(resume)]
+    return f"{finished}{of} runs finished; continue: {shlex.join(['python', *words, resume])}true"
+
+
 def _collect(sweep: "Sweep") -> "list[Record]":
     """Log the runs that the store did not take; return those to compare."""
     from resnet8ptq.tracking import history, sync
 
+    sweep.store.check_answers()
     # Also those whose processes ended with the sweep.
     done = sync.sync(sweep.store, sweep.folder, wait_s=10 if sweep.worker else 0)
     if len(done.running) > 1:  # besides the sweep itself
@@ -193,18 +211,26 @@ def open_current() -> "Sweep":
 
 
 class SweepCallback(Callback):
-    """Hydra calls this before the first job of a multirun."""
+    """Hydra calls this before a run, or the first job of a multirun, and before it writes."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """End the program where the settings hold a password, which Hydra would write down."""
+        try:
+            address.check(config.tracking.uri or "", written=True)
+        except command.EXPECTED as error:
+            # Hydra turns an exception of a callback into a warning, and would go on.
+            raise SystemExit(command.report(error)) from None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Begin to open the store and the parent run, or end the program."""
         global _current
+        self.on_run_start(config)
         folder = Path(config.hydra.sweep.dir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             worker = jobs.plan(config.hydra.launcher)
             _current = _start(config, folder, worker)
         except command.EXPECTED as error:
-            # Hydra turns an exception of a callback into a warning, and would go on.
             raise SystemExit(command.report(error)) from None
         if worker:  # other processes read its file
             open_current()
@@ -227,7 +253,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
     swept = _find_swept(config.hydra.sweeper)
-    several = _asks_for_several(config.hydra.sweeper, [*swept, *typed])
+    count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
     for line in effect.find_idle(config, typed, swept):
         log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
@@ -247,9 +273,9 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
 
     def open_sweep() -> Sweep:
         store, parent_id = background.result(begun)
-        return Sweep(store, parent_id, folder, worker, config.sweep.resume, several)
+        return Sweep(store, parent_id, folder, worker, config.sweep.resume, count != 1)
 
-    return RunningSweep(open_sweep, worker, several, limits, held)
+    return RunningSweep(open_sweep, worker, count != 1, limits, held, count)
 
 
 def _find_swept(sweeper: DictConfig) -> list[Override]:
@@ -257,22 +283,30 @@ def _find_swept(sweeper: DictConfig) -> list[Override]:
     return [words.parse(f"{key}={value}") for key, value in (sweeper.get("params") or {}).items()]
 
 
-def _asks_for_several(sweeper: DictConfig, overrides: Sequence[Override]) -> bool:
-    """Tell whether there may be more than one job; the last override of a key wins."""
+def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
+    """Return how many jobs there are; None where Hydra alone knows, as of `glob(*)`.
+
+    The last override of a key wins.
+    """
     if "n_trials" in sweeper:  # a search
-        return True
+        return int(sweeper.n_trials)
     last = {override.key_or_group: override for override in overrides}
-    return any(override.is_sweep_override() for override in last.values())
+    swept = [override for override in last.values() if override.is_sweep_override()]
+    try:
+        return math.prod(sum(1 for _ in each.sweep_string_iterator()) for each in swept)
+    except HydraException:
+        return None
 
 
 def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
     """Open the store and make the sweep's run; return its id too."""
     from resnet8ptq.tracking.run import start_parent
-    from resnet8ptq.tracking.store import open_store
+    from resnet8ptq.tracking.store import in_one_line, open_store
 
     store = open_store(settings)
     name = f"sweep {folder.parent.name} {folder.name}"
-    return store, start_parent(store, name, folder, tags)
+    with in_one_line(store):
+        return store, start_parent(store, name, folder, tags)
 
 
 def _continue(
@@ -282,15 +316,17 @@ def _continue(
     from resnet8ptq.sweep import resume
     from resnet8ptq.tracking import sync
     from resnet8ptq.tracking.run import restart_parent
-    from resnet8ptq.tracking.store import open_store
+    from resnet8ptq.tracking.store import in_one_line, open_store
 
     store = background.ask(open_store, settings)
-    earlier = resume.find_sweep(store, tags["sweep_key"])
+    with in_one_line(store):
+        earlier = resume.find_sweep(store, tags["sweep_key"])
     if earlier is None:
         log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
         return background.put(_begin, settings, folder, tags)
     print(f"Resume: continuing {earlier.tags['mlflow.runName']}")  # no log is set up yet
-    sync.sync(store, Path(earlier.tags["folder"]), wait_s=5)
     found: Future[tuple[Store, str]] = Future()
-    found.set_result((store, restart_parent(store, earlier, folder)))
+    with in_one_line(store):
+        sync.sync(store, Path(earlier.tags["folder"]), wait_s=5)
+        found.set_result((store, restart_parent(store, earlier, folder)))
     return found

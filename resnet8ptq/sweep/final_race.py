@@ -5,21 +5,23 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
-from resnet8ptq.core import cache, files, machine
+from resnet8ptq.core import files, machine
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data import locate
 from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.pace import Load
 from resnet8ptq.evaluation.race import Race
-from resnet8ptq.evaluation.trial import Bench, as_fp32
 from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Selection, finalists, fp32_name
+from resnet8ptq.tracking import origin
 
 log = logging.getLogger(__name__)
 
@@ -30,32 +32,38 @@ def run(chosen: Sequence[Selection], folder: Path) -> list[Race | None]:
     Returns:
         None for a family of which nothing was timed, or not on this machine.
     """
-    races = [_race(selected) for selected in chosen]
+    races = [_race(selected, folder) for selected in chosen]
     if any(races):
         kept = [None if found is None else asdict(found) for found in races]
         files.write_text(folder / race.FILE, json.dumps(kept, indent=2))
     return races
 
 
-def _race(selected: Selection) -> Race | None:
+def _race(selected: Selection, folder: Path) -> Race | None:
     models = finalists(selected)
     timed = [cell for cell in selected.family.measured if "speedup" in cell.record.metrics]
-    baselines = {fp32_name(cell): _folder(cell) for cell in timed}
-    if not models or not baselines:
+    if not models or not timed:
         return None
     cpu = machine.describe().get("cpu")
     if any(cell.record.tags.get("cpu") != cpu for cell in (*models, *timed)):
         log.warning("the best models ran on other machines, and are not timed against each other")
         return None
     try:
-        return _run({cell.record.run_id: _folder(cell) for cell in models}, baselines)
+        baselines = {fp32_name(cell): _folder(cell, folder) for cell in timed}
+        return _run({cell.record.run_id: _folder(cell, folder) for cell in models}, baselines)
     except Exception as error:  # the runs are whole without it
         log.warning("the best models could not be timed against each other: %s", one_line(error))
         return None
 
 
-def _folder(cell: Cell) -> Path:
-    return Path(cell.record.tags["folder"])
+def _folder(cell: Cell, sweep: Path) -> Path:
+    """Return the folder of a run that was made here: its files run as code."""
+    own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
+    if own is None:
+        raise TrackingError(
+            f"run {cell.record.run_id} was not made below {sweep} or {origin.RUNS.absolute()}"
+        )
+    return own
 
 
 def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
@@ -70,19 +78,17 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
     """
     folders = {*models.values(), *baselines.values()}
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}
-    first = configs[next(iter(models.values()))]
-    runtime = cache.runtime(first.cache_dir, first.threads)
-    settled = replace(first, data=locate.settle(first.data))
-    data, fp32 = load(settled, runtime.cache_root)
-    bench = Bench(fp32.sha256, runtime)
+    settings = settle(configs[next(iter(models.values()))])
+    runtime = settings.runtime
+    data, fp32 = load(settings)
     loads: dict[str, Load] = {}
     with ExitStack() as stack:
         for name, folder in models.items():
             [path] = [each for each in folder.glob("model.*") if each.suffix != ".json"]
-            loads[name] = bench.loader(configs[folder], path)
+            loads[name] = loader(configs[folder], runtime, path)
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             plain = as_fp32(configs[folder])
             made = make_quantizer(plain, runtime).quantize(fp32, data.test, scratch)
-            loads[name] = bench.loader(plain, made.path)
-        return race.run(loads, data.test, first.latency)
+            loads[name] = loader(plain, runtime, made.path)
+        return race.run(loads, data.test, settings.config.latency)

@@ -6,24 +6,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import cache, files, machine
-from resnet8ptq.data import locate, registry
-from resnet8ptq.experiment import mlperf_tiny
+from resnet8ptq.core import code, files, machine
+from resnet8ptq.data import registry
+from resnet8ptq.experiment import running
+from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import locate as networks
 from resnet8ptq.tasks import registry as tasks
 
-CODE = (  # of this package, on which what a run finds depends
-    *("core", "config", "tasks", "data", "graph", "precision", "models", "calibration"),
-    *("backends", "corrections", "finetuning", "simulation", "evaluation", "experiment"),
-)
 # Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
 # neither, since their contents are hashed.
 _IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
 _ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # the same among a sweep's overrides
 
 
-def find(config: RunConfig) -> str:
+def find(settings: Settings) -> str:
     """Return a hash, in hexadecimal, that two runs share only if they would give the same.
 
     The same settings, code of this package, versions of the frameworks, network, training and
@@ -32,21 +28,20 @@ def find(config: RunConfig) -> str:
     Raises:
         PtqError: the images or the network are not available.
     """
-    config = mlperf_tiny.settle(config)
-    settled = locate.settle(config.data, quiet=True)
+    config = settings.config
     images = registry.read(
-        settled, config.preprocess, cache.folder(config.cache_dir), config.calib.images
+        config.data, config.preprocess, settings.runtime.cache_root, config.calib.images
     )
-    settings = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
-    settings["data"] = [images.name, images.train.digest, images.test.digest]
+    hashed = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
+    hashed["data"] = [images.name, images.train.digest, images.test.digest]
     if images.calibration is not None:
-        settings["calib"] |= {"images": images.calibration.digest}
+        hashed["calib"] |= {"images": images.calibration.digest}
     network = networks.digest(config.model, networks.locate(config.model, images.name))
-    settings["model"] = {**settings["model"], "path": network, "state_dict": None}
+    hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
     if config.calib.table is not None:
-        settings["calib"] |= {"table": files.sha256(Path(config.calib.table))}
-    settings["task"] |= {"own_code": tasks.fingerprint(config.task)}
-    return _hash(settings)
+        hashed["calib"] |= {"table": files.sha256(Path(config.calib.table))}
+    hashed["task"] |= {"own_code": tasks.fingerprint(config.task)}
+    return _hash(hashed)
 
 
 def sweep_key(overrides: Sequence[str]) -> str:
@@ -55,5 +50,5 @@ def sweep_key(overrides: Sequence[str]) -> str:
 
 
 def _hash(asked: object) -> str:
-    text = json.dumps([asked, cache.code(*CODE), machine.versions()], sort_keys=True)
+    text = json.dumps([asked, code.behind(running.__name__), machine.versions()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

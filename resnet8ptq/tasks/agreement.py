@@ -3,13 +3,14 @@
 Both say how close a model is to FP32, and nothing of how good either is.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks import bootstrap, classification, contract, distortion
 from resnet8ptq.tasks.contract import (
@@ -22,7 +23,7 @@ from resnet8ptq.tasks.contract import (
     Table,
     Targets,
 )
-from resnet8ptq.tasks.statistics import Margin, Values, mcnemar, tango
+from resnet8ptq.tasks.statistics import UNKNOWN, Margin, Values, mcnemar, tango
 
 NOTE = (
     "No labels: {what} is measured against FP32 in the same framework. How good FP32 itself is was "
@@ -157,33 +158,108 @@ class Agreement(_AgainstFp32):
         return AgreementComparison(replace(model, labels=baseline.predictions), baseline)
 
 
-def relative_error(found: Array, reference: Array) -> Values:
-    """Return the norm of each sample's error [n], in the root mean square of FP32's norms."""
+def powers(found: Array, reference: Array) -> tuple[Values, Values]:
+    """Return the noise [n] and the signal [n] of each sample, in FP32's mean signal.
+
+    Of each the sum of the squares. Where FP32 returns zeros alone, as they are.
+    """
     rows = max(1, distortion.AT_ONCE // max(1, reference[:1].size))
-    errors, norms = np.empty(len(reference)), np.empty(len(reference))
+    noise, signal = np.empty(len(reference)), np.empty(len(reference))
     for start in range(0, len(reference), rows):
         part = slice(start, start + rows)
         wanted = reference[part].reshape(len(reference[part]), -1).astype(np.float64)
-        given = found[part].reshape(wanted.shape)
-        norms[part] = (wanted**2).sum(axis=1)
-        errors[part] = np.linalg.norm(given - wanted, axis=1)
-    size = np.sqrt(norms.mean())
-    return errors / size if size else errors
+        error = found[part].reshape(wanted.shape) - wanted
+        noise[part], signal[part] = ((values**2).sum(axis=1) for values in (error, wanted))
+    mean = signal.mean() or 1.0
+    return noise / mean, signal / mean
 
 
-def _score(outputs: Outputs, reference: Outputs) -> bootstrap.Scores:
-    """Score outputs by their relative error, of several the mean."""
+@dataclass(frozen=True)
+class RelativeError(Metric):
+    """The metric of `Deviation`, whose limit is an SQNR: its drop is the noise over the signal."""
+
+    limit_key: str = "min_sqnr_db"
+
+    def limit(self, limits: ReportConfig) -> float:
+        """Return the noise over the signal that the SQNR stands for; 25 dB are 0.3%."""
+        return float(10 ** (-limits.min_sqnr_db / 10))
+
+    def say_limit(self, limits: ReportConfig) -> str:
+        """Return the limit in words."""
+        return f"SQNR of at least {limits.min_sqnr_db:g} dB against FP32"
+
+    @property
+    def loss_title(self) -> str:
+        """What a figure calls the drop."""
+        return "noise over signal of the outputs, %"
+
+
+@dataclass(frozen=True)
+class DeviationPaired(bootstrap.Paired):
+    """Also noise [n] and signal [n] of each sample, of several outputs the mean; see `powers`."""
+
+    noise: Values | None = None
+    signal: Values | None = None
+
+    @classmethod
+    def read(cls, arrays: Arrays) -> Self:
+        """Read what `arrays` returned; older runs have kept neither noise nor signal."""
+        kept = vars(bootstrap.Paired.read(arrays))
+        if "noise" not in arrays:
+            return cls(**kept)
+        columns = [arrays["noise"], arrays["signal"]]
+        contract.check_columns(columns, "f")
+        return cls(**kept, noise=columns[0], signal=columns[1])
+
+    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return the margin of noise over signal, the mean of what each sample is above the limit.
+
+        FP32's outputs are the yardstick: which share of the signal is a sample's is known.
+        """
+        if self.noise is None or self.signal is None:
+            return UNKNOWN
+        excess = self.noise - drop * self.signal
+        error = float(excess.std(ddof=1)) / math.sqrt(items) if items > 1 else 0.0
+        return Margin.student(float(excess.mean()), error, items)
+
+
+@dataclass(frozen=True)
+class DeviationScores(bootstrap.Scores):
+    """The relative error: the norm of a sample's error over FP32's root mean square norm.
+
+    Of several outputs the mean.
+    """
+
+    noise: Values = field(default_factory=lambda: np.empty(0))
+    signal: Values = field(default_factory=lambda: np.empty(0))
+
+
+def _score(outputs: Outputs, reference: Outputs) -> DeviationScores:
     pairs = zip(outputs.values, reference.values, strict=True)
-    errors = np.mean([relative_error(*pair) for pair in pairs], axis=0)
-    return bootstrap.Scores(outputs, bootstrap.mean_of(errors), len(outputs), RESAMPLES, errors)
+    noises, signals = zip(*(powers(*pair) for pair in pairs), strict=True)
+    errors = np.mean(np.sqrt(noises), axis=0)
+    return DeviationScores(
+        *(outputs, bootstrap.mean_of(errors), len(outputs), RESAMPLES, errors),
+        noise=np.mean(noises, axis=0),
+        signal=np.mean(signals, axis=0),
+    )
 
 
 @dataclass(frozen=True)
 class DeviationComparison(bootstrap.Comparison):
     """The outputs of two models."""
 
+    model: DeviationScores
+    baseline: DeviationScores
+
     interval = None
     p_value = None
+
+    @property
+    def paired(self) -> DeviationPaired:
+        """The replicates of both, and the model's noise."""
+        model = self.model
+        return DeviationPaired(**vars(super().paired), noise=model.noise, signal=model.signal)
 
     def ratios(self) -> list[float]:
         """Return noise over signal of each output."""
@@ -205,7 +281,7 @@ class Deviation(_AgainstFp32):
     test = "paired bootstrap, between two runs"
     intervals = bootstrap.INTERVALS
     note = NOTE.format(what="the relative error of the outputs")
-    paired: ClassVar[type[contract.Paired]] = bootstrap.Paired
+    paired: ClassVar[type[contract.Paired]] = DeviationPaired
 
     @classmethod
     def make(cls, config: TaskConfig, setting: Setting) -> Self:
@@ -215,24 +291,25 @@ class Deviation(_AgainstFp32):
     @property
     def metric(self) -> Metric:
         """Mean over samples and outputs of |found - FP32| / |FP32|, by the Euclidean norm."""
-        return Metric("relative_error", "relative error", maximize=False, percent=True)
+        return RelativeError("relative_error", "relative error", maximize=False, percent=True)
 
     @property
     def beside(self) -> tuple[Metric, ...]:
         """How far the outputs are from FP32's."""
         return (SQNR,)
 
-    def score(self, outputs: Outputs, targets: Targets) -> bootstrap.Scores:
+    def score(self, outputs: Outputs, targets: Targets) -> DeviationScores:
         """Keep the outputs: until they are compared, those of FP32 are their own."""
         return _score(outputs, outputs)
 
-    def compare(self, model: bootstrap.Scores, baseline: bootstrap.Scores) -> DeviationComparison:
+    def compare(self, model: DeviationScores, baseline: DeviationScores) -> DeviationComparison:
         """Compare with the outputs of FP32."""
         return DeviationComparison(_score(model.outputs, baseline.outputs), baseline)
 
     def metrics(self, found: contract.Comparison) -> Metrics:
-        """Add the SQNR of each output, where there are several."""
+        """Add the noise over the signal as drop; of several outputs the SQNR of each."""
         metrics = super().metrics(found)
+        metrics["drop"] = float(np.mean(self._ratios(found)))
         if len(self.outputs) > 1:
             names = classification.metric_names(self.outputs)
             ratios = self._ratios(found)

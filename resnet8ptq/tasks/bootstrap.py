@@ -38,6 +38,7 @@ class Scores(contract.Scores):
         resamples: how many bootstrap samples are drawn.
         per_item: the value of each item [n], where the metric has one.
         others: further metrics, by MLflow name.
+        of_mean: what `per_item` would be [n], should the mean of the targets be predicted.
     """
 
     outputs: Outputs
@@ -46,6 +47,7 @@ class Scores(contract.Scores):
     resamples: int
     per_item: Values | None = None
     others: Metrics = field(default_factory=dict)
+    of_mean: Values | None = None
 
     @property
     def total(self) -> int:

@@ -25,6 +25,7 @@ from resnet8ptq.tasks.contract import (
     Targets,
 )
 from resnet8ptq.tasks.statistics import (
+    SIGNIFICANCE,
     Interval,
     Margin,
     above_chance,
@@ -45,7 +46,6 @@ TOP = 5
 ACCURACY = Metric(
     "accuracy", "accuracy", percent=True, fair="expected_accuracy", least="min_accuracy"
 )
-SIGNIFICANCE = 0.01  # of an accuracy that differs from chance
 # Half the step of an 8-bit softmax, 1/256: its zeros stand for anything below. Of more classes than
 # that, half of what each has where all are as probable.
 KL_EPSILON = 1 / 512
@@ -395,10 +395,10 @@ class Classification(contract.Task):
         }
 
     def doubt(self, baseline: Scores, expected: float | None) -> str | None:
-        """Doubt an accuracy near chance, or below `expected`."""
+        """Doubt an accuracy that is not shown to be above chance, or is below `expected`."""
         classes, metric = baseline.probabilities.shape[1], self.metric
         found = f"{metric.show(baseline.accuracy)} ({baseline.correct} of {baseline.total}"
-        if above_chance(baseline.correct, baseline.total, classes) > SIGNIFICANCE:
+        if above_chance(baseline.labels, baseline.predictions, classes) > SIGNIFICANCE:
             return f"NEAR CHANCE, {found}, {classes} classes)"
         return contract.doubt_below(f"{found})", wilson(baseline.correct, baseline.total), expected)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks.statistics import Interval, Margin
 
@@ -47,6 +47,7 @@ class Metric:
         fair: the name of the same without luck, such as with ties broken at random, by which models
             are ranked.
         least: the key of `report` that says what it must reach.
+        limit_key: the key of `report` that limits the drop.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Metric:
     bounded: bool = True
     fair: str = ""
     least: str = ""
+    limit_key: str = "max_drop"
 
     @property
     def ranked_by(self) -> str:
@@ -89,6 +91,24 @@ class Metric:
     def allowed(self, drop: float, baseline: float) -> float:
         """Return the change for the worse, in the metric's units, that is this drop."""
         return drop if self.bounded or not baseline else drop * abs(baseline)
+
+    def limit(self, limits: ReportConfig) -> float:
+        """Return the largest drop that passes."""
+        return limits.max_drop
+
+    def say_limit(self, limits: ReportConfig) -> str:
+        """Return the limit in words."""
+        return f"at most {self.show_drop(limits.max_drop)} worse than FP32"
+
+    def show_limit(self, limits: ReportConfig) -> str:
+        """Return the limit as it is typed."""
+        return f"report.{self.limit_key}={getattr(limits, self.limit_key):g}"
+
+    @property
+    def loss_title(self) -> str:
+        """What a figure calls the drop."""
+        unit = ", points" if self.percent else ""
+        return f"loss of {self.title} against FP32{unit}"
 
     def show(self, value: float) -> str:
         """Return a value in a cell of a table."""
@@ -400,7 +420,10 @@ class Task(ABC):
         return {}
 
     def doubt(self, baseline: Any, expected: float | None) -> str | None:
-        """Say what is strange about the baseline's scores; None where nothing is.
+        """Say why nothing can be judged beside a baseline with these scores; None where it can.
+
+        Where FP32 is not shown to be better than chance, as the task has it, or is clearly below
+        what the user expects, its network, data or preprocessing are wrong.
 
         Args:
             expected: of the primary metric, where the user knows it.

@@ -1,6 +1,8 @@
 """The tasks, by name. A task is imported when a run or a report asks for it, not before."""
 
+import functools
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from pkgutil import resolve_name
@@ -10,7 +12,9 @@ from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.tasks.contract import Setting, Task
+from resnet8ptq.tasks.contract import PROBABILITIES, Setting, Task
+
+log = logging.getLogger(__name__)
 
 AUTO = "auto"
 TASKS = {
@@ -24,6 +28,20 @@ TASKS = {
     "custom": "resnet8ptq.tasks.custom:Custom",
 }
 
+BECAUSE = {
+    "detection": "the labels are boxes; task=custom scores them by a metric of your own",
+    "regression": "the labels are floats; if they are classes, store them as integers from 0",
+    "classification": "the labels are integers; if they are values, task=regression",
+    "agreement": (
+        "no labels, and the network returns probabilities of classes; to compare values instead, "
+        "task=deviation"
+    ),
+    "deviation": (
+        "no labels, and the network does not return probabilities of classes; if it returns "
+        "logits of classes, task=agreement"
+    ),
+}
+
 
 def make(config: TaskConfig, setting: Setting) -> Task:
     """Return the task that `task` names, or that fits the data, set up for them.
@@ -32,8 +50,10 @@ def make(config: TaskConfig, setting: Setting) -> Task:
         ConfigError: there is none of that name, or the data lack what it needs.
         ModelError: the network returns something else than it takes.
     """
-    task = _find(choose(setting) if config.name == AUTO else config.name)
+    name = choose(setting) if config.name == AUTO else config.name
+    task = _find(name)
     if config.name == AUTO:
+        _say(name)
         config = task.schema(task.name)
     elif not isinstance(config, task.schema):
         raise ConfigError(f"task.name: got {config.name!r} by itself; takes task={config.name}")
@@ -49,13 +69,23 @@ def fingerprint(config: TaskConfig) -> str:
     return "" if config.name == AUTO else _find(config.name).fingerprint(config)
 
 
+@functools.cache  # once a process, not once for each job of a sweep
+def _say(name: str) -> None:
+    log.info("task=auto took %s: %s", name, BECAUSE[name])
+
+
 def choose(setting: Setting) -> str:
-    """Return the task that fits the labels; without any, what the network returns."""
+    """Return the task that fits the labels; without any, what the network returns.
+
+    Numbers that are not known to be probabilities may be logits of classes, or values: the largest
+    of several values means nothing, but how far values are from FP32's holds for logits too.
+    """
     if setting.labels is not None and setting.labels.dtype.kind == "V":
         return "detection"
     if setting.labels is not None:
         return "regression" if setting.labels.dtype.kind == "f" else "classification"
-    return "agreement" if (setting.classes or 0) > 1 else "deviation"
+    several = (setting.classes or 0) > 1
+    return "agreement" if several and setting.final == PROBABILITIES else "deviation"
 
 
 def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:

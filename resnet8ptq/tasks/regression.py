@@ -11,7 +11,8 @@ from resnet8ptq.config.schema import RegressionConfig, TaskConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks import bootstrap, contract
 from resnet8ptq.tasks.bootstrap import Comparison, Paired, Scores
-from resnet8ptq.tasks.contract import Array, Metric, Outputs, Setting, Targets
+from resnet8ptq.tasks.contract import Array, Metric, Metrics, Outputs, Setting, Targets
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class Regression(contract.Task):
     def score(self, outputs: Outputs, targets: Targets) -> Scores:
         """Score the errors of each sample."""
         wanted, found = _flat(np.asarray(targets.labels)), _flat(outputs.values[0])
-        absolute = np.abs(found - wanted).mean(axis=1)
-        squared = ((found - wanted) ** 2).mean(axis=1)
+        errors = np.abs(found - wanted), np.abs(wanted.mean(axis=0) - wanted)
+        absolute, absolute_of_mean = (each.mean(axis=1) for each in errors)
+        squared, squared_of_mean = ((each**2).mean(axis=1) for each in errors)
         mae = bootstrap.mean_of(absolute)
 
         def rmse(chosen: NDArray[np.int64]) -> float:
@@ -74,12 +76,27 @@ class Regression(contract.Task):
 
         every, items = np.arange(len(found)), len(found)
         if self.primary == "mae":
-            return Scores(outputs, mae, items, self.resamples, absolute, {"rmse": rmse(every)})
-        return Scores(outputs, rmse, items, self.resamples, squared, {"mae": mae(every)})
+            other: Metrics = {"rmse": rmse(every)}
+            return Scores(outputs, mae, items, self.resamples, absolute, other, absolute_of_mean)
+        other = {"mae": mae(every)}
+        return Scores(outputs, rmse, items, self.resamples, squared, other, squared_of_mean)
 
     def compare(self, model: Scores, baseline: Scores) -> Comparison:
         """Compare the errors."""
         return Comparison(model, baseline)
+
+    def doubt(self, baseline: Scores, expected: float | None) -> str | None:
+        """Doubt an error that is not shown to be below that of predicting the targets' mean."""
+        errors, of_mean = baseline.per_item, baseline.of_mean
+        assert errors is not None and of_mean is not None  # what `score` made
+        excess = errors - of_mean
+        error = float(excess.std(ddof=1)) / math.sqrt(len(excess)) if len(excess) > 1 else 0.0
+        margin = Margin.student(float(excess.mean()), error, len(excess))
+        if not of_mean.any() or margin.p_within <= SIGNIFICANCE:
+            return None
+        trivial = of_mean.mean() if self.primary == "mae" else math.sqrt(of_mean.mean())
+        shown = self.metric.show
+        return f"NO BETTER THAN THE MEAN, {shown(baseline.value)} (of the mean {shown(trivial)})"
 
     def arrays(self, found: contract.Comparison) -> dict[str, Array]:
         """Add what both predict."""

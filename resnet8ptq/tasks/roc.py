@@ -16,6 +16,7 @@ from resnet8ptq.tasks.statistics import Auc, Interval, Margin, auc, delong, delo
 DELONG = "DeLong's test (1988)"
 INTERVALS = "95%, by DeLong's variance"
 FIGURE = "roc.png"
+GUESSING = 0.5  # its AUC
 
 
 class Scores(contract.Scores):
@@ -144,8 +145,8 @@ def read_ranking(arrays: Arrays) -> Ranking:
 
 
 def doubt(baseline: Auc, expected: float | None) -> str | None:
-    """Doubt an AUC near that of guessing, or below `expected`."""
+    """Doubt an AUC that is not shown to be above that of guessing, or is below `expected`."""
     found = f"AUC {baseline.value:.4f}"
-    if baseline.interval[0] <= 0.5:
+    if baseline.least <= GUESSING:
         return f"NEAR CHANCE, {found}"
     return contract.doubt_below(found, baseline.interval, expected)

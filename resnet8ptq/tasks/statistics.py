@@ -15,6 +15,7 @@ SIGNIFICANCE = 0.05  # of p-values that are corrected together
 POWER = 0.8  # of the samples that a report asks for
 ROUNDING = 1e-9  # a spread that is smaller beside the value is that of float64
 KNOWN = 0.99  # of the replicates, at least
+COUNTABLE = 10  # replicates beyond 0: with fewer, a tail is too thin to be counted
 PART = SIGNIFICANCE / 2  # on either side of a 95% interval
 RESAMPLING_SEED = 0  # no setting: replicates of two runs are paired by it
 
@@ -168,8 +169,17 @@ class Auc:
     @property
     def interval(self) -> Interval:
         """95% interval by DeLong's variance, within 0 and 1."""
-        half_width = Z95 * math.sqrt(_variance(self.of_positives) + _variance(self.of_negatives))
+        half_width = Z95 * self._error
         return max(self.value - half_width, 0.0), min(self.value + half_width, 1.0)
+
+    @property
+    def least(self) -> float:
+        """The one-sided 95% lower bound."""
+        return self.value - float(ndtri(1 - SIGNIFICANCE)) * self._error
+
+    @property
+    def _error(self) -> float:
+        return math.sqrt(_variance(self.of_positives) + _variance(self.of_negatives))
 
 
 def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> Auc:
@@ -257,10 +267,21 @@ def bootstrap_p(differences: Values) -> float:
     """Return the two-sided p-value of a difference: twice the smaller share beyond 0, at most 1.
 
     Both counts and their number are raised by one, so that no p-value is 0 (Davison and Hinkley,
-    Bootstrap Methods and their Application, 1997, 4.11).
+    Bootstrap Methods and their Application, 1997, 4.11). With fewer than `COUNTABLE` replicates
+    beyond 0 the count says little, and cannot fall below 2 / (replicates + 1), which Holm's
+    correction multiplies. There the normal distribution continues the tail: from the replicate of
+    that rank, by the standard error of the replicates.
     """
-    beyond = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
-    return min(1.0, 2 * (beyond + 1) / (len(differences) + 1))
+    known = differences[np.isfinite(differences)]
+    below, above = int((known <= 0).sum()), int((known >= 0).sum())
+    beyond, counted = min(below, above), len(known) + 1
+    counts = beyond >= COUNTABLE or len(known) <= 2 * COUNTABLE
+    error = 0.0 if counts else float(known.std(ddof=1))
+    if not error > 0:
+        return min(1.0, 2 * (beyond + 1) / counted)
+    tail = known if below <= above else -known  # 0 lies below nearly all of it
+    edge = float(np.partition(tail, COUNTABLE - 1)[COUNTABLE - 1])
+    return 2 * float(ndtr(ndtri((COUNTABLE + 1) / counted) - edge / error))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -276,10 +297,31 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def above_chance(correct: int, total: int, classes: int) -> float:
-    """Return the one-sided p-value of `correct` hits under guessing among equal classes.
+def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
+    """Return the one-sided p-value of the hits [n] where predictions say nothing of the labels.
+
+    Chance is what the same predictions hit in random order, which is the chance of Cohen's kappa
+    ("A coefficient of agreement for nominal scales", 1960): the share of the largest class for a
+    network that always answers with it, 1 / classes for one that guesses. By the mean and the
+    variance over all orders, the normal distribution, corrected for continuity. Where all labels
+    are the same no order differs: then the hits of guessing among equal classes.
+    """
+    total, hits = len(labels), int((labels == predictions).sum())
+    true, said = (np.bincount(each, minlength=classes) / 1.0 for each in (labels, predictions))
+    if true.max() == total:
+        return binomial_tail(hits, total, 1 / classes)
+    both = true * said
+    mean = both.sum() / total
+    variance = (both.sum() - (both * (true + said)).sum() / total + mean**2) / (total - 1)
+    if not variance > ROUNDING:
+        return 1.0  # one class is predicted, whatever is shown
+    return float(ndtr((mean - hits + 0.5) / math.sqrt(variance)))
+
+
+def binomial_tail(hits: int, total: int, chance: float) -> float:
+    """Return the probability of at least so many hits, each with the same chance.
 
     P(X >= k) of a binomial distribution is I_p(k, n - k + 1) (Abramowitz and Stegun, 1964,
     26.5.24).
     """
-    return float(betainc(correct, total - correct + 1, 1 / classes)) if correct else 1.0
+    return float(betainc(hits, total - hits + 1, chance)) if hits else 1.0

@@ -50,11 +50,16 @@ def open_run(store: Store, journal: Journal, folder: Path) -> str:
     """Make the run of a folder in the store; return its id, empty where the store is away."""
     mirror = _open[folder] = _Mirror()
     try:
-        mirror.run_id = _send(store, folder, lambda *_: upload.create(store, journal)) or ""
+        mirror.run_id = _send(store, folder, lambda *_: _create(store, journal)) or ""
     except Exception:
         mirror.away = True  # one error is enough for a run that is refused
         raise
     return mirror.run_id
+
+
+def _create(store: Store, journal: Journal) -> str:
+    store.check_answers()  # MLflow would wait for four timeouts
+    return upload.create(store, journal)
 
 
 def send(store: Store, folder: Path, call: Callable[..., object], *what: Any) -> None:

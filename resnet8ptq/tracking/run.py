@@ -13,6 +13,7 @@ from typing import Any
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, interrupts, machine
+from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
@@ -20,6 +21,7 @@ from resnet8ptq.tracking import journal, mirror, serving, upload
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,10 @@ class Run:
     def log_config(self, config: RunConfig) -> None:
         """Log `backend`, `dtype`, `calib`, `per_channel`, and the whole config as flat params."""
         self._log_settings(asdict(config))
+
+    def log_composed(self) -> None:
+        """Log the config as it was composed, where it could not be settled."""
+        self._log_settings(self._composed)
 
     def _log_settings(self, settings: Mapping[str, Any]) -> None:
         if "backend" in self.journal.params:  # MLflow does not change what is logged
@@ -124,7 +130,7 @@ class Run:
         """Log what went wrong: the config as far as it was known, one line, the traceback."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         self.journal.tags |= {"status": "failed", "reason": reason[:4000]}
-        self._log_settings(self._composed)
+        self.log_composed()
         text = redact("".join(traceback.format_exception(error)))
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 
@@ -226,16 +232,44 @@ def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str])
 
 @interrupts.deferred()
 def restart_parent(store: Store, earlier: Record, folder: Path) -> str:
-    """Open a sweep's run again, to go on with it in another folder; return its id."""
-    before = Path(earlier.tags["folder"], journal.FILE)
-    kept = Journal.load(before.parent)
+    """Open a sweep's run again, to go on with it in another folder; return its id.
+
+    The earlier record goes last. Should this process be killed in between, the store names a folder
+    that has a record, and of two records `sync` takes the newer.
+    """
+    before = Path(earlier.tags["folder"])
+    kept = _load_parent(store, earlier, before)
     kept.status, kept.end_ms = "RUNNING", None
     kept.tags |= {"status": "running", "folder": str(folder)}
     kept.save(folder)
-    before.unlink()  # a sweep has one record
     upload.log_batch(store, earlier.run_id, tags=kept.tags)
     store.client.update_run(earlier.run_id, "RUNNING")
+    if before != folder and _is_of(before, earlier):
+        (before / journal.FILE).unlink(missing_ok=True)  # a sweep has one record
     return earlier.run_id
+
+
+def _is_of(folder: Path, sweep: Record) -> bool:
+    """Tell whether a folder is a sweep's own; a store may name any, and nothing goes there."""
+    try:
+        return Sweep.load(folder).parent_id == sweep.run_id
+    except PtqError:
+        return False
+
+
+def _load_parent(store: Store, earlier: Record, folder: Path) -> Journal:
+    """Read a sweep's record; where it is gone or damaged, make it again from the store."""
+    key = earlier.tags["record"]
+    try:
+        kept = Journal.load(folder)
+        if kept.key == key:
+            return kept
+        log.warning("%s: holds another run's record; the sweep's is made again", folder)
+    except TrackingError as error:
+        log.warning("%s; it is made again from the tracking store", error)
+    name, tags = earlier.tags.get("mlflow.runName", "sweep"), dict(earlier.tags)
+    start_ms = store.client.get_run(earlier.run_id).info.start_time
+    return Journal(name, store.experiment_name, None, earlier.run_id, key, start_ms, tags=tags)
 
 
 def end_record(status: str, folder: Path) -> Journal:
@@ -263,4 +297,6 @@ def replace_runs(store: Store, earlier: Sequence[Record], run: Run) -> None:
 
 def end_parent(store: Store, parent_id: str, status: str, folder: Path) -> None:
     """Close a sweep's run, in its folder and in the store."""
-    upload.finish(store, parent_id, end_record(status, folder))
+    kept = end_record(status, folder)
+    store.check_answers()
+    upload.finish(store, parent_id, kept)

@@ -69,6 +69,7 @@ def add_model(
         with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
             example = arrays["inputs"]
     shape = more["image_shape"] if example is None else example.shape[1:]
+    dtype = np.dtype(np.float32) if example is None else example.dtype
     if code:
         import mlflow.pyfunc
 
@@ -78,7 +79,11 @@ def add_model(
             settings |= {"validate_serving_input": False, "flavor_name": mlflow.pyfunc.__name__}
         settings["python_model"] = str(_CODE / code)
         settings["artifacts"] = {"model": str(path)}
-        settings["model_config"] = {"outputs": list(outputs), "engine": more.get("engine")}
+        settings["model_config"] = {
+            "outputs": list(outputs),
+            "engine": more.get("engine"),
+            "dtype": dtype.name,
+        }
         taken = "input"
     else:
         import mlflow.onnx
@@ -93,7 +98,7 @@ def add_model(
             value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim[1:]]
             for value in proto.graph.output
         }
-    takes = TensorSpec(np.dtype(np.float32), (-1, *shape), taken)
+    takes = TensorSpec(dtype, (-1, *shape), taken)
     gives = [TensorSpec(np.dtype(np.float32), (-1, *s), name) for name, s in outputs.items()]
     versions = machine.versions()
     # What follows has no argument for the store and the experiment.

@@ -5,11 +5,11 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from filelock import FileLock
 
@@ -20,12 +20,14 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # A server that starts again is waited for; without one, seven tries would take four minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
+# Of each try. A server that takes a call and never answers would hold up every call for 8 minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import redact, safe_name
-from resnet8ptq.tracking import view
+from resnet8ptq.tracking import address, view
 
 if TYPE_CHECKING:  # a second to import: only the process that uploads does
     import mlflow
@@ -35,7 +37,8 @@ for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model", "mlflo
 
 # Of a new experiment: MLflow's UI shows the columns that matter.
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
-_DATABASE = "mlflow.db"
+HEALTH_S = 10  # for a server to say that it is there
+_DATABASE, _LOCAL = "mlflow.db", "sqlite:///"
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 
@@ -55,11 +58,19 @@ class Store:
 
         return mlflow.MlflowClient(tracking_uri=self.uri)
 
+    def check_answers(self) -> None:
+        """Ask a server whether it is there, for `HEALTH_S`; a database is taken to be.
+
+        Raises:
+            TrackingError: it does not answer.
+        """
+        _check_answers(self.uri)
+
     @property
     def answers(self) -> bool:
-        """Whether a server is there; a database is taken to be."""
+        """Whether a server is there; see `check_answers`."""
         try:
-            _check_answers(self.uri)
+            self.check_answers()
         except TrackingError:
             return False
         return True
@@ -85,7 +96,7 @@ def find_store(config: TrackingConfig) -> Store | None:
     can be used: a run begins meanwhile.
     """
     path = Path(config.root).absolute() / _DATABASE
-    if config.uri or os.environ.get("MLFLOW_TRACKING_URI") or _is_misread(path):
+    if config.uri or os.environ.get(address.VARIABLE) or _is_misread(path):
         return None
     query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
     try:
@@ -104,17 +115,13 @@ def open_store(config: TrackingConfig) -> Store:
     A URI in the config wins, then `$MLFLOW_TRACKING_URI`, then `<root>/mlflow.db`.
 
     Raises:
-        ConfigError: `tracking.uri` holds a password, or `tracking.root` what MLflow misreads.
+        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` one that could be
+            printed, or `tracking.root` what MLflow misreads.
         TrackingError: the folder cannot be written, or the server does not answer.
     """
-    if urlsplit(config.uri or "").password is not None:
-        raise ConfigError(
-            "tracking.uri: holds a password, which would be written down with the config; takes "
-            "one without: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-            "MLFLOW_TRACKING_URI"
-        )
-    uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    uri = config.uri or os.environ.get(address.VARIABLE)
     if uri:
+        address.check(uri, written=bool(config.uri))
         _check_answers(uri)
         return _open(uri, config.experiment_name, None)
     root = Path(config.root).absolute()
@@ -123,13 +130,15 @@ def open_store(config: TrackingConfig) -> Store:
             f"tracking.root: got {root}, takes a path without ? and %, which MLflow reads as parts "
             "of an address: it would keep the runs elsewhere"
         )
-    uri = f"sqlite:///{root / _DATABASE}"
+    uri = f"{_LOCAL}{root / _DATABASE}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
             # Parallel first use of a fresh SQLite store races its migrations.
             return _open(uri, config.experiment_name, root)
     except OSError as error:
+        if files.full_disk(error):
+            raise _unusable(uri, error) from error
         raise TrackingError(f"tracking.root: cannot write to {root} ({error})") from error
 
 
@@ -163,15 +172,42 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
-        shown = redact(uri)
-        reason = " ".join(str(error).split())[:300].replace(uri, shown)
-        if root is not None and any(words in reason for words in _DAMAGED):
-            raise TrackingError(
-                f"tracking.root: {root / _DATABASE} is damaged; move it away, and "
-                "`python -m resnet8ptq sync` makes it again from the folders of the runs"
-            ) from error
-        raise TrackingError(f"tracking.uri: {shown} cannot be used ({reason})") from error
+        raise _unusable(uri, error) from error
     return Store(uri, experiment_id, name)
+
+
+def _unusable(uri: str, error: Exception) -> TrackingError:
+    """Return the one line for a store that does not take what it is asked to."""
+    shown = redact(uri)
+    reason = redact(" ".join(str(error).split()).replace(uri, shown))[:300]
+    if uri.startswith(_LOCAL) and any(words in reason for words in _DAMAGED):
+        return TrackingError(
+            f"tracking.root: {uri.removeprefix(_LOCAL)} is damaged; move it away, and "
+            "`python -m resnet8ptq sync` makes it again from the folders of the runs"
+        )
+    if uri.startswith(_LOCAL) and files.full_disk(error):
+        return TrackingError(
+            f"tracking.root: no space left on the disk of {uri.removeprefix(_LOCAL)}; takes a "
+            "folder on another disk, or free some space"
+        )
+    return TrackingError(f"tracking.uri: {shown} cannot be used ({reason})")
+
+
+@contextmanager
+def in_one_line(store: Store) -> Iterator[None]:
+    """Turn what a store that is away raises, dozens of lines, into one.
+
+    Raises:
+        TrackingError: in its place.
+    """
+    try:
+        yield
+    except PtqError:
+        raise
+    except Exception as error:
+        if not is_away(error):
+            raise
+        raise _unusable(store.uri, error) from error
 
 
 def _index_tags(path: Path) -> None:
@@ -187,7 +223,7 @@ def _check_answers(uri: str) -> None:
 
     shown = redact(uri)
     try:
-        requests.get(f"{uri.rstrip('/')}/health", timeout=10)
+        requests.get(f"{uri.rstrip('/')}/health", timeout=HEALTH_S)
     except requests.RequestException as error:
         raise TrackingError(
             f"tracking.uri: {shown} does not answer ({type(error).__name__}); start the server, "
@@ -227,6 +263,8 @@ def is_away(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
+    if isinstance(error, TrackingError):  # of `check_answers`
+        return isinstance(error.__cause__, OSError)
     if isinstance(error, MlflowException):
         return bool(error.get_http_status_code() != 400)
     if isinstance(error, OSError):  # requests' errors are OSErrors too

@@ -103,17 +103,20 @@ def load_records(root: Path) -> list[Record]:
 
 
 def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:
-    """Return folders with their records, sweeps before the runs that stand under them."""
-    pairs = []
-    for path in sorted(root.rglob(journal.FILE)):
+    """Return folders with their records, sweeps before the runs that stand under them.
+
+    Of two records of one run the newer: a sweep that was resumed and killed may have left both.
+    """
+    pairs: dict[str, tuple[Path, Journal]] = {}
+    for path in sorted(root.rglob(journal.FILE), key=lambda path: path.stat().st_mtime_ns):
         try:
             kept = Journal.load(path.parent)
         except TrackingError as error:
             log.warning("%s; it is skipped", error)
             continue
         if experiment in (None, kept.experiment):
-            pairs.append((path.parent, kept))
-    return sorted(pairs, key=lambda pair: pair[1].parent_id is not None)
+            pairs[kept.key] = (path.parent, kept)
+    return sorted(pairs.values(), key=lambda pair: (pair[1].parent_id is not None, pair[0]))
 
 
 @dataclass

@@ -17,7 +17,7 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.precision.grid import WeightScheme
 
 INTEGERS = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}
-LAYERS = ("ConvInteger", "MatMulInteger")
+LAYERS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM")
 
 
 def check(config: QuantizationConfig, weights: WeightScheme) -> None:

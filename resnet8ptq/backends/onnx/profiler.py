@@ -1,6 +1,7 @@
 """What each node of an ONNX file takes in ONNX Runtime, by its own profiler."""
 
 import json
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,10 +15,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Node, Profiler, to_nodes
-from resnet8ptq.graph.session import open_session
+from resnet8ptq.graph.session import OPTIMIZED, open_session
 
 _CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
 _KERNEL = "_kernel_time"
+# Convolutions and matrix products as ONNX Runtime calls them: FusedConv, QGemm, ConvInteger, ...
+_LAYER, _INTEGER = re.compile("Conv|Gemm|MatMul"), re.compile("^Q|Integer|^DynamicQuantize")
 Event = Mapping[str, Any]
 
 
@@ -27,6 +30,17 @@ def profile(path: Path, threads: int) -> Iterator[Profiler]:
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(str(path), threads, Path(folder))
         yield _Profiler(session, Path(folder))
+
+
+def count_kernels(path: Path) -> tuple[int, int]:
+    """Return how many layers of an ONNX file run on integers, and how many in float, optimized."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = open_session(str(path), 1, Path(folder))
+        session.end_profiling()
+        graph = onnx.load(Path(folder, OPTIMIZED)).graph
+    layers = [node.op_type for node in graph.node if _LAYER.search(node.op_type)]
+    on_integers = sum(_INTEGER.search(name) is not None for name in layers)
+    return on_integers, len(layers) - on_integers
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,7 @@ class _Profiler:
 
     def nodes(self, runs: int) -> list[Node]:
         events = json.loads(Path(self.session.end_profiling()).read_text())
-        graph = onnx.load(self.folder / "optimized.onnx").graph
+        graph = onnx.load(self.folder / OPTIMIZED).graph
         return read_trace(events, find_unfused(graph), runs)
 
 

@@ -41,7 +41,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import LAYERS, weight_layers
+from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
@@ -168,7 +168,11 @@ class OnnxQuantizer:
                 narrow.write_levels(written, proto.graph, narrow_layers)
             layers = count_quantized_layers(written)
             if layers == 0:
-                raise QuantizationError(f"ONNX Runtime quantized nothing in {model.onnx_path}")
+                recurrent = any(node.op_type in RECURRENT for node in proto.graph.node)
+                advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
+                raise QuantizationError(
+                    f"ONNX Runtime quantized nothing in {model.onnx_path}{advice}"
+                )
             if config.float_output:
                 output.leave_in_float(written)
             if float_layers.keep(written) or config.float_output or narrow_layers:
@@ -221,6 +225,10 @@ class OnnxQuantizer:
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an ONNX file."""
         return predictor.load(path, threads)
+
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count in the graph that ONNX Runtime has optimized."""
+        return profiler.count_kernels(path)
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load an ONNX file, to time its nodes."""

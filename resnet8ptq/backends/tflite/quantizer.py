@@ -15,6 +15,7 @@ true ranges.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -155,6 +156,20 @@ class TfliteQuantizer:
         """Load a .tflite file."""
         return predictor.load(path, threads)
 
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count in the file, which LiteRT runs as it is."""
+        layers = list(contents.layers(contents.read(path.read_bytes())))
+        on_integers = len(self._quantized(layers))
+        return on_integers, len(layers) - on_integers
+
+    def _quantized(self, layers: Sequence[contents.Layer]) -> list[contents.Layer]:
+        made = TensorType.FLOAT32 if self.config.method == "dynamic" else TensorType.INT8
+        return [
+            layer
+            for layer in layers
+            if layer.weights.type in _WEIGHTS and layer.output.type == made
+        ]
+
     def profile(self, path: Path, threads: int) -> NoReturn:
         """Refuse.
 
@@ -258,13 +273,8 @@ class TfliteQuantizer:
             check: whether it is as `per_channel` says.
         """
         model = contents.read(content)
-        dynamic, layers = self.config.method == "dynamic", list(contents.layers(model))
-        made = TensorType.FLOAT32 if dynamic else TensorType.INT8
-        quantized = [
-            layer.weights
-            for layer in layers
-            if layer.weights.type in _WEIGHTS and layer.output.type == made
-        ]
+        layers = list(contents.layers(model))
+        quantized = [layer.weights for layer in self._quantized(layers)]
         if not quantized:
             raise QuantizationError("TFLite's converter quantized nothing")
         for weights in quantized if check else ():

@@ -105,7 +105,7 @@ def quantize(
     Raises:
         UnsupportedError: FX cannot trace the network.
     """
-    example = torch.zeros(1, *activations.calibration.input_shape)
+    example = torch.from_numpy(activations.calibration.zeros)
     qconfig = QConfig(_activation_observer(config.calib, scheme), weight_observer(config))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
     # Constants are quantized with the node that takes them, or else not at all.

@@ -44,6 +44,10 @@ _CONFIG = {
 _KERNELS = "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer"  # registers them
 _ABOUT = ".wrapper_metadata.json"
 _INTEGER_KERNEL = re.compile(rb"aoti_torch_cpu__q(?:conv|linear)_pointwise\w*\(")
+_FLOAT_KERNEL = re.compile(
+    rb"aoti_torch_cpu_(?:(?:mkldnn__)?convolution\w*|_linear_pointwise\w*|_mkl_linear"
+    rb"|(?:addmm|baddbmm|bmm|mm)_out)\("
+)
 
 
 def check_machine() -> None:
@@ -75,6 +79,7 @@ def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
         "cpu": machine.cpu()[0],
         "cpu_flags": " ".join(machine.cpu()[1]),
         "input_shape": json.dumps(list(example.shape[1:])),
+        "input_dtype": example.numpy().dtype.name,
     }
     with files.atomic(path) as temporary:
         _copy(whole, temporary, about)
@@ -106,7 +111,8 @@ def _copy(whole: io.BytesIO, path: Path, about: dict[str, str]) -> None:
     """
     with zipfile.ZipFile(whole) as old, zipfile.ZipFile(path, "w") as new:
         code = b"".join(old.read(name) for name in old.namelist() if name.endswith(".wrapper.cpp"))
-        about = about | {"integer_kernels": str(len(_INTEGER_KERNEL.findall(code)))}
+        kernels = {"integer_kernels": _INTEGER_KERNEL, "float_kernels": _FLOAT_KERNEL}
+        about = about | {name: str(len(calls.findall(code))) for name, calls in kernels.items()}
         for record in old.infolist():
             content = old.read(record)
             if record.filename.endswith((".cpp", ".kernel_metadata.json", "/serialization_id")):
@@ -143,16 +149,16 @@ def load(path: Path) -> Predictor:
     with TemporaryDirectory() as scratch, patch.dict(os.environ, TMPDIR=scratch), known_warnings():
         package = torch._inductor.aoti_load_package(str(path))
     shape = tuple(json.loads(about["input_shape"]))
-    return Predictor(partial(_run, package, shape), lambda: None)
+    return Predictor(partial(_run, package, shape, about["input_dtype"]), lambda: None)
 
 
 def _run(
-    package: Any, shape: tuple[int, ...], batch: NDArray[np.float32]
+    package: Any, shape: tuple[int, ...], dtype: str, batch: NDArray[Any]
 ) -> tuple[NDArray[np.float32], ...]:
     """Run a batch in the one form that the compiled code reads; it does not look itself."""
-    if batch.shape[1:] != shape or batch.dtype != np.float32:
+    if batch.shape[1:] != shape or batch.dtype != dtype:
         raise ValueError(
-            f"got {batch.dtype} {batch.shape}, takes float32 [n, {', '.join(map(str, shape))}]"
+            f"got {batch.dtype} {batch.shape}, takes {dtype} [n, {', '.join(map(str, shape))}]"
         )
     return infer(package, np.ascontiguousarray(batch))
 
@@ -160,3 +166,8 @@ def _run(
 def count_quantized_layers(path: Path) -> int:
     """Count the calls of integer kernels in the code that was compiled."""
     return int(_read_about(path)["integer_kernels"])
+
+
+def count_float_layers(path: Path) -> int:
+    """Count the calls of float kernels in the code that was compiled."""
+    return int(_read_about(path)["float_kernels"])

@@ -72,7 +72,10 @@ def _open(path: Path) -> Any:
 
 def _end_at_logits(module: Any) -> Run | None:
     graph = torch.fx.Graph()
-    (output,) = graph.graph_copy(module.graph, {}, return_output_node=True)[0]
+    outputs = graph.graph_copy(module.graph, {}, return_output_node=True)[0]
+    if len(outputs) != 1:
+        return None
+    (output,) = outputs
     graph.set_codegen(module.graph._codegen)
     while output.target in _ROUNDED:
         output = output.args[0]
@@ -87,3 +90,9 @@ def count_quantized_layers(path: Path) -> int:
     """Count the convolutions and matrix products whose data and weights come dequantized."""
     layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
     return sum(all(i.target in _ROUNDED for i in layer.args[:2]) for layer in layers)
+
+
+def count_float_layers(path: Path) -> int:
+    """Count the others."""
+    layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
+    return len(layers) - count_quantized_layers(path)

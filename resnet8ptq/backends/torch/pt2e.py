@@ -42,7 +42,7 @@ def quantize(
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     calibration = activations.calibration
-    exported = export(module, torch.zeros(1, *calibration.input_shape)).module()
+    exported = export(module, torch.from_numpy(calibration.zeros)).module()
     paths = _paths(exported)
     quantizer = OnnxNodeQuantizer(
         float_nodes=[name for name, path in paths.items() if _owner(path) in skipped],

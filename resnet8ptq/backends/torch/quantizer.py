@@ -104,7 +104,7 @@ class TorchQuantizer:
         self._set_up(self.runtime.threads)
         config, options = self.config, self._options
         method, file = self._flow
-        path, example = folder / file.MODEL_FILE, torch.zeros(1, *calibration.input_shape)
+        path, example = folder / file.MODEL_FILE, torch.from_numpy(calibration.zeros)
         module = load_torch_module(model.onnx_path)
         if config.dtype.name == "fp32":
             file.save(module, example, path, options.freeze)
@@ -134,6 +134,11 @@ class TorchQuantizer:
         self._set_up(threads)
         predictor: Predictor = self._flow[1].load(path)
         return predictor
+
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count in the file, which torch runs as it is."""
+        file = self._flow[1]
+        return file.count_quantized_layers(path), file.count_float_layers(path)
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load a TorchScript file, to time its operators.

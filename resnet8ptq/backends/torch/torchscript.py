@@ -88,8 +88,7 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return the output [n, ...] for network inputs [n, ...], or several."""
-        found = self.body(images)
-        return tuple(found) if isinstance(found, list) else found  # a list cannot be traced
+        return self.body(images)
 
 
 def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
@@ -128,6 +127,13 @@ def count_quantized_layers(path: Path) -> int:
     """Count the quantized convolutions and matrix products in a TorchScript file."""
     graph = str(_load(path).inlined_graph)
     return len(re.findall(r"= quantized::(?:conv\dd|linear|matmul)\w*\(", graph))
+
+
+def count_float_layers(path: Path) -> int:
+    """Count the convolutions and matrix products in float in a TorchScript file."""
+    graph = str(_load(path).inlined_graph)
+    names = r"_convolution|conv\dd|conv_transpose\dd|linear|matmul|addmm|bmm|mm"
+    return len(re.findall(rf"= aten::(?:{names})\(", graph))
 
 
 @contextmanager

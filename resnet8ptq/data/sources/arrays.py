@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.dataset import SIDES, Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE
-from resnet8ptq.data.registry import SOURCES
+from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,14 @@ STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.off
 KEYS = ("data.inputs", "data.labels", "data.groups")
 NO_LABELS = "none"
 MAX_CLASSES = 1000
+MAX_SAMPLES = 10_000_000  # each is hashed
 TAKES = f"takes {SOURCES['arrays'].takes}"
 
 # The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MNIST = re.compile(r"(train|t10k)-(images|labels)(-idx\d-ubyte)?")  # its files, of either side
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
+PACKED_BYTES, PACKED_RATIO = 2**28, 100  # what a packed file may hold, whichever is more
 
 Array = NDArray[Any]
 Open = Callable[[], Array]
@@ -133,23 +135,56 @@ def _unpacked(
             copy(path, member, folder / "array.npy")
         _map(folder / "array.npy", path, member)
 
-    key: cache.Key = {"sha256": digest, "member": member, "code": cache.code("data/sources/arrays")}
+    key: cache.Key = {"sha256": digest, "member": member, "code": code.behind(__name__)}
     return _map(cache.entry(cache_root, "arrays", key, make) / "array.npy", path, member)
 
 
 def _copy_member(path: Path, member: str, to: Path) -> None:
     with zipfile.ZipFile(path) as archive, archive.open(member) as packed:
-        size = archive.getinfo(member).file_size
-        free = shutil.disk_usage(to.parent).free
-        if size > free:
-            raise ValueError(f"it unpacks to {size} bytes, of which the cache has {free} free")
+        entry = archive.getinfo(member)
+        _check_room(entry.file_size, entry.compress_size, to)
         with to.open("wb") as file:
             shutil.copyfileobj(packed, file)
 
 
 def _copy_idx(path: Path, _: str, to: Path) -> None:
     with _open_idx(path) as file:
-        np.save(to, read_idx(file))
+        unpack_idx(file, path.stat().st_size, to)
+
+
+def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
+    """Write an idx file, such as MNIST's, as an .npy file, part by part.
+
+    Args:
+        packed: its size in bytes, gzipped or not.
+
+    Raises:
+        ValueError: it is none, holds less or more than its header says, or unpacks to too much.
+    """
+    dtype, shape = _read_idx_header(file)
+    size = math.prod(shape) * dtype.itemsize
+    _check_room(size, packed, to)
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    with to.open("wb") as whole:
+        np.lib.format.write_array_header_2_0(whole, header)
+        for part in _exactly(file, size):
+            whole.write(part)
+    if file.read(1):
+        raise ValueError(f"it holds more than {list(shape)}, as its header has it")
+
+
+def _check_room(size: int, packed: int, to: Path) -> None:
+    """Refuse what a header promises before anything is unpacked.
+
+    Raises:
+        ValueError: far more than data of that size hold, or than the disk has free.
+    """
+    most = max(PACKED_BYTES, packed * PACKED_RATIO)
+    if size > most:
+        raise ValueError(f"it unpacks to {size:,} bytes, takes {most:,} at most from {packed:,}")
+    free = shutil.disk_usage(to.parent).free
+    if size > free:
+        raise ValueError(f"it unpacks to {size:,} bytes, of which the cache has {free:,} free")
 
 
 def _is_idx(path: Path) -> bool:
@@ -163,40 +198,34 @@ def _is_idx(path: Path) -> bool:
 
 def _open_idx(path: Path) -> BinaryIO:
     with path.open("rb") as file:
-        packed = file.read(2) == _GZIP
+        packed = file.read(2) == GZIP
     return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
 
 
-def read_idx(file: BinaryIO) -> Array:
-    """Read an idx file, such as MNIST's.
-
-    Raises:
-        ValueError: it is none, or holds less or more than its header says.
-    """
-    zeros, kind, dimensions = struct.unpack(">HBB", _exactly(file, 4))
+def _read_idx_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    zeros, kind, dimensions = struct.unpack(">HBB", b"".join(_exactly(file, 4)))
     if zeros != 0 or kind not in _IDX_TYPES or dimensions == 0:
         raise ValueError("it does not begin as an idx file")
-    shape = struct.unpack(f">{dimensions}I", _exactly(file, 4 * dimensions))
-    dtype = np.dtype(_IDX_TYPES[kind])
-    content = _exactly(file, math.prod(shape) * dtype.itemsize)
-    if file.read(1):
-        raise ValueError(f"it holds more than {list(shape)}, as its header has it")
-    return np.frombuffer(content, dtype).reshape(shape)
+    shape = struct.unpack(f">{dimensions}I", b"".join(_exactly(file, 4 * dimensions)))
+    return np.dtype(_IDX_TYPES[kind]), shape
 
 
-def _exactly(file: BinaryIO, size: int) -> bytes:
-    """Read `size` bytes, no faster than they come: a header may promise more than there is."""
-    parts, missing = [], size
+def _exactly(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield `size` bytes in parts: a header may promise more than memory holds.
+
+    Raises:
+        ValueError: the file ends before.
+    """
+    missing = size
     while missing and (part := file.read(min(missing, 2**24))):
-        parts.append(part)
+        yield part
         missing -= len(part)
     if missing:
         raise ValueError(f"it ends {missing} bytes before what its header says")
-    return b"".join(parts)
 
 
 def _map(path: Path, source: Path, member: str = "") -> Array:
-    with _reading(source, member):
+    with _reading(source, member), np.errstate(over="ignore"):  # sizes that no file has
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
@@ -308,6 +337,8 @@ def _read(
     images = inputs.values
     if images.dtype.kind not in "biuf" or images.ndim < 2 or 0 in images.shape:
         raise DataError(f"{inputs}: is {_shape(images)}; takes numbers [N, ...]")
+    if len(images) > MAX_SAMPLES:
+        raise DataError(f"{inputs}: has {len(images):,} samples, takes {MAX_SAMPLES:,} at most")
     _check_finite(inputs)
     for other, what in ((labels, "labels"), (groups, "groups")):
         if other is not None and other.values.shape[:1] != images.shape[:1]:
@@ -365,9 +396,10 @@ def _read_labels(labels: _Named) -> Array:
 
 
 def _is_one_hot(rows: Array) -> bool:
-    if rows.dtype.kind not in "iubf":
+    if rows.dtype.kind not in "iubf" or rows.shape[1] > MAX_CLASSES:
         return False
-    return bool(np.isin(rows, (0, 1)).all() and (rows.sum(axis=1) == 1).all())
+    parts = (rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE))
+    return all(np.isin(part, (0, 1)).all() and (part.sum(axis=1) == 1).all() for part in parts)
 
 
 def _read_groups(groups: _Named) -> NDArray[np.int64]:
@@ -390,7 +422,11 @@ def _name_classes(
         names = tuple(config.classes)
     elif stored is not None:
         array = found[stored]()
-        if array.dtype.kind != "U" or array.ndim != 1 or len(set(array.tolist())) != len(array):
+        if array.dtype.kind != "U" or array.ndim != 1 or len(array) > MAX_CLASSES:
+            raise DataError(
+                f"{root}: {stored} is {_shape(array)}; takes {MAX_CLASSES} names at most, as text"
+            )
+        if len(set(array.tolist())) != len(array):
             raise DataError(f"{root}: {stored} is {_shape(array)}; takes different names as text")
         names = tuple(map(printable, array.tolist()))
     else:

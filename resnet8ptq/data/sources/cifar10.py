@@ -26,7 +26,6 @@ MD5 = "c58f30108f718f92721af3b95e74349a"
 FOLDER = "cifar-10-batches-py"
 PIXELS = 3 * 32 * 32
 MAX_BYTES = 2**28  # of one file; the published ones have 2**25
-_CODE = ("data/sources/cifar10", "data/sources/array_pickle")
 CLASS_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
@@ -46,7 +45,7 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     folder = Path(str(config.root))
     keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
     names, read = read_class_names(folder), partial(read_split, folder)
-    return keep("cifar10", names, str(folder), read, keys, _CODE, cache_root)
+    return keep("cifar10", names, str(folder), read, keys, cache_root)
 
 
 def fetch(folder: Path) -> Path:

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from resnet8ptq.config.schema import CocoConfig, PreprocessConfig
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import boxes, pictures
@@ -26,6 +27,8 @@ from resnet8ptq.data.splitting import split_one
 
 log = logging.getLogger(__name__)
 
+MAX_JSON_BYTES = 2**30  # COCO 2017 has 448 MB
+MAX_BOXES = 10_000  # of one picture: all pictures have room for as many as the one with most
 _ORIENTATION = 274  # EXIF's tag
 _ON_ITS_SIDE = (5, 6, 7, 8)
 
@@ -86,7 +89,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         ConfigError: `classes` lacks a category.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(files.read_bytes(path, MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not JSON ({one_line(error)})") from None
     reading = _Reading(path, content)
@@ -95,7 +98,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         "images",
         lambda each: (
             _whole(each["id"]),
-            (_text(each["file_name"]), _size(each["width"]), _size(each["height"])),
+            (_file_name(each["file_name"]), _size(each["width"]), _size(each["height"])),
         ),
     )
     named = reading.unique("categories", categories)
@@ -118,6 +121,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
 
     for image_id, found in reading.each("annotations", box):
         of_image[image_id].append(found)
+        if len(of_image[image_id]) > MAX_BOXES:
+            raise DataError(f"{path}: picture {image_id} has more than {MAX_BOXES:,} annotations")
     return Annotations(pictures_of, of_image, class_names, class_ids)
 
 
@@ -177,6 +182,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _file_name(value: Any) -> str:
+    if "\0" in (name := _text(value)) or len(name) > 4096:
+        raise ValueError(f"{printable(name)[:40]!r} is not a name of a file")
+    return name
+
+
 def _order(
     named: Mapping[int, str], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -224,7 +235,7 @@ def _check_pictures(found: Annotations, folder: Path, path: Path, on_bad: str) -
         shown = [f"{wide} x {high}" for wide, high in (size, expected)]
         return None if size == expected else f"is {shown[0]}, the annotations say {shown[1]}"
 
-    with ThreadPoolExecutor() as pool:
+    with pictures.bombs_refused(), ThreadPoolExecutor() as pool:
         for image_id, wrong in zip(paths, pool.map(differs, paths), strict=True):
             if wrong:
                 raise DataError(f"{paths[image_id]}: {wrong} pixels, width x height")

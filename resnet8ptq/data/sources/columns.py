@@ -4,8 +4,10 @@ Rows are counted from 1, without a line of names.
 """
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,15 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import printable
 from resnet8ptq.data.decoding import Picture
+from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sources import arrays
-from resnet8ptq.data.sources.arrays import MAX_CLASSES
+from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "label", "target", "class")
+
+MAX_COLUMNS = 100_000
+MAX_BYTES = 2**32  # of a table in memory
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +41,33 @@ class Table:
     place: str
     columns: pa.Table
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Of the columns, as they stand."""
         return [str(name) for name in self.columns.column_names]
+
+    @cached_property
+    def _positions(self) -> dict[str, list[int]]:
+        """Where the columns of each name stand, counted from 0."""
+        positions: dict[str, list[int]] = {}
+        for position, name in enumerate(self.names):
+            positions.setdefault(name, []).append(position)
+        return positions
 
     def column(self, key: str, name: str) -> Column:
         """Return a column; `key` named it.
 
         Raises:
-            ConfigError: there is none of that name, or there are two.
+            ConfigError: there is none of that name, or there are several.
         """
-        if self.names.count(name) != 1:
-            count = "two columns" if name in self.names else "no column"
+        positions = self._positions.get(name, [])
+        if len(positions) != 1:
+            count = "several columns" if positions else "no column"
             raise ConfigError(
                 f"{key}: got {name}, and {self.place} has {count} of that name; takes one of "
                 f"{list_names(self.names)}"
             )
-        found = self.columns.column(name)
+        found = self.columns.column(positions[0])
         if pa.types.is_dictionary(found.type):
             found = found.cast(found.type.value_type)
         while isinstance(found.type, pa.BaseExtensionType):
@@ -74,11 +89,44 @@ class Table:
         return known[0] if known else None
 
 
+def check_size(path: Path, columns: int, rows: int) -> None:
+    """Refuse a table, before it is read, that would take minutes and the machine's memory.
+
+    Raises:
+        DataError: it has more than `MAX_COLUMNS` columns or `MAX_SAMPLES` rows.
+    """
+    if columns > MAX_COLUMNS:
+        raise DataError(
+            f"{path}: has {columns:,} columns, takes {MAX_COLUMNS:,} at most; try one column of "
+            "lists (Parquet), or data=arrays"
+        )
+    if rows > MAX_SAMPLES:
+        raise DataError(f"{path}: has {rows:,} rows, takes {MAX_SAMPLES:,} at most; try a part")
+
+
+def gather(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """Return batches of rows as one table; a packed file may hold far more than its size.
+
+    Raises:
+        DataError: they come to more than `MAX_BYTES`.
+    """
+    kept, size = [], 0
+    for batch in batches:
+        kept.append(batch)
+        size += batch.nbytes
+        if size > MAX_BYTES:
+            raise DataError(
+                f"{path}: unpacks to more than {MAX_BYTES:,} bytes, the most that a table may "
+                "take; try fewer rows, or data=arrays"
+            )
+    return pa.Table.from_batches(kept, schema)
+
+
 def list_names(names: Iterable[str], separator: str = ", ") -> str:
     """Return names for a message, cut where they are too many."""
-    found = list(names)
-    more = f"{separator}... ({len(found)} in all)" if len(found) > 20 else ""
-    return printable(separator.join(found[:20]))[:300] + more
+    listed = list(names)
+    more = f"{separator}... ({len(listed)} in all)" if len(listed) > 20 else ""
+    return printable(separator.join(listed[:20]))[:300] + more
 
 
 def is_text(column: Column) -> bool:
@@ -149,12 +197,17 @@ def packed_pictures(table: Table, name: str, folder: Path) -> list[Picture]:
     ]
 
 
-def numbers(table: Table, names: Sequence[str], shape: Sequence[int] | None) -> NDArray[Any]:
-    """Return the samples [N, ...] that columns of numbers, or one of lists of them, hold.
+def write_numbers(
+    to: Path, table: Table, names: Sequence[str], shape: Sequence[int] | None
+) -> None:
+    """Write the samples [N, ...] that columns of numbers, or one of lists of them, hold.
+
+    They are written by rows, so that the samples are never in memory beside the columns.
 
     Integers from 0 to 255 become uint8: CSV files do not say what they are.
 
     Args:
+        to: the .npy file to write.
         shape: of a sample; None: as many numbers as there are columns, or as the lists have it.
 
     Raises:
@@ -167,18 +220,29 @@ def numbers(table: Table, names: Sequence[str], shape: Sequence[int] | None) -> 
             f"data.inputs: got {list_names(names)}, and a column of lists among them; takes that "
             "one alone, or columns of numbers"
         )
-    found = parts[0] if parts[0].ndim > 1 else np.stack(parts, axis=1)
-    if found.dtype.kind in "iu" and 0 <= found.min() <= found.max() <= 255:
-        found = found.astype(np.uint8)
-    if shape is None:
-        return found
-    size = int(np.prod(found.shape[1:]))
-    if int(np.prod(shape)) != size:
+    stored = (len(parts),) if parts[0].ndim == 1 else parts[0].shape[1:]
+    if shape is not None and math.prod(shape) != math.prod(stored):
         raise ConfigError(
-            f"data.shape: got {list(shape)}, takes sizes that make {size} numbers, which each row "
-            f"of {table.place} has"
+            f"data.shape: got {list(shape)}, takes sizes that make {math.prod(stored)} numbers, "
+            f"which each row of {table.place} has"
         )
-    return found.reshape(-1, *shape)
+    count = len(parts[0])
+    whole = np.lib.format.open_memmap(
+        to, "w+", _common_dtype(parts), (count, *(stored if shape is None else shape))
+    )
+    for start in range(0, count, AT_ONCE):
+        rows = [part[start : start + AT_ONCE] for part in parts]
+        some = rows[0] if parts[0].ndim > 1 else np.stack(rows, axis=1)
+        whole[start : start + AT_ONCE] = some.reshape(-1, *whole.shape[1:])
+    whole.flush()
+
+
+def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
+    """Return a dtype that holds all columns; uint8 for integers from 0 to 255."""
+    dtype = np.result_type(*{part.dtype for part in parts})
+    if dtype.kind in "iu" and all(0 <= part.min() <= part.max() <= 255 for part in parts):
+        return np.dtype(np.uint8)
+    return dtype
 
 
 def _numbers(table: Table, name: str) -> NDArray[Any]:
@@ -246,7 +310,7 @@ def labels(
     if is_text(column):
         return _by_name(column, place, given)
     if pa.types.is_floating(column.type):
-        return numbers(table, [name], None)[:, 0], (), True
+        return _numbers(table, name), (), True
     if not pa.types.is_integer(column.type):
         raise DataError(
             f"{place}: holds {column.type}; takes labels as integers from 0 or as text, or values "

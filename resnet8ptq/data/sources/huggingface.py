@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.registry import SOURCES
-from resnet8ptq.data.sources import table
-from resnet8ptq.data.sources.columns import LABELS, Table
+from resnet8ptq.data.sources import SOURCES, table
+from resnet8ptq.data.sources.columns import LABELS, Table, check_size
 
 TAKES = f"takes {SOURCES['huggingface'].takes}"
 _SIDE = "split of the data set"  # the column that is added
@@ -43,11 +42,15 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     try:
         found = datasets.load_from_disk(str(root))
         sides = found if isinstance(found, dict) else {"": found}
+        for side in sides.values():
+            check_size(root, len(side.features), sum(map(len, sides.values())))
         parts = [
             side.with_format("arrow")[:].append_column(_SIDE, pa.array([name] * len(side)))
             for name, side in sides.items()
         ]
         whole = Table(str(root), pa.concat_tables(parts))
+    except PtqError:
+        raise
     except Exception as error:  # Arrow's own, and those of datasets
         raise DataError(f"{root}: cannot be read ({one_line(error)}); {TAKES}") from None
     if len(sides) > 1:

@@ -11,5 +11,5 @@ from resnet8ptq.data.shapes import pictures
 def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
     """Return the pictures, drawn once into the cache."""
     keys: dict[Side, cache.Key] = {side: {"split": side} for side in SIDES}
-    source, code = "resnet8ptq.data.shapes", ["data/shapes/pictures"]
-    return keep("shapes", pictures.CLASS_NAMES, source, pictures.draw, keys, code, cache_root)
+    source = "resnet8ptq.data.shapes"
+    return keep("shapes", pictures.CLASS_NAMES, source, pictures.draw, keys, cache_root)

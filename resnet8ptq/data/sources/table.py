@@ -1,5 +1,6 @@
 """`data=table`: a CSV or Parquet file with a row for each sample."""
 
+import csv
 import json
 import logging
 from collections.abc import Sequence
@@ -13,14 +14,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
-from resnet8ptq.core import cache, files
-from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core import cache, code, files
+from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import resizing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import decode
-from resnet8ptq.data.registry import SOURCES
-from resnet8ptq.data.sources import arrays, columns
+from resnet8ptq.data.sources import SOURCES, arrays, columns
 from resnet8ptq.data.sources.arrays import NO_LABELS
 from resnet8ptq.data.sources.columns import LABELS, PICTURES, Table, list_names
 from resnet8ptq.data.splitting import Named, keep_split, split_one
@@ -32,6 +32,8 @@ SPLITS = ("split", "subset", "set")
 TRAIN, TESTS = ("train", "training"), (("test", "testing"), ("val", "valid", "validation", "dev"))
 NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last as pandas writes it
 _SEPARATORS = ",;\t"
+MAX_HEAD_BYTES = 2**24  # of the line of names, at most
+ROWS_AT_ONCE = 1024
 
 
 def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
@@ -123,17 +125,36 @@ def read(path: Path) -> pa.Table:
         DataError: it cannot be read.
     """
     try:
-        if path.suffix.lower() == ".parquet":
-            return pq.ParquetFile(path).read()
-        with path.open("rb") as file:
-            first = file.readline(2**20).decode("utf-8", "replace")
-        separator = max(_SEPARATORS, key=first.count)
-        # One block: the types of the columns are those of the first.
-        block = pyarrow.csv.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
-        parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-        return pyarrow.csv.read_csv(path, block, parsing)
-    except Exception as error:  # Arrow's own, and OSError
+        return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    except PtqError:
+        raise
+    except Exception as error:  # Arrow's own, csv.Error and OSError
         raise DataError(f"{path}: cannot be read ({one_line(error)}); {TAKES}") from None
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        columns.check_size(path, file.metadata.num_columns, file.metadata.num_rows)
+        return columns.gather(path, file.iter_batches(ROWS_AT_ONCE), file.schema_arrow)
+
+
+def _read_csv(path: Path) -> pa.Table:
+    with path.open("rb") as file:
+        head = file.read(MAX_HEAD_BYTES)
+    if head.startswith(arrays.GZIP):
+        raise DataError(f"{path}: is gzipped; takes it unpacked: gunzip it first")
+    text = head.decode("utf-8", "replace")
+    separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
+    lines = iter(text.splitlines(keepends=True))
+    names = next(csv.reader(lines, delimiter=separator), [])
+    if len(head) == MAX_HEAD_BYTES and next(lines, None) is None:
+        raise DataError(f"{path}: its line of names is longer than {MAX_HEAD_BYTES:,} bytes")
+    columns.check_size(path, len(names), 0)
+    # One block: the types of the columns are those of the first.
+    block = pyarrow.csv.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
+    parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    with pa.OSFile(str(path)) as file:  # by its name, Arrow would unpack it
+        return pyarrow.csv.read_csv(file, block, parsing)
 
 
 def _keep_numbers(
@@ -146,12 +167,12 @@ def _keep_numbers(
     """Return the samples that columns of numbers hold, mapped from the cache."""
 
     def make(entry: Path) -> None:
-        np.save(entry / "samples.npy", columns.numbers(table, names, shape))
+        columns.write_numbers(entry / "samples.npy", table, names, shape)
 
     key: cache.Key = {
         "sha256": sha256,
         "columns": json.dumps([list(names), shape]),
-        "code": cache.code("data/sources/columns", "data/sources/table"),
+        "code": code.behind(__name__),
     }
     entry = cache.entry(cache_root, "tables", key, make)
     return np.load(entry / "samples.npy", mmap_mode="r")

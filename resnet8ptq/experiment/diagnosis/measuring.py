@@ -296,7 +296,8 @@ class _Beside:
         made = [name for name in self._names if name != self._input]
 
         def open_(proto: onnx.ModelProto, optimized: bool = True) -> Any:
-            return open_session(proto.SerializeToString(), threads, optimized=optimized)
+            content = proto.SerializeToString()
+            return open_session(content, threads, optimized=optimized, arena=False)
 
         self._fp32 = open_(expose(fp32, made))
         # What is behind DequantizeLinear may be asked for without undoing integer kernels, but for

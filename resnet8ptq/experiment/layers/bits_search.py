@@ -9,7 +9,7 @@ quantizing. Everything is measured on training images that did not calibrate.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +17,14 @@ import numpy as np
 import onnx
 
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.core import files
+from resnet8ptq.core import files, memory
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.data.lazy import Batches
 from resnet8ptq.graph.logits import end_at_logits
-from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.session import Runner, open_runner
 from resnet8ptq.graph.weights import Array, read_weights, write_weights
 from resnet8ptq.precision.plan import Plan
 
@@ -76,10 +77,9 @@ def measure_options(
     proto = onnx.load(path)
     end_at_logits(proto)
     chosen = layers.find(proto.graph, setting.selection)
-    batches = list(setting.images.batches(setting.calib.batch_size))
-    run = open_runner(proto, setting.runtime.threads)
-    exact = [run(batch) for batch in batches]
-    power = sum(_square(values) for outputs in exact for values in outputs)
+    batches = setting.images.batches(setting.calib.batch_size)
+    exact = _Runs(open_runner(proto, setting.runtime.threads), batches)
+    power = sum(_square(values) for _, outputs in exact for values in outputs)
     options = []
     for name in track(list(chosen), "Sensitivity of layers", "layers"):
         exact_weights = read_weights(proto.graph, chosen[name])
@@ -96,11 +96,33 @@ def measure_options(
             run = open_runner(rounded, setting.runtime.threads)
             error = sum(
                 _square(found - wanted)
-                for batch, outputs in zip(batches, exact, strict=True)
+                for batch, outputs in exact
                 for found, wanted in zip(run(batch), outputs, strict=True)
             )
             options.append(Option(name, bits, float(error / max(power, 1e-30)), saved))
     return options
+
+
+class _Runs:
+    """Batches and what a network makes of them, which is kept as far as a step's budget goes."""
+
+    def __init__(self, run: Runner, batches: Batches) -> None:
+        self._run, self._batches = run, batches
+        self._kept: list[tuple[Array, list[Array]]] | None = []
+
+    def __iter__(self) -> Iterator[tuple[Array, list[Array]]]:
+        if self._kept:
+            yield from self._kept
+            return
+        kept, held = self._kept, 0
+        for batch in self._batches:
+            outputs = self._run(batch)
+            held += batch.nbytes + sum(values.nbytes for values in outputs)
+            if kept is not None:
+                kept.append((batch, outputs))
+            if held > memory.step():
+                kept = self._kept = None
+            yield batch, outputs
 
 
 def find_plans(options: Sequence[Option]) -> list[Bits]:

@@ -7,26 +7,22 @@ with ties at the top broken at random, so that ties do not decide between layers
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
-from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.evaluate import targets_of
-from resnet8ptq.evaluation.trial import Bench, Trial, as_fp32
+from resnet8ptq.evaluation.evaluator import Evaluator, loader
 from resnet8ptq.experiment.layers import sensitivity
 from resnet8ptq.experiment.layers.exclusion_search import Step, Trials, select, to_csv
 from resnet8ptq.experiment.layers.ranking import Layer
+from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_quantized_layers
 from resnet8ptq.tasks.contract import Scores, Task
 
 log = logging.getLogger(__name__)
@@ -93,14 +89,11 @@ class Exclusion:
 
 def choose(
     config: RunConfig,
-    bench: Bench,
-    task: Task,
-    fp32: Fp32Model,
+    evaluator: Evaluator,
+    samples: Samples,
     network: Fp32Model,
-    calibration: Split,
-    held_out: Split,
     folder: Path,
-    ranges: Mapping[str, Range] | None = None,
+    ranges: Ranges | None = None,
 ) -> Exclusion:
     """Leave the most sensitive layers in float until the drop is within `max_drop`.
 
@@ -108,10 +101,8 @@ def choose(
 
     Args:
         config: with `nodes_to_exclude: auto` and a quantized dtype.
-        task: scores the held-out images.
-        fp32: what is compared with.
-        network: what is quantized: `fp32`, or a corrected one.
-        calibration, held_out: images to calibrate with, and to choose by.
+        samples: the tuning samples decide.
+        network: what is quantized: the FP32 network, or a corrected one.
         folder: the run's own, existing.
         ranges: see `contract.Quantizer.quantize`.
 
@@ -120,17 +111,15 @@ def choose(
     """
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
-    graph = onnx.load(network.onnx_path).graph
-    chosen = find_quantized_layers(graph, Selection.of(config))
-    layers = {name: node.name for name, node in chosen.items()}
-
+    task = evaluator.task
+    warn_of_perfection(task, evaluator.reference(config, samples.held_out))
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(config, bench, task, calibration, held_out, Path(scratch), ranges)
-        trials = Trials(variants.trial(fp32, network))
+        variants = _Variants(config, evaluator, samples, network, Path(scratch), ranges)
+        trials = Trials(variants.measure)
         ranking: list[Layer] = []
 
         def rank() -> list[str]:
-            ranking.extend(variants.rank(fp32, network, layers))
+            ranking.extend(variants.rank())
             return [layer.node for layer in ranking]
 
         try:
@@ -157,58 +146,42 @@ def warn_of_perfection(task: Task, fp32: Scores) -> None:
 
 @dataclass(frozen=True)
 class _Variants:
-    """Variants of one run; each keeps its file until the search is over."""
+    """Variants of one run; the files stay until the search is over."""
 
     config: RunConfig
-    bench: Bench
-    task: Task
-    calibration: Split
-    held_out: Split
+    evaluator: Evaluator
+    samples: Samples
+    network: Fp32Model
     folder: Path
-    ranges: Mapping[str, Range] | None
+    ranges: Ranges | None
 
-    def measure(self, variant: RunConfig, network: Fp32Model) -> Trial:
+    def measure(self, nodes: tuple[str, ...]) -> Step:
+        """Quantize with these nodes in float, and compare with FP32."""
+        variant = replace(self.config, nodes_to_exclude=list(nodes))
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        return self.bench.run(
-            variant, network, self.calibration, self.held_out, folder, self.ranges
+        quantized = self.evaluator.quantize(
+            variant, self.network, self.samples.calibrating.split, folder, self.ranges
         )
-
-    def trial(self, fp32: Fp32Model, network: Fp32Model) -> Callable[[tuple[str, ...]], Step]:
-        """Return what measures a choice of nodes against `fp32`."""
-        targets = targets_of(self.held_out)
-
-        def score(trial: Trial) -> Scores:
-            return self.task.score(trial.evaluation.outputs, targets)
-
-        reference = score(self.measure(as_fp32(self.config), fp32))
-        warn_of_perfection(self.task, reference)
-
-        def measure(nodes: tuple[str, ...]) -> Step:
-            measured = self.measure(replace(self.config, nodes_to_exclude=list(nodes)), network)
-            found, artifact = self.task.compare(score(measured), reference), measured.artifact
-            drop = self.task.metric.drop(found.fair_delta, found.baseline.fair)
-            return Step(nodes, found.model.fair, drop, artifact.size_bytes, artifact.path)
-
-        return measure
-
-    def rank(self, fp32: Fp32Model, network: Fp32Model, nodes: Mapping[str, str]) -> list[Layer]:
-        """Rank by the SQNR of the logits with one layer quantized."""
-        cut_fp32, _ = sensitivity.cut_softmax(fp32, self.folder / "fp32_logits.onnx")
-        cut, final = sensitivity.cut_softmax(network, self.folder / "logits.onnx")
-        cut_off = replace(self, bench=replace(self.bench, final=final))
-        reference = cut_off.measure(as_fp32(self.config), cut_fp32)
-        judge = sensitivity.Judge(self.task, targets_of(self.held_out), reference)
-        return sensitivity.rank_layers(
-            self.config, judge, nodes, lambda variant: cut_off.measure(variant, cut)
+        compared = self.evaluator.compare(
+            variant, quantized.path, self.samples.held_out, logits=False
         )
+        comparison, metric = compared.comparison, self.evaluator.task.metric
+        drop = metric.drop(comparison.fair_delta, comparison.baseline.fair)
+        return Step(nodes, comparison.model.fair, drop, quantized.size_bytes, quantized.path)
+
+    def rank(self) -> list[Layer]:
+        """Rank the layers by the SQNR of the logits with one layer quantized."""
+        return sensitivity.Layers.cut(
+            self.config, self.evaluator, self.network, self.samples, self.folder, self.ranges
+        ).rank()
 
     def time(self, exclusion: Exclusion) -> float | None:
         """Return `excluded_ms`; None where the artifact only simulates integer kernels."""
-        resolved = make_quantizer(self.config, self.bench.runtime).resolve()
-        if resolved.execution == "simulated":
+        runtime = self.evaluator.runtime
+        if make_quantizer(self.config, runtime).resolve().execution == "simulated":
             return None
         settings = replace(self.config.latency, batch_size=1, batch_repeats=1)
         paths = (exclusion.chosen.path, exclusion.steps[0].path)
-        loads = [self.bench.loader(self.config, path) for path in paths]
-        chosen, whole = latency.measure(loads, self.held_out, settings)
+        loads = [loader(self.config, runtime, path) for path in paths]
+        chosen, whole = latency.measure(loads, self.samples.held_out, settings)
         return float(np.median(chosen.single_ms) - np.median(whole.single_ms))

@@ -42,7 +42,11 @@ _TEXTS = {
     ),
     **dict.fromkeys(("fqn", "parameter_name", "buffer_name"), _NAME),
     **dict.fromkeys(
-        ("in_spec", "out_spec"), re.compile(r'([\d\[\]{}:, ]|null|"(builtins\.\w+|\w+|\[\])")*')
+        ("in_spec", "out_spec"),
+        re.compile(
+            r"([\d\[\]{}:, ]|null"
+            r'|"((builtins|torch\.fx\.immutable_collections)\.\w+|\w+|\[\])")*'
+        ),
     ),
     "path_name": re.compile(r"(weight|tensor)_\d+"),
     "torch_version": re.compile(r"[\w.+-]+"),

@@ -1,14 +1,19 @@
-"""An untrusted Keras file: refused where it could run code or read other files.
+"""An untrusted Keras file: taken where each part of it is known, and refused where any is not.
 
-Keras refuses most of this by itself, and more with each version. All that is refused here is
-refused before Keras sees the file.
+A config names classes and functions, which Keras looks up and calls with the file's own values as
+it loads them; its safe mode guards neither constructors nor functions (`keras.layers.TFSMLayer`
+loads a SavedModel, `keras.datasets.mnist.load_data` goes to the network). So the whole config
+follows a grammar: layers, their parts and functions that are listed here, words that are listed
+here, names, numbers and nests of these. Keras is handed a copy made of what was checked: two
+readers of one file need not find the same in it.
 """
 
 import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,82 +21,340 @@ import h5py
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
+from resnet8ptq.models.gates import torch_archive
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
-TRAINING = "compile_config"  # optimizer, loss and metrics: not loaded, see `sources.keras`
+LEGACY_CONFIG = "model_config"  # of a .h5 file, an attribute
 MAX_BYTES = 2**31 - 1  # of all weights, as for ONNX files
 MAX_CONFIG_BYTES = 2**24
-# Where layers come from; `keras.utils` has functions that load and save files.
-_PARTS = r"layers|models|engine|activations|initializers|constraints|regularizers|dtype_policies"
-_MODULES = re.compile(rf"builtins|keras(\.src)?(\.({_PARTS})(\.\w+)*)?")
-_CODE = {"Lambda", "TFSMLayer", "__lambda__"}  # Python's bytecode; a SavedModel by its path
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_TRAINING = "compile_config"  # optimizer, loss and metrics: dropped
+
+# None of these reads files, calls what it is given, or asks a network for anything.
+_LAYERS = """
+Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average
+AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D AdaptiveMaxPooling1D
+AdaptiveMaxPooling2D AdaptiveMaxPooling3D AveragePooling1D AveragePooling2D AveragePooling3D
+BatchNormalization Bidirectional CategoryEncoding CenterCrop Concatenate Conv1D Conv1DTranspose
+Conv2D Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM1D ConvLSTM2D ConvLSTM3D Cropping1D Cropping2D
+Cropping3D Dense DepthwiseConv1D DepthwiseConv2D Discretization Dot Dropout ELU EinsumDense
+Embedding Flatten Functional GRU GRUCell GaussianDropout GaussianNoise GlobalAveragePooling1D
+GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D GlobalMaxPooling2D
+GlobalMaxPooling3D GroupNormalization GroupQueryAttention Identity InputLayer LSTM LSTMCell
+LayerNormalization LeakyReLU Masking MaxPooling1D MaxPooling2D MaxPooling3D Maximum Minimum Model
+MultiHeadAttention Multiply Normalization PReLU Permute RMSNormalization RNN RandomBrightness
+RandomContrast RandomCrop RandomFlip RandomRotation RandomTranslation RandomZoom ReLU RepeatVector
+Rescaling Reshape Resizing SeparableConv1D SeparableConv2D Sequential SimpleRNN SimpleRNNCell
+Softmax SpatialDropout1D SpatialDropout2D SpatialDropout3D SpectralNormalization StackedRNNCells
+Subtract TimeDistributed UnitNormalization UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D
+ZeroPadding2D ZeroPadding3D
+"""
+_PARTS = """
+Constant GlorotNormal GlorotUniform HeNormal HeUniform Identity IdentityInitializer LecunNormal
+LecunUniform Ones Orthogonal OrthogonalInitializer RandomNormal RandomUniform TruncatedNormal
+VarianceScaling Zeros L1 L1L2 L2 OrthogonalRegularizer MaxNorm MinMaxNorm NonNeg UnitNorm
+"""
+_FUNCTIONS = """
+celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu
+linear log_sigmoid log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus
+softsign sparse_plus sparse_sigmoid sparsemax squareplus swish tanh tanh_shrink threshold
+"""
+_NUMBERS = """
+bfloat16 bool float16 float32 float64 int16 int32 int64 int8 mixed_bfloat16 mixed_float16 uint16
+uint32 uint64 uint8
+"""
+# Texts that a setting of a layer may be. A .h5 file turns the name of a function of `keras.layers`
+# into the function: of those, `dot` alone is here, which multiplies tensors.
+_SETTINGS = """
+constant glorot_normal glorot_uniform he_normal he_uniform identity lecun_normal lecun_uniform
+normal one ones orthogonal random_normal random_uniform truncated_normal uniform untruncated_normal
+variance_scaling zero zeros fan_avg fan_in fan_out l1 l1_l2 l1l2 l2 orthogonal_regularizer rows
+columns max_norm min_max_norm non_neg unit_norm auto causal full same valid channels_first
+channels_last area bicubic bilinear gaussian lanczos3 lanczos5 mitchellcubic nearest edge reflect
+symmetric wrap ave concat dot mul sum count int multi_hot one_hot horizontal horizontal_and_vertical
+vertical
+"""
+LAYERS, FUNCTIONS, DTYPES = (frozenset(names.split()) for names in (_LAYERS, _FUNCTIONS, _NUMBERS))
+CLASSES = LAYERS | {*_PARTS.split(), "DTypePolicy", "SeedGenerator"}
+WORDS = FUNCTIONS | DTYPES | {*_PARTS.split(), *_SETTINGS.split()}
+MODULES = (
+    *("builtins", "keras", "keras.activations", "keras.constraints", "keras.dtype_policies"),
+    *("keras.initializers", "keras.layers", "keras.models", "keras.random", "keras.regularizers"),
+    *("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential"),
+    "keras.src.ops.numpy",  # the + and * of tensors
+)
+# What an object may hold beside its class: `name` and nodes where it is a layer of a network.
+_KEYS = frozenset(
+    ("class_name", "config", "module", "registered_name", "build_config", "name", "inbound_nodes")
+) | {"shared_object_id", "__passive_serialization__"}
+_NAME = re.compile(r"[\w .()+-]{1,256}")  # of a layer or an input: no path, no address
+_KEY = re.compile(r"\w{1,64}")
+_EQUATION = re.compile(r"[a-zA-Z.,>-]{1,64}")  # of an EinsumDense
+
+Reasons = Iterator[str]
 
 
-def check(path: Path) -> None:
-    """Refuse a .h5 or .keras file that holds more than layers of Keras and their weights.
+@dataclass(frozen=True)
+class KerasFile:
+    """A Keras file that was checked.
+
+    Attributes:
+        config: the JSON that describes the layers, without what concerns training.
+        content: an HDF5 file: the weights of a .keras file, the whole of a .h5 file.
+        is_zip: it is a .keras file.
+    """
+
+    config: dict[str, Any]
+    content: bytes
+    is_zip: bool
+
+    def write(self, folder: Path) -> Path:
+        """Write it for Keras to load: of an archive, nothing but layers and weights."""
+        config = json.dumps(self.config)
+        path = folder / ("model.keras" if self.is_zip else "model.h5")
+        if self.is_zip:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("metadata.json", "{}")
+                archive.writestr(CONFIG, config)
+                archive.writestr(WEIGHTS, self.content)
+        else:
+            path.write_bytes(self.content)
+            with h5py.File(path, "r+") as file:
+                file.attrs[LEGACY_CONFIG] = config
+        return path
+
+
+def read(path: Path) -> KerasFile:
+    """Read a .h5 or .keras file, and refuse it where it holds more than known layers and weights.
 
     Raises:
-        ModelError: damaged, or with code, classes of others, or links to other files in it.
+        ModelError: damaged, no Keras file, with layers, functions or settings that are not known,
+            or with weights outside of the file.
     """
     try:
-        reason = next(_reasons_against(path), None)
+        if path.stat().st_size > MAX_BYTES:
+            raise ModelError(f"{path}: larger than 2 GiB; takes at most {MAX_BYTES} bytes")
+        content = path.read_bytes()
+        is_zip = not content.startswith(_HDF5)
+        config, content, reason = (_unpack if is_zip else _open)(content)
+        for value in find_objects(config):
+            value.pop(_TRAINING, None)
+        reason = reason or next(_reasons_against(config, content), None)
+    except ModelError:
+        raise
     except Exception as error:  # zipfile's, h5py's and json's own
         raise ModelError(f"{path}: Keras refuses it ({one_line(error)})") from None
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
-
-
-def read_config(path: Path) -> Any:
-    """Return the JSON that describes the layers."""
-    if h5py.is_hdf5(path):
-        with h5py.File(path) as file:
-            return json.loads(file.attrs.get("model_config", "{}"))
-    with zipfile.ZipFile(path) as archive:
-        return json.loads(archive.read(CONFIG))
-
-
-def _reasons_against(path: Path) -> Iterator[str]:
-    weights: Path | io.BytesIO | None = path
-    if not h5py.is_hdf5(path):
-        with zipfile.ZipFile(path) as archive:
-            sizes = {info.filename: info.file_size for info in archive.infolist()}
-            if len(sizes) < len(archive.infolist()):
-                yield "two of its members have one name"
-            if sizes.get(CONFIG, 0) > MAX_CONFIG_BYTES or sum(sizes.values()) > MAX_BYTES:
-                yield f"unpacks to {sum(sizes.values())} bytes; takes at most {MAX_BYTES}"
-            weights = io.BytesIO(archive.read(WEIGHTS)) if WEIGHTS in sizes else None
-    yield from _strange_config(read_config(path))
-    if weights is not None:
-        with h5py.File(weights) as file:
-            yield from _strange_weights(file)
+    return KerasFile(config, content, is_zip)
 
 
 def find_objects(config: Any) -> Iterator[dict[str, Any]]:
-    """Yield each JSON object in what `read_config` returned, but for those about training."""
+    """Yield each JSON object of a config, from the outermost inwards."""
     waiting = [config]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, list):
-            waiting += value
-        elif isinstance(value, dict):
-            waiting += (part for key, part in value.items() if key != TRAINING)
+        if isinstance(value, dict):
             yield value
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
-def _strange_config(config: Any) -> Iterator[str]:
-    for value in find_objects(config):
-        name, module = value.get("class_name"), value.get("module")
-        registered = value.get("registered_name")
-        for kind in (name, registered, value.get("function_type")):
-            if kind in _CODE:
-                yield f"its layer {kind!r} contains code; takes layers of Keras without code"
-        if module is not None and not _MODULES.fullmatch(str(module)):
-            yield f"asks for {name!r} of module {module!r}; takes layers of Keras"
-        if ">" in str(registered):
-            yield f"asks for {registered!r}; takes layers of Keras"
+def _open(content: bytes) -> tuple[Any, bytes, str | None]:
+    with h5py.File(io.BytesIO(content)) as file:
+        config = file.attrs.get(LEGACY_CONFIG)
+    if config is None:
+        return None, content, "holds weights and no layers; takes what `model.save` writes"
+    return json.loads(config), content, None
 
 
-def _strange_weights(file: h5py.File) -> Iterator[str]:
+def _unpack(content: bytes) -> tuple[Any, bytes, str | None]:
+    """Return the config, the weights and what is wrong with the archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+        if CONFIG not in sizes:
+            return None, b"", torch_archive.describe(sizes)
+        if len(sizes) < len(archive.infolist()):
+            return None, b"", "two of its members have one name"
+        if sizes[CONFIG] > MAX_CONFIG_BYTES or sum(sizes.values()) > MAX_BYTES:
+            reason = f"unpacks to {sum(sizes.values())} bytes; takes at most {MAX_BYTES}"
+            return None, b"", reason
+        config = json.loads(archive.read(CONFIG))
+        if WEIGHTS not in sizes:
+            return config, b"", f"has no {WEIGHTS}; takes what `model.save` writes"
+        return config, archive.read(WEIGHTS), None
+
+
+def _reasons_against(config: Any, content: bytes) -> Reasons:
+    yield from _strange_config(config)
+    with h5py.File(io.BytesIO(content)) as file:
+        yield from _strange_weights(file)
+
+
+def _strange_config(config: Any) -> Reasons:
+    if not isinstance(config, dict) or not _is_one_of(config.get("class_name"), LAYERS):
+        yield _refusal("the network", config, "a network of Keras")
+    else:
+        yield from _strange_object(config, "the network")
+
+
+def _refusal(where: str, got: Any, expected: str) -> str:
+    shown = repr(got)
+    return f"{where}: got {shown if len(shown) < 100 else shown[:100] + '...'}, takes {expected}"
+
+
+def _is_one_of(value: Any, known: Collection[str]) -> bool:
+    return isinstance(value, str) and value in known
+
+
+def _strange_object(value: dict[str, Any], where: str) -> Reasons:
+    """Yield what is unknown of a class by its name, or of a function."""
+    kind, config = value.get("class_name"), value.get("config")
+    if kind == "__tuple__" and value.keys() == {"class_name", "items"}:
+        yield from _strange_value(value["items"], where)
+        return
+    layer = config.get("name", value.get("name")) if isinstance(config, dict) else None
+    where = f"layer {layer!r:.100}" if isinstance(layer, str) else where
+    if kind == "function":
+        if not _is_one_of(config, FUNCTIONS):
+            yield _refusal(where, f"function {config}", "activation functions of Keras")
+    elif not _is_one_of(kind, CLASSES):
+        yield _refusal(where, f"class {kind}", "layers of Keras that hold no code")
+    elif kind == "DTypePolicy":
+        yield from _strange_value(config, where)
+    elif isinstance(config, dict):
+        yield from _strange_settings(config, where)
+    else:
+        yield _refusal(where, config, f"the settings of its {kind}")
+    yield from _strange_origin(value, where)
+
+
+def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
+    """Yield what is unknown of an object beside its class and settings."""
+    for key in value.keys() - _KEYS:
+        yield _refusal(where, f"key {key}", "what Keras writes")
+    if value.get("module") is not None and not _is_one_of(value["module"], MODULES):
+        yield _refusal(where, f"module {value['module']}", "modules of Keras with layers")
+    named, own = value.get("registered_name"), (value["class_name"], value.get("config"))
+    if named is not None and not (isinstance(named, str) and named in own):
+        yield _refusal(where, f"registered name {named}", "layers of Keras alone")
+    if "name" in value:
+        yield from _strange_name(value["name"], where)
+    for key in ("build_config", "shared_object_id", "__passive_serialization__"):
+        yield from _strange_value(value.get(key), where)
+    nodes = value.get("inbound_nodes", [])
+    for node in nodes if isinstance(nodes, list) else [nodes]:
+        yield from _strange_node(node, where)
+
+
+def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
+    for key, value in config.items():
+        yield from _strange_key(key, where)
+        if key == "name":
+            yield from () if value is None else _strange_name(value, where)
+        elif key in ("input_layers", "output_layers"):
+            yield from _strange_tensors(value, where)
+        elif key == "equation":
+            if not isinstance(value, str) or not _EQUATION.fullmatch(value):
+                yield _refusal(where, value, "an equation of letters")
+        else:
+            yield from _strange_value(value, f"{where}, {key}")
+
+
+def _strange_value(value: Any, where: str) -> Reasons:
+    """Yield what is neither a number, a word, an object nor a nest of these."""
+    if isinstance(value, str) and value not in WORDS:
+        yield _refusal(where, value, "words that settings of Keras's layers have")
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strange_value(item, where)
+    elif isinstance(value, dict):
+        if "class_name" in value:
+            yield from _strange_object(value, where)
+            return
+        for key, item in value.items():
+            yield from _strange_key(key, where)
+            yield from _strange_value(item, where)
+
+
+def _strange_key(key: str, where: str) -> Reasons:
+    if not _KEY.fullmatch(key):
+        yield _refusal(where, f"key {key}", "names of settings")
+
+
+def _strange_name(name: Any, where: str) -> Reasons:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        yield _refusal(where, name, "names of letters, digits, spaces and _.()+-")
+
+
+def _strange_tensors(value: Any, where: str) -> Reasons:
+    """Yield what is no nest of [layer's name, node, output]."""
+    if _is_tensor(value):
+        yield from _strange_name(value[0], where)
+    elif isinstance(value, list | dict):
+        if isinstance(value, dict):
+            for name in value:
+                yield from _strange_name(name, where)
+        for item in value if isinstance(value, list) else value.values():
+            yield from _strange_tensors(item, where)
+    else:
+        yield _refusal(where, value, "outputs of layers")
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, list) and [type(item) for item in value] == [str, int, int]
+
+
+def _strange_node(node: Any, where: str) -> Reasons:
+    """Yield what a layer would be called with beside tensors, numbers, null and nests of these.
+
+    A node is {"args": ..., "kwargs": ...}, and of Keras 2 a list of [name, node, output, kwargs].
+    """
+    if isinstance(node, dict) and node.keys() <= {"args", "kwargs"}:
+        yield from _strange_argument(list(node.values()), where)
+    elif isinstance(node, list):
+        for tensor in node:
+            if isinstance(tensor, list) and _is_tensor(tensor[:3]) and len(tensor) <= 4:
+                yield from _strange_name(tensor[0], where)
+                yield from _strange_argument(tensor[3:], where)
+            else:
+                yield _refusal(where, tensor, "outputs of layers as its input")
+    else:
+        yield _refusal(where, node, "outputs of layers as its input")
+
+
+def _strange_argument(value: Any, where: str) -> Reasons:
+    if isinstance(value, str):
+        yield _refusal(f"{where}, called with", value, "tensors and numbers")
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strange_argument(item, where)
+    elif isinstance(value, dict) and "class_name" in value:
+        yield from _strange_keras_tensor(value, where)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _strange_key(key, where)
+            yield from _strange_argument(item, where)
+
+
+def _strange_keras_tensor(value: dict[str, Any], where: str) -> Reasons:
+    config = value.get("config")
+    if (
+        value.keys() == {"class_name", "config"}
+        and value["class_name"] == "__keras_tensor__"
+        and isinstance(config, dict)
+        and config.keys() == {"shape", "dtype", "keras_history"}
+        and _is_tensor(config["keras_history"])
+        and _is_one_of(config["dtype"], DTYPES)
+    ):
+        yield from _strange_argument(config["shape"], where)
+        yield from _strange_name(config["keras_history"][0], where)
+    else:
+        yield _refusal(f"{where}, called with", value, "tensors and numbers")
+
+
+def _strange_weights(file: h5py.File) -> Reasons:
     """Yield what would read another file, or would take more memory than weights do."""
     groups: list[h5py.Group] = [file]
     seen = {file["/"]}

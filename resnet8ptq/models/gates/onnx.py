@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import onnx
 from google.protobuf.message import Message
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import LAYERS
+from resnet8ptq.graph.layers import LAYERS, RECURRENT
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
 
@@ -96,12 +97,36 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     for node in nodes:
         if node.domain not in (*ONNX_DOMAINS, "com.microsoft"):
             yield f"operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own"
-    if not list(find_weights(proto.graph)):
-        yield f"quantization would find nothing: no {', '.join(LAYERS)} with constant weights"
-    for layer, tensor in find_weights(proto.graph):
+    weights = list(find_weights(proto.graph))
+    if not weights and any(find_inner_layers(proto.graph)):
+        yield (
+            "quantization would find nothing: its layers are inside "
+            f"{_listed(find_inner_layers(proto.graph))}, whose graphs are not quantized; takes an "
+            "export without it (the branch that is used)"
+        )
+    if not weights:
+        yield (
+            f"quantization would find nothing: no {', '.join((*LAYERS, *RECURRENT))} with constant "
+            "weights"
+        )
+    for layer, tensor in weights:
         if tensor.data_type != TensorProto.FLOAT:
             kind = type_name(tensor.data_type)
             yield f"weights {tensor.name!r} of {layer} are {kind}; takes the FP32 model"
+
+
+def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
+    """Return the operators, such as If, that hold layers in graphs of their own: one a layer."""
+    return [
+        node.op_type
+        for node in graph.node
+        for inner in find_all(node, onnx.NodeProto)
+        if inner.op_type in (*LAYERS, *RECURRENT)
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
 def _counted(names: list[str]) -> str:
@@ -124,13 +149,26 @@ def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
     origin = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
-            for tensor in find_all(node, TensorProto):
+            tensor = read_constant(node)
+            if tensor is not None:
                 origin[node.output[0]] = tensor
-        elif node.op_type in LAYERS:
+        elif node.op_type in (*LAYERS, *RECURRENT):
             if node.input[1:2] and node.input[1] in origin:
                 yield node.op_type, origin[node.input[1]]
         elif node.input and node.output and set(node.input) <= set(origin):
             origin[node.output[0]] = origin[node.input[0]]  # such as Transpose of a constant
+
+
+def read_constant(node: onnx.NodeProto) -> TensorProto | None:
+    """Return the tensor of a Constant node; None of text and of sparse tensors."""
+    [value] = node.attribute
+    if value.name == "value":
+        return value.t
+    if value.name in ("value_float", "value_floats"):
+        return numpy_helper.from_array(np.array(helper.get_attribute_value(value), np.float32))
+    if value.name in ("value_int", "value_ints"):
+        return numpy_helper.from_array(np.array(helper.get_attribute_value(value), np.int64))
+    return None
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:

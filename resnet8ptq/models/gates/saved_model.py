@@ -18,6 +18,7 @@ FILE = "saved_model.pb"
 MAX_BYTES = 2**31 - 1  # protobuf's limit
 
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "NoOp", "Identity", "IdentityN"}
+_CHECKS = {"Assert"}  # stops where a value is wrong; else changes nothing
 _VARIABLES = {"VarHandleOp", "ReadVariableOp", "VariableV2", "Variable"}
 _RESTORE = {
     *(*_CALLS, *_VARIABLES, "AssignVariableOp", "Assign", "RestoreV2", "Const", "Pack", "Cast"),
@@ -121,6 +122,7 @@ def _imported_ops() -> set[str]:
     return (
         {each.name for each in found if not each.is_stateful}
         | _CALLS
+        | _CHECKS
         | _VARIABLES
         | {"If", "While"}
     )

@@ -52,5 +52,5 @@ def _reasons_against(model: Any) -> Iterator[str]:
                 f"already quantized ({kind} {what} {name!r}); takes the FP32 model; beside it, "
                 "backend=tflite_file backend.file= scores this one"
             )
-        if kind == "float16":
-            yield f"{name!r} is float16; takes the FP32 model"
+        if kind == "float16" and not constant:  # weights are widened, which loses nothing
+            yield f"{name!r} is computed in float16; takes the FP32 model, or float16 weights"

@@ -8,7 +8,7 @@ file need not find the same in it.
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from resnet8ptq.core.errors import QuantizationError
@@ -89,6 +89,24 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
 def refusal(path: Path, strange: str) -> QuantizationError:
     """Return the error that names what an artifact of ours never has."""
     return QuantizationError(f"{path}: not a program that was saved here ({strange[:200]})")
+
+
+def describe(names: Collection[str]) -> str:
+    """Return what an archive is that is no .keras file, by its records, and what to do with it."""
+    records = {name.partition("/")[2] for name in names}
+    if "archive_format" in records:
+        return "an exported program of torch; takes it under a name that ends in .pt2"
+    if "data.pkl" not in records:
+        return "a zip archive without config.json; takes what `model.save` writes"
+    if any(name.startswith("code/") for name in records):
+        return (
+            "a TorchScript file, which is code; takes the .pt2 file that torch.export.save makes "
+            "of the same module"
+        )
+    return (
+        "pickled by torch.save; takes a .pt2 file of torch.export.save, or a state dict with "
+        "model.module=package.module.Class model.state_dict=FILE"
+    )
 
 
 def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int) -> Iterator[str]:

@@ -52,6 +52,7 @@ class Format:
 
     Attributes:
         takes: what a message calls it.
+        reader: the function that reads it, `module:name`.
         suffixes: lower-case ends of the names that such a file may have.
         magic: what it begins with, and from which byte on; None: nothing that it is known by.
         contains: what a folder of this format holds; None: it is a file.
@@ -59,6 +60,7 @@ class Format:
 
     name: str
     takes: str
+    reader: str
     suffixes: tuple[str, ...] = ()
     magic: tuple[int, bytes] | None = None
     contains: str | None = None
@@ -78,12 +80,38 @@ class Format:
 
 _ZIP = b"PK\x03\x04"
 FORMATS = (
-    Format("saved_model", "a TensorFlow SavedModel folder", contains="saved_model.pb"),
-    Format("onnx", "an .onnx file", (".onnx",)),
-    Format("exported_program", "a torch .pt2 file", (".pt2",), (0, _ZIP)),
-    Format("tflite", "a float .tflite file", magic=(4, b"TFL3")),
-    Format("keras", "a Keras .h5 or .keras file", magic=(0, b"\x89HDF\r\n\x1a\n")),
-    Format("keras", "a Keras .h5 or .keras file", magic=(0, _ZIP)),
+    Format(
+        "saved_model",
+        "a TensorFlow SavedModel folder",
+        "resnet8ptq.models.sources.saved_model:read",
+        contains="saved_model.pb",
+    ),
+    Format("onnx", "an .onnx file", "resnet8ptq.models.sources.onnx:read", (".onnx",)),
+    Format(
+        "exported_program",
+        "a torch .pt2 file",
+        "resnet8ptq.models.sources.exported_program:read",
+        (".pt2",),
+        (0, _ZIP),
+    ),
+    Format(
+        "tflite",
+        "a float .tflite file",
+        "resnet8ptq.models.sources.tflite:read",
+        magic=(4, b"TFL3"),
+    ),
+    Format(
+        "keras",
+        "a Keras .h5 or .keras file",
+        "resnet8ptq.models.sources.keras:read",
+        magic=(0, b"\x89HDF\r\n\x1a\n"),
+    ),
+    Format(
+        "keras",
+        "a Keras .h5 or .keras file",
+        "resnet8ptq.models.sources.keras:read",
+        magic=(0, _ZIP),
+    ),
 )
 TAKES = f"takes {', '.join(dict.fromkeys(each.takes for each in FORMATS))}"
 
@@ -118,5 +146,5 @@ def read(
     if inputs and found.name != "onnx":
         raise ModelError(f"model.inputs: takes an .onnx file, and {source} is none")
     more = (inputs,) if inputs else ()
-    network: Network = resolve_name(f"{__name__}.{found.name}:read")(source, shape, *more)
+    network: Network = resolve_name(found.reader)(source, shape, *more)
     return network

@@ -1,17 +1,11 @@
 """A Keras file as the source of the FP32 network."""
 
-import json
 import logging
 import re
-import shutil
 import tempfile
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import onnx
 
@@ -56,46 +50,24 @@ def load_keras(source: Path) -> Any:
     Raises:
         ModelError: it holds code, or Keras refuses it.
     """
-    gate.check(source)
+    file = gate.read(source)
+    _ungroup(file.config)
     import keras
 
     try:
-        with _for_inference(source) as path:
+        with tempfile.TemporaryDirectory() as folder:
+            path = file.write(Path(folder))
             return keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # h5py, zipfile, json and Keras each have their own
         raise ModelError(f"{source}: Keras refuses it ({one_line(error)})") from None
 
 
-@contextmanager
-def _for_inference(source: Path) -> Iterator[Path]:
-    """Yield the file, or a copy without what Keras 3 does not take, or would train with."""
-    config = gate.read_config(source)
-    if not _drop_keys(config):
-        yield source
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / source.name
-        if h5py.is_hdf5(source):
-            shutil.copyfile(source, copy)
-            with h5py.File(copy, "r+") as file:
-                file.attrs["model_config"] = json.dumps(config)
-        else:
-            with zipfile.ZipFile(source) as old, zipfile.ZipFile(copy, "w") as new:
-                for name in old.namelist():
-                    changed = json.dumps(config).encode() if name == gate.CONFIG else None
-                    new.writestr(name, old.read(name) if changed is None else changed)
-        yield copy
-
-
-def _drop_keys(config: Any) -> bool:
-    """Drop those keys, in place; tell whether there were any."""
-    found = False
+def _ungroup(config: Any) -> None:
+    """Drop what Keras 3 does not take, in place."""
     for value in gate.find_objects(config):
-        found |= value.pop(gate.TRAINING, None) is not None
-        layer = value.get("config")
-        if isinstance(layer, dict) and _UNGROUPED.fullmatch(str(value.get("class_name"))):
-            found |= layer.get("groups") == 1 and bool(layer.pop("groups"))
-    return found
+        layer, name = value.get("config"), str(value.get("class_name"))
+        if _UNGROUPED.fullmatch(name) and isinstance(layer, dict) and layer.get("groups") == 1:
+            del layer["groups"]
 
 
 def _settle_sizes(model: Any, source: Path, shape: Shape) -> tuple[int | None, ...]:

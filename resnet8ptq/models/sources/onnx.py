@@ -12,7 +12,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch import filled_up
-from resnet8ptq.models.contract import ask_for_values, read_contract
+from resnet8ptq.models.contract import TAKEN, ask_for_values, is_scalar, read_contract
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import normalize, opset, raise_opset
 from resnet8ptq.models.sources import Network, Shape
@@ -54,12 +54,14 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
             raise ValueError("not finite")
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"model.inputs.{name}: got {values}, takes numbers") from None
-    missing = len(described.shape.dim) - given.ndim
+    sizes = [dim.dim_value or 1 for dim in described.shape.dim]  # a free one: of one sample
+    missing = len(sizes) - given.ndim
     if missing < 0:
         raise ModelError(f"model.inputs.{name}: got {values}, has too many axes for {name}")
-    graph.initializer.append(
-        numpy_helper.from_array(given.reshape((1,) * missing + given.shape), name)
-    )
+    free = (1,) * missing + given.shape
+    fitting = all(size in (1, have) for size, have in zip(free, sizes, strict=True))
+    given = np.broadcast_to(given, sizes) if fitting else given.reshape(free)
+    graph.initializer.append(numpy_helper.from_array(given, name))
 
 
 def take(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
@@ -80,6 +82,10 @@ def take(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
             f"{source}: has {len(inputs)} inputs ({names}); takes one, and values for the others: "
             f"{ask_for_values(inputs[1:])}"
         )
-    if inputs[0].dtype != "float32":
-        raise ModelError(f"{source}: its input is {inputs[0].dtype}; takes float32")
+    if inputs[0].dtype not in TAKEN:
+        raise ModelError(f"{source}: its input is {inputs[0].dtype}; takes {', '.join(TAKEN)}")
+    if is_scalar(converted.graph.input[0]):
+        raise ModelError(
+            f"{source}: its input {inputs[0].name} is a single number; takes an axis of samples"
+        )
     return converted

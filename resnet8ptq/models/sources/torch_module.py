@@ -13,6 +13,7 @@ import torch
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
+from resnet8ptq.graph.torch_module import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
 from resnet8ptq.models.sources import Module, Network, Shape
 from resnet8ptq.models.sources.exported_program import from_program
@@ -59,6 +60,7 @@ def _export(network: torch.nn.Module, sizes: tuple[int, ...]) -> Any:
 def _build(module: Module) -> torch.nn.Module:
     place, _, name = module.name.rpartition(".")
     try:
+        import_torchvision()
         built = resolve_name(f"{place}:{name}")(**module.arguments)
     except Exception as error:  # the user's own, and ImportError
         raise ModelError(

@@ -24,6 +24,7 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         import torch
 
         self.names = context.model_config["outputs"]
+        self.dtype = context.model_config.get("dtype", "float32")
         engine, path = context.model_config.get("engine"), context.artifacts["model"]
         if engine is not None:
             torch.backends.quantized.engine = engine
@@ -38,7 +39,7 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
         given: Any = model_input  # by the name that the signature has, where that names it
         values = next(iter(given.values())) if isinstance(given, dict) else given
-        batch = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+        batch = torch.from_numpy(np.ascontiguousarray(values, self.dtype))
         with torch.inference_mode():
             found = self.module(batch)
         outputs = found if isinstance(found, list | tuple) else [found]

@@ -1,0 +1,59 @@
+"""The code of this package that a result depends on, found from its imports."""
+
+import functools
+import hashlib
+import re
+from pathlib import Path
+
+PACKAGE = __name__.partition(".")[0]
+_ROOT = Path(__file__).parents[2]
+# `from a.b import c, d`, also over several lines; `import a.b`; and "a.b:name", which
+# `pkgutil.resolve_name` takes. Imports inside functions count.
+_FROM = re.compile(rf"^ *from ({PACKAGE}[\w.]*) import (\([^)]*\)|.+)$", re.MULTILINE)
+_IMPORT = re.compile(rf"^ *import ({PACKAGE}[\w.]*)", re.MULTILINE)
+_NAMED = re.compile(rf'"({PACKAGE}(?:\.\w+)+):\w+"')
+_NAME = re.compile(r"(\w+)(?: as \w+)?")
+
+
+@functools.cache  # taken not to change in a process
+def behind(module: str) -> str:
+    """Return a hash of the code of a module and of all that it imports, directly or not.
+
+    Args:
+        module: dotted, such as `resnet8ptq.data.dataset`: a caller's own `__name__`.
+
+    Raises:
+        FileNotFoundError: there is no such module.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(closure(module)):
+        digest.update(f"{name}\n".encode() + _file(name).read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def closure(module: str) -> frozenset[str]:
+    """Return the names of a module and of all modules of this package that it imports."""
+    known, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in known:
+            known.add(name)
+            waiting += imports(name)
+    return frozenset(known)
+
+
+@functools.cache
+def imports(module: str) -> frozenset[str]:
+    """Return the modules of this package that a module imports or names."""
+    text = _file(module).read_text("utf-8")
+    names = {*_IMPORT.findall(text), *_NAMED.findall(text)}
+    for package, listed in _FROM.findall(text):
+        names.add(package)
+        names |= {f"{package}.{name}" for name in _NAME.findall(listed.partition("#")[0])}
+    return frozenset(name for name in names if _file(name).is_file())
+
+
+def _file(module: str) -> Path:
+    path = _ROOT.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -1,0 +1,237 @@
+"""Quantize, reload, run, score, compare with FP32: the one place where a network is measured."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
+from resnet8ptq.core import cache, code, files
+from resnet8ptq.core.console import waiting
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation.evaluate import Evaluation, evaluate, targets_of, with_logits
+from resnet8ptq.evaluation.pace import Load, find_pace
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.contract import Array, Comparison, Outputs, Scores, Task
+
+DYNAMIC_BATCH_SIZE = 256
+
+Config = TypeVar("Config", bound=QuantizationConfig)
+
+
+def as_fp32(config: Config) -> Config:
+    """Return the settings of the FP32 network in the same framework."""
+    return replace(config, dtype=DtypeConfig("fp32"), method="static")
+
+
+def loader(config: QuantizationConfig, runtime: Runtime, path: Path) -> Load:
+    """Return a function that loads the artifact at `path` for a number of threads."""
+    return partial(make_quantizer(config, runtime).load, path)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An artifact on disk.
+
+    Attributes:
+        size_bytes: of the file as it was written: a later artifact may replace it.
+        seconds: conversion, and calibration where the cache has no ranges.
+    """
+
+    artifact: Artifact
+    size_bytes: int
+    seconds: float
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return self.artifact.path
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The FP32 network in one framework: its outputs on some samples, and its file in the cache.
+
+    The cache keeps outputs rather than scores, so that another task needs no new run.
+    """
+
+    outputs: Outputs
+    path: Path
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file on disk."""
+        return self.path.stat().st_size
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An artifact that was loaded from disk and run, and its comparison with FP32."""
+
+    evaluation: Evaluation
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures the artifacts of one network by one task.
+
+    Attributes:
+        network: the FP32 network that artifacts are compared with.
+        runtime: threads and cache.
+        batch_size: of evaluations; None: the fastest of a few.
+        cut: the network ends before its softmax, and its outputs stand for the logits.
+    """
+
+    network: Fp32Model
+    task: Task
+    runtime: Runtime
+    batch_size: int | None = None
+    cut: bool = False
+    _references: dict[str, Scores] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    def quantize(
+        self,
+        config: QuantizationConfig,
+        network: Fp32Model,
+        calibration: Split,
+        folder: Path,
+        ranges: Mapping[str, Range] | None = None,
+    ) -> Quantized:
+        """Quantize `network` into `folder`.
+
+        Args:
+            network: this evaluator's, or a corrected or fine-tuned copy of it.
+            calibration, folder, ranges: see `backends.contract.Quantizer.quantize`.
+        """
+        start = time.perf_counter()
+        quantizer = make_quantizer(config, self.runtime)
+        with waiting("Quantizing"):
+            artifact = quantizer.quantize(network, calibration, folder, ranges)
+        return Quantized(artifact, artifact.size_bytes, time.perf_counter() - start)
+
+    def compare(
+        self,
+        config: QuantizationConfig,
+        path: Path,
+        samples: Split,
+        label: str = "Evaluating",
+        batch_size: int | None = None,
+        logits: bool = True,
+    ) -> Compared:
+        """Load the artifact at `path`, run and score `samples`, and compare with FP32.
+
+        Args:
+            label: of the progress bar.
+            batch_size: of this evaluation alone.
+            logits: collect the logits that a softmax hides, for the SQNR.
+        """
+        evaluation = self.run(config, path, samples, label, batch_size)
+        outputs = with_logits(evaluation, samples) if logits else evaluation.outputs
+        comparison = self.task.compare(
+            self._score(outputs, samples), self.reference(config, samples)
+        )
+        return Compared(evaluation, comparison)
+
+    def drop(self, config: QuantizationConfig, path: Path, samples: Split) -> float:
+        """Return how much worse than FP32 the artifact at `path` is, without the luck of ties."""
+        comparison = self.compare(config, path, samples, logits=False).comparison
+        return self.task.metric.drop(comparison.fair_delta, comparison.baseline.fair)
+
+    def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
+        """Return the scores of the FP32 network in the framework of `config`, computed once."""
+        key = f"{_backend(config)} {samples.digest}"
+        if key not in self._references:
+            self._references[key] = self._score(self.baseline(config, samples).outputs, samples)
+        return self._references[key]
+
+    def run(
+        self,
+        config: QuantizationConfig,
+        path: Path,
+        samples: Split,
+        label: str = "Evaluating",
+        batch_size: int | None = None,
+    ) -> Evaluation:
+        """Load the artifact at `path` and run `samples`; see `compare`."""
+        size = batch_size or self.batch_size
+        if size is None and config.method == "dynamic":
+            size = DYNAMIC_BATCH_SIZE  # its ranges depend on the batch: not tuned
+        about: cache.Key = {
+            "network": self.network.sha256,
+            "backend": _backend(config),
+            "dtype": config.dtype.name,
+            "method": config.method,
+            "format": config.format or "",
+        }
+        load = loader(config, self.runtime, path)
+        pace = find_pace(load, samples, size, self.runtime, about)
+        return evaluate(load, samples, pace, label, self.network.final, self.task.reduction)
+
+    def baseline(self, config: QuantizationConfig, samples: Split) -> Baseline:
+        """Return the FP32 network in the framework of `config`, run over `samples`.
+
+        The cache keeps it by content.
+        """
+        reduction = self.task.reduction
+        key: cache.Key = {
+            "model": files.sha256(self.network.onnx_path),
+            "backend": _backend(config),
+            "images": samples.digest,
+            "reduction": f"{reduction} {code.behind(type(self.task).__module__)}"
+            if reduction
+            else "",
+            **cache.made_with(__name__),
+        }
+
+        def make(folder: Path) -> None:
+            fp32 = as_fp32(config)
+            quantized = self.quantize(fp32, self.network, samples, folder)
+            evaluation = self.run(fp32, quantized.path, samples, "FP32 baseline")
+            _save(with_logits(evaluation, samples), folder)
+            (folder / "artifact").write_text(quantized.path.name)
+
+        folder = cache.entry(self.runtime.cache_root, "baselines", key, make)
+        outputs = _load(folder, self.network.final)
+        return Baseline(outputs, folder / (folder / "artifact").read_text())
+
+    def _score(self, outputs: Outputs, samples: Split) -> Scores:
+        if self.cut and outputs.logits is None:
+            outputs = replace(outputs, logits=outputs.values[0])
+        return self.task.score(outputs, targets_of(samples))
+
+
+def _backend(config: QuantizationConfig) -> str:
+    return json.dumps(asdict(config.backend), sort_keys=True)
+
+
+def _save(outputs: Outputs, folder: Path) -> None:
+    for name, arrays in (("output", outputs.values), ("raw", outputs.raw)):
+        for number, values in enumerate(arrays):
+            np.save(folder / f"{name}{number}.npy", values)
+    if outputs.logits is not None:
+        np.save(folder / "logits.npy", outputs.logits)
+
+
+def _load(folder: Path, final: str) -> Outputs:
+    """Map what `_save` has written."""
+    values, raw = (_load_all(folder, name) for name in ("output", "raw"))
+    path = folder / "logits.npy"
+    return Outputs(values, np.load(path) if path.exists() else None, final, raw)
+
+
+def _load_all(folder: Path, name: str) -> tuple[Array, ...]:
+    """Map the arrays `name0`, `name1`, ... in a folder."""
+    count = len(list(folder.glob(f"{name}*.npy")))
+    return tuple(np.load(folder / f"{name}{number}.npy", mmap_mode="r") for number in range(count))

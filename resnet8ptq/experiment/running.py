@@ -1,0 +1,42 @@
+"""Run what settings ask for: one quantization, or the analysis that `+analysis` names."""
+
+from pathlib import Path
+from pkgutil import resolve_name
+
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.experiment.settings import Settings
+
+EXPERIMENT = "resnet8ptq.experiment.pipeline:run_experiment"
+# `inspect` is not here: it records no run, see `inspecting`.
+ANALYSES = {
+    "sensitivity": "resnet8ptq.experiment.layers.sensitivity:analyse",
+    "diagnose": "resnet8ptq.experiment.diagnosis.diagnosing:analyse",
+    "profile": "resnet8ptq.experiment.profiling.profile:analyse",
+}
+
+
+def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
+    """Run and record; an analysis prints its findings.
+
+    Args:
+        settings: what to run.
+        folder: the run's own folder, existing; all its files land there.
+        recorder: the open run.
+
+    Returns:
+        The result; a combination that the framework cannot do comes back as `unsupported`.
+
+    Raises:
+        PtqError: anything that went wrong, in one line.
+    """
+    recorder.log_config(settings.config)
+    name = settings.config.analysis.name
+    experiment = resolve_name(EXPERIMENT if name is None else ANALYSES[name])
+    try:
+        result: RunResult = experiment(settings, folder, recorder)
+    except UnsupportedError as reason:
+        result = RunResult("unsupported", str(reason))
+    recorder.log_result(result)
+    return result

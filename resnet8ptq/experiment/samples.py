@@ -1,0 +1,155 @@
+"""The samples of a run by their roles. Nothing else draws samples for a run."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.data.sampling import (
+    LEAST_TO_CHOOSE,
+    draw_calibration,
+    draw_choice,
+    draw_held_out,
+    halve,
+)
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[Split], object]  # raises ConfigError for samples that the task cannot score
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a run, by their roles.
+
+    Attributes:
+        data: as the network takes it; its test split holds the reported samples. Training leaves
+            out every other role.
+        calibrating: training samples that give activation ranges.
+        reported: samples that the results are of.
+        tuning: training samples that the run itself chooses settings by; None where it chooses
+            nothing.
+        choosing: samples that a sweep chooses its recommendation by; None where it chooses nothing,
+            or by the reported ones.
+        chosen_from: the split that `choosing` comes from, in words.
+    """
+
+    data: Dataset
+    calibrating: CalibrationSet
+    tuning: Split | None = None
+    choosing: Split | None = None
+    chosen_from: str = ""
+
+    @property
+    def reported(self) -> Split:
+        """Samples that the results are of."""
+        return self.data.test
+
+    @property
+    def held_out(self) -> Split:
+        """The tuning samples of a run that draws some, see `draw`."""
+        assert self.tuning is not None
+        return self.tuning
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Params that tell which samples calibrated, and which tuned."""
+        drawn = {"calibration_digest": self.calibrating.digest}
+        return drawn if self.tuning is None else drawn | {"held_out_digest": self.tuning.digest}
+
+    def calibrated_with(self, samples_per_class: int | None, seed: int) -> "Samples":
+        """Return the samples with another draw of those that calibrate, apart from `tuning`."""
+        drawn = draw_calibration(self.data, samples_per_class, seed, [self.held_out])
+        return replace(self, calibrating=drawn)
+
+
+def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples:
+    """Draw the samples of a run for every role.
+
+    Args:
+        config: `evaluate.split` says which samples are reported on, `evaluate.choice` which ones a
+            sweep chooses by; `auto` takes training samples where it can.
+        data: as the network takes it.
+        tunes: the run chooses settings itself.
+        check: raises `ConfigError` for samples that the task cannot score; an anomaly task cannot
+            score training samples, which are all normal.
+
+    Raises:
+        ConfigError: a role needs more samples than there are, or others.
+    """
+    taken = []
+    if config.evaluate.split == "held_out":
+        data = replace(data, test=draw_held_out(data, config.held_out_images))
+        taken.append(data.test)
+    tuning = draw_held_out(data, config.held_out_images, taken) if tunes else None
+    if tuning is not None:
+        check(tuning)
+        taken.append(tuning)
+    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, taken)
+    samples = Samples(data, drawn, tuning)
+    return samples if config.evaluate.split == "held_out" else _choose(config, samples, check)
+
+
+def draw_to_analyse(config: RunConfig, data: Dataset) -> Samples:
+    """Draw training samples that an analysis measures on, and others that calibrate.
+
+    Raises:
+        ConfigError: there are too few training samples.
+    """
+    tuning = draw_held_out(data, config.held_out_images)
+    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, [tuning])
+    return Samples(data, drawn, tuning)
+
+
+def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
+    """Draw samples that calibrate, where nothing else is needed.
+
+    Raises:
+        ConfigError: there are too few training samples.
+    """
+    return draw_calibration(data, config.calib.samples_per_class, config.seed)
+
+
+def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
+    """Return the samples with those that a sweep chooses by."""
+    how, data = config.evaluate.choice, samples.data
+    if how == "none":
+        return samples
+    if how != "half":
+        choosing = samples.tuning
+        if choosing is None:
+            choosing = draw_choice(data, config.held_out_images, samples.calibrating.split)
+        if choosing is not None and _passes(check, choosing):
+            return replace(samples, choosing=choosing, chosen_from="training samples")
+        if how == "held_out":
+            raise ConfigError(
+                f"evaluate.choice: got held_out, expected half or none: {data.name} has fewer than "
+                f"{LEAST_TO_CHOOSE} training samples to spare that task={config.task.name} scores"
+            )
+    halves = halve(data.test, len(data.class_names))
+    if halves is None or not all(_passes(check, half) for half in halves):
+        log.warning(
+            "%s: too few samples of each class to choose by some and report on others; the "
+            "recommendation is chosen on the %d test samples that it is reported on",
+            *(data.name, len(data.test)),
+        )
+        return samples
+    choosing, rest = halves
+    log.info(
+        "%s: too few training samples to spare: %d of %d test samples choose, the others are "
+        "reported on; evaluate.choice=none reports on all, a smaller calib.samples_per_class may "
+        "leave enough",
+        *(data.name, len(choosing), len(data.test)),
+    )
+    data = replace(data, test=rest)
+    return replace(samples, data=data, choosing=choosing, chosen_from="of the test samples")
+
+
+def _passes(check: Check, split: Split) -> bool:
+    try:
+        check(split)
+    except ConfigError:
+        return False
+    return True

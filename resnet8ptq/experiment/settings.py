@@ -1,0 +1,90 @@
+"""Settings with nothing left to find: made once from the settings that were asked for."""
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from resnet8ptq.backends.contract import Quantizer
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config import words
+from resnet8ptq.config.schema import PreprocessConfig, RunConfig
+from resnet8ptq.core import cache
+from resnet8ptq.core.errors import PtqError, SizesDifferError
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data import locate, registry
+from resnet8ptq.data.sources import SOURCES
+from resnet8ptq.experiment import mlperf_tiny
+from resnet8ptq.models import inspection
+from resnet8ptq.models import locate as networks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run, its files located.
+
+    Attributes:
+        config: as asked for, with the paths of data and network.
+        runtime: cache and threads.
+    """
+
+    config: RunConfig
+    runtime: Runtime
+
+    @property
+    def quantizer(self) -> Quantizer:
+        """The framework, set up for these settings."""
+        return make_quantizer(self.config, self.runtime)
+
+    def with_threads(self, threads: int) -> "Settings":
+        """Return the settings on another number of threads."""
+        return _on_this_machine(replace(self.config, threads=threads))
+
+
+def settle(asked: RunConfig) -> Settings:
+    """Find every file that the settings name or imply, downloading the defaults.
+
+    Raises:
+        PtqError: a file is missing, or more threads are asked for than there are CPUs.
+    """
+    words.check_threads("threads", asked.threads)
+    words.check_threads("latency.threads", asked.latency.threads)
+    config = mlperf_tiny.settle(asked)
+    config = replace(config, data=locate.settle(config.data))
+    config = replace(config, preprocess=_sized(config))
+    source = networks.locate(config.model, config.data.name)
+    if config.model.module is None:
+        config = replace(config, model=replace(config.model, path=str(source)))
+    return _on_this_machine(config)
+
+
+def _on_this_machine(config: RunConfig) -> Settings:
+    return Settings(config, cache.runtime(config.cache_dir, config.threads))
+
+
+def _sized(config: RunConfig) -> PreprocessConfig:
+    """Return the preprocessing with the size of pictures that the network fixes.
+
+    The size is the network's where the pictures have several and `preprocess.size` sets none.
+    Loading the data reports anything else that is wrong with them.
+    """
+    taken, cache_root = config.preprocess, cache.folder(config.cache_dir)
+    if taken.size is not None or not SOURCES[config.data.name].decodes:
+        return taken
+    size = None
+    try:
+        registry.read(config.data, taken, cache_root, config.calib.images)
+    except SizesDifferError:
+        with suppress(PtqError):
+            size = inspection.find_picture_size(config.model, config.data.name, cache_root)
+    except PtqError:
+        return taken
+    if size is None:
+        return taken
+    log.info(
+        "preprocess.size: got null, and the pictures differ in size: takes the network's, %s, by "
+        "preprocess.resize=%s",
+        *(list(size), taken.resize),
+    )
+    return replace(taken, size=list(size))

@@ -1,0 +1,100 @@
+"""The address of an MLflow store, and the passwords that must not be written down with it.
+
+Hydra writes settings to `.hydra/`, MLflow logs them, errors quote them. `core.text.redact` hides
+user names and passwords in what is printed; addresses for which it could fail are refused here.
+"""
+
+import re
+from collections.abc import Iterable
+from urllib.parse import parse_qsl, urlsplit
+
+from resnet8ptq.core.errors import ConfigError
+
+KEY = "tracking.uri"
+VARIABLE = "MLFLOW_TRACKING_URI"
+# Behind the question mark of a database's address; none of them holds a secret.
+PARAMETERS = frozenset(
+    (
+        *("host", "port", "options", "application_name", "connect_timeout", "client_encoding"),
+        *("target_session_attrs", "channel_binding", "gssencmode", "keepalives", "charset"),
+        *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "ssl_ca", "ssl_cert", "ssl_key"),
+        *("unix_socket", "driver", "Encrypt", "TrustServerCertificate"),
+        *("mode", "cache", "uri", "timeout", "nolock", "immutable"),  # SQLite's
+    )
+)
+_HELD = (
+    f"{KEY}: holds a password, or what may be one, which would be written down with the config; "
+    "takes an address without: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+    f"{VARIABLE}"
+)
+_QUOTED = (
+    f"{VARIABLE}: got a user name or password with / ? # @ [ ] or a space, takes them "
+    "percent-encoded; try python -c 'from urllib.parse import quote; print(quote(input(), \"\"))'"
+)
+_PARAMETER = (
+    f": got a parameter behind ? that may hold a secret, takes {' | '.join(sorted(PARAMETERS))}"
+)
+_USER = re.compile(r"[\w.%+~-]*")
+_USER_AND_PASSWORD = re.compile(r"[^/?#@\s:\[\]]*(:[^/?#@\s\[\]]*)?")
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Check the command line before Hydra reads it, and writes it down.
+
+    Raises:
+        ConfigError: it sets an address that holds a password.
+    """
+    for word in words:
+        key, _, value = word.partition("=")
+        if key.lstrip("+") in (KEY, KEY.partition(".")[0]):
+            _check_user(value, written=True)
+            _check_parameters(re.findall(r"[?&]([^=&]*)=", value), KEY)
+
+
+def check(uri: str, written: bool) -> None:
+    """Check an address.
+
+    Args:
+        written: it is a setting, which is written down; False: it comes from the environment.
+
+    Raises:
+        ConfigError: it holds a password and is written down, or one in a form that could be printed
+            with an error; or it is no address. The message quotes nothing of it.
+    """
+    key = KEY if written else VARIABLE
+    _check_user(uri, written)
+    scheme, separator, _ = uri.partition("://")
+    if separator and scheme not in ("http", "https"):
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        try:
+            url = make_url(uri)
+        except (ArgumentError, ValueError):
+            takes = "http://host:port or postgresql://user@host/name"
+            raise ConfigError(f"{key}: cannot be parsed; takes {takes}") from None
+        if written and url.password is not None:
+            raise ConfigError(_HELD)
+        _check_parameters(url.query, key)
+    elif separator:
+        try:
+            _check_parameters([name for name, _ in parse_qsl(urlsplit(uri).query, True)], key)
+            _ = urlsplit(uri).port  # what follows the colon may be half of a password
+        except ValueError:
+            raise ConfigError(f"{key}: cannot be parsed; takes http://host:port") from None
+
+
+def _check_user(uri: str, written: bool) -> None:
+    scheme, separator, rest = uri.partition("://")
+    if re.fullmatch(r"sqlite(\+\w+)?|file", scheme) and rest.startswith("/"):
+        return  # a path, and no host
+    user = (rest if separator else uri).rpartition("@")[0]
+    if written and not _USER.fullmatch(user):
+        raise ConfigError(_HELD)
+    if not written and not _USER_AND_PASSWORD.fullmatch(user):
+        raise ConfigError(_QUOTED)
+
+
+def _check_parameters(names: Iterable[str], key: str) -> None:
+    if not PARAMETERS.issuperset(names):
+        raise ConfigError(f"{key}{_PARAMETER}")

@@ -1,0 +1,68 @@
+"""Progress where there is no terminal."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from resnet8ptq.core import console
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+
+    def tick() -> float:
+        return now
+
+    monkeypatch.setattr(console.time, "monotonic", tick)
+    monkeypatch.setattr(console, "_spoken", console._Spoken())
+    for _ in console.track(range(4), "Quantizing", "layers"):
+        for _ in console.track(range(10), "Evaluating [x]"):
+            now += 2
+    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "Quantizing: 0 layers; Evaluating [x]: 8 of 10 batches, 0:04 left",
+        "Quantizing: 1 of 4 layers, 1:36 left; Evaluating [x]: 6 of 10 batches, 0:08 left",
+        "Quantizing: 2 of 4 layers, 0:48 left; Evaluating [x]: 4 of 10 batches, 0:12 left",
+        "Quantizing: 3 of 4 layers, 0:21 left; Evaluating [x]: 2 of 10 batches, 0:16 left",
+    ]
+    assert not console._spoken.steps
+
+
+def test_a_quick_step_leaves_no_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_spoken", console._Spoken())
+    with console.waiting("Converting"):
+        assert list(console.track([1, 2], "Running")) == [1, 2]
+    assert capsys.readouterr().err == ""
+
+
+class Elapsed:
+    """A timer whose time is over at once."""
+
+    daemon = False
+
+    def __init__(self, _: float, function: Callable[..., None], args: list[str]) -> None:
+        self.start = lambda: function(*args)
+
+    def cancel(self) -> None:
+        """Nothing is left to cancel."""
+
+
+def test_a_long_step_without_parts_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.threading, "Timer", Elapsed)
+    with console.waiting("Converting"):
+        pass
+    assert capsys.readouterr().err[9:] == "Converting ...\n"
+
+
+def test_an_abandoned_step_is_forgotten() -> None:
+    steps = console.track(range(4), "Running")
+    next(steps)
+    steps.close()
+    assert not console._spoken.steps
