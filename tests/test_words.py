@@ -138,7 +138,7 @@ def test_two_letters_changed_places(name: str, where: int) -> None:
         ["data=folder", "data.root=/no"],
         ["data=folder"],
         ["-m", "calib=minmax,percentile", "calib.percentile=99,120"],
-        ["model.path=README.md"],
+        ["data=shapes", "model.path=README.md"],
     ],
 )
 def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
