@@ -94,7 +94,7 @@ def test_jobs_have_one_parent_and_lose_no_run(
             (error,) = sweep.errors
             assert error.startswith("error: job #0 ")
             assert "ended with -9" in error
-            assert f"failed: {WRONG.removeprefix('error: ')}" in sweep.err
+            assert f"failed: {WRONG.removeprefix('error: ')}" in " ".join(sweep.err.split())
         else:
             assert sweep.errors == [WRONG]
         assert "Traceback" not in sweep.err
