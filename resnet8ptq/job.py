@@ -113,7 +113,10 @@ def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Setting
     from resnet8ptq.experiment.settings import settle
 
     try:
-        return settle(parse_config(asked) if isinstance(asked, DictConfig) else asked)
+        config = parse_config(asked) if isinstance(asked, DictConfig) else asked
+        words.check_threads("threads", config.threads)
+        words.check_threads("latency.threads", config.latency.threads)
+        return settle(config)
     except errors as error:
         return error
 
