@@ -155,7 +155,7 @@ def test_choice_on_real_artifacts(
 
 
 def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
-    run = ("backend=onnx", "dtype=u8s8", "nodes_to_exclude=auto", "max_drop=1")
+    run = ("backend=onnx", "dtype=u8s8", "nodes_to_exclude=auto", "max_drop=0.5")
     called = call(tmp_path, *SMALL, *run, "latency.enabled=false")
     assert called.code == 0, called.err
     assert "no layer has to stay in float" in " ".join(called.err.split())
