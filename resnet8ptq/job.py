@@ -37,7 +37,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     if config.analysis.name == "inspect":
-        from resnet8ptq.experiment.inspecting import run_inspection
+        from resnet8ptq.experiment.inspection import run_inspection
 
         named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
         run_inspection(config, data_given=named or config.data.name != "cifar10")

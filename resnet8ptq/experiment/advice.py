@@ -11,7 +11,7 @@ from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import is_arm, is_x86, saturates
 from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core.machine import VNNI
-from resnet8ptq.models.inspection import Inspection
+from resnet8ptq.models.summary import Summary
 
 TRY, SLOW, WRONG, CANNOT = "try", "slow here", "may be wrong here", "cannot"
 
@@ -36,7 +36,7 @@ class Finding:
     source: str
 
 
-def advise(flags: Collection[str], network: Inspection | None = None) -> list[Finding]:
+def advise(flags: Collection[str], network: Summary | None = None) -> list[Finding]:
     """Return what is known, what to try first.
 
     Args:
@@ -49,7 +49,7 @@ def advise(flags: Collection[str], network: Inspection | None = None) -> list[Fi
     return sorted(found, key=lambda finding: order.index(finding.verdict))
 
 
-def sweeps(flags: Collection[str], network: Inspection | None = None) -> list[str]:
+def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
     """Return commands that measure what `advise` says to try."""
     weights = "per_channel=true" if network and network.depthwise else "per_channel=false,true"
     dtypes = "dtype=u8s8"
@@ -64,7 +64,7 @@ def sweeps(flags: Collection[str], network: Inspection | None = None) -> list[st
     return [f"python run.py -m{path} {settings}" for settings in chosen]
 
 
-def _onnx(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+def _onnx(flags: Collection[str], network: Summary | None) -> Iterator[Finding]:
     rest = _in_float("onnx", network)
     best = "backend=onnx per_channel=true"
     if not is_x86(flags):
@@ -91,7 +91,7 @@ def _onnx(flags: Collection[str], network: Inspection | None) -> Iterator[Findin
     )
 
 
-def _dynamic(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Finding]:
     operators = network.operators if network else {"Conv": 1, "Gemm": 1}
     settings = "backend=onnx method=dynamic"
     dynamic = Resolved("int8", "uint8 (dynamic)", "integer", 8, file_format="IntegerOps")
@@ -106,7 +106,7 @@ def _dynamic(flags: Collection[str], network: Inspection | None) -> Iterator[Fin
         yield Finding(f"{settings} dtype=int8,u8s8", WRONG, why, _TRIED)
 
 
-def _torch(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+def _torch(flags: Collection[str], network: Summary | None) -> Iterator[Finding]:
     wide = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
     if saturates(wide, (), flags):
         why = "its default engine takes activations of 7 bits, which keep 16-bit sums exact"
@@ -130,7 +130,7 @@ def _torch(flags: Collection[str], network: Inspection | None) -> Iterator[Findi
     yield Finding("backend=torch_pt2e", SLOW, why, "docs/settings.md")
 
 
-def _tflite(network: Inspection | None) -> Iterator[Finding]:
+def _tflite(network: Summary | None) -> Iterator[Finding]:
     if network is not None and "tflite" not in network.quantized:
         why = f"its converter takes Keras files and SavedModels, no {network.format}"
         yield Finding("backend=tflite", CANNOT, why, "docs/design.md")
@@ -141,7 +141,7 @@ def _tflite(network: Inspection | None) -> Iterator[Finding]:
     yield Finding("backend=tflite dtype=int8 per_channel=true", TRY, why, source)
 
 
-def _per_tensor(network: Inspection | None) -> Iterator[Finding]:
+def _per_tensor(network: Summary | None) -> Iterator[Finding]:
     if network is not None and network.depthwise:
         why = (
             f"{network.depthwise} convolutions in groups (depthwise): channels of very different "
@@ -163,7 +163,7 @@ def _beyond_x86(flags: Collection[str]) -> str:
     return "ARM without dot product widens to 16 bits first: exact, and less is gained"
 
 
-def _in_float(backend: str, network: Inspection | None) -> str:
+def _in_float(backend: str, network: Summary | None) -> str:
     """Say which operators stay in float, as far as their names tell."""
     left = [
         f"{name} {count}"

@@ -16,8 +16,8 @@ from resnet8ptq.core import cache, command, machine
 from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import show
 from resnet8ptq.experiment import advice
-from resnet8ptq.models.inspection import Inspection, inspect
 from resnet8ptq.models.locate import locate
+from resnet8ptq.models.summary import Summary, summarize
 
 
 @dataclass
@@ -47,11 +47,11 @@ def main(words: list[str]) -> None:
     network = None
     if settings.model.path is not None:
         path = locate(ModelConfig(path=settings.model.path), "")
-        network = inspect(path, cache.folder(settings.cache_dir))
+        network = summarize(path, cache.folder(settings.cache_dir))
     print_advice(*machine.cpu(), network)
 
 
-def print_advice(cpu: str, flags: tuple[str, ...], network: Inspection | None) -> None:
+def print_advice(cpu: str, flags: tuple[str, ...], network: Summary | None) -> None:
     """Print the findings as a table on stdout, and the commands."""
     from rich.table import Table
     from rich.text import Text

@@ -28,8 +28,8 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 from resnet8ptq.tasks.contract import GROUPED, Task
 
