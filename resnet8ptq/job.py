@@ -44,12 +44,12 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
         return None
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
-    from resnet8ptq.tracking import mirror
+    from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.store import find_store, open_store
 
     settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
-    background.prepare(mirror.warm_up)
+    background.prepare(sender.warm_up)
     from resnet8ptq.experiment import pipeline  # noqa: F401
     from resnet8ptq.report import comparison, table, verdicts
 

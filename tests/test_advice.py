@@ -12,7 +12,7 @@ from test_onnx_source import build
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import saturates
 from resnet8ptq.core import machine
-from resnet8ptq.experiment.advice import CANNOT, SLOW, TRY, WRONG, advise, describe_cpu, sweeps
+from resnet8ptq.experiment.candidates import CANNOT, SLOW, TRY, WRONG, advise, describe_cpu, sweeps
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.summary import summarize
 

@@ -18,8 +18,8 @@ from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.evaluate import Evaluation, evaluate, targets_of, with_logits
-from resnet8ptq.evaluation.pace import Load, find_pace
+from resnet8ptq.evaluation.batching import Load, find_batching
+from resnet8ptq.evaluation.inference import Evaluation, infer, targets_of, with_logits
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Array, Comparison, Outputs, Scores, Task
 
@@ -176,8 +176,8 @@ class Evaluator:
             "format": config.format or "",
         }
         load = loader(config, self.runtime, path)
-        pace = find_pace(load, samples, size, self.runtime, about)
-        return evaluate(load, samples, pace, label, self.network.final, self.task.reduction)
+        batching = find_batching(load, samples, size, self.runtime, about)
+        return infer(load, samples, batching, label, self.network.final, self.task.reduction)
 
     def baseline(self, config: QuantizationConfig, samples: Split) -> Baseline:
         """Return the FP32 network in the framework of `config`, run over `samples`.

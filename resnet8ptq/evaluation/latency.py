@@ -18,7 +18,7 @@ from resnet8ptq.backends.contract import Predictor, Profiler
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import announced
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.pace import Load
+from resnet8ptq.evaluation.batching import Load
 
 LEAST = 5  # repeats, however long they take
 BATCH_SIZE, BATCH_BYTES = 32, 2**24  # where `latency.batch_size` is not set: at most

@@ -15,7 +15,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, command, machine
 from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import show
-from resnet8ptq.experiment import advice
+from resnet8ptq.experiment import candidates
 from resnet8ptq.models.locate import locate
 from resnet8ptq.models.summary import Summary, summarize
 
@@ -57,15 +57,15 @@ def print_advice(cpu: str, flags: tuple[str, ...], network: Summary | None) -> N
     from rich.text import Text
 
     console = stdout(None, 130)
-    console.print(Text(show(advice.describe_cpu(cpu, flags))), soft_wrap=True)
+    console.print(Text(show(candidates.describe_cpu(cpu, flags))), soft_wrap=True)
     if network is not None:
         layers = f"{network.layers} layers with weights, {network.depthwise} of them depthwise"
         console.print(Text(show(f"{network.path}: {network.format}, {layers}")), soft_wrap=True)
     table = Table("configuration", "verdict", "why", "known from")
-    for found in advice.advise(flags, network):
+    for found in candidates.advise(flags, network):
         cells = (found.settings, found.verdict, found.why, found.source)
         table.add_row(*(Text(show(cell)) for cell in cells))
     console.print(table)
     console.print("Nothing was run here. What is to be tried is measured by:")
-    for line in advice.sweeps(flags, network):
+    for line in candidates.sweeps(flags, network):
         console.print(Text(show(f"  {line}")), soft_wrap=True)

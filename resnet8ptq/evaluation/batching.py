@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Pace:
+class Batching:
     """How an evaluation is run.
 
     Attributes:
@@ -82,9 +82,9 @@ def run_all(
             yield waiting.popleft().result()
 
 
-def find_pace(
+def find_batching(
     load: Load, split: Split, batch_size: int | None, runtime: Runtime, about: cache.Key
-) -> Pace:
+) -> Batching:
     """Return how to run: as set, or as a short measurement has found it fastest.
 
     What is measured is kept in the cache.
@@ -113,7 +113,7 @@ def find_pace(
             *(batch_size, memory.budget() / 1e9, sizes[0]),
         )
     if len(sizes) == len(ways) == 1:
-        return Pace(sizes[0], *widest)
+        return Batching(sizes[0], *widest)
     key: cache.Key = {
         **about,
         "image_shape": str(split.input_shape),
@@ -126,35 +126,35 @@ def find_pace(
         background.rest()
         with announced("Finding the fastest batch size"):
             best = _find_fastest(load, split, sizes, sorted(ways))
-        (folder / "pace.json").write_text(json.dumps(astuple(best)))
+        (folder / "batching.json").write_text(json.dumps(astuple(best)))
 
     folder = cache.entry(runtime.cache_root, "paces", key, make)
-    return Pace(*json.loads((folder / "pace.json").read_text()))
+    return Batching(*json.loads((folder / "batching.json").read_text()))
 
 
 def _find_fastest(
     load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
-) -> Pace:
-    """Return the fastest of the sizes, and of the ways with that size; see `find_pace`."""
+) -> Batching:
+    """Return the fastest of the sizes, and of the ways with that size; see `find_batching`."""
     times: dict[int, float] = {}
     for size in sizes:
-        times[size] = measure(load, split, Pace(size, *max(ways, key=lambda way: way[1])))
+        times[size] = measure(load, split, Batching(size, *max(ways, key=lambda way: way[1])))
         if times[size] * size > ENOUGH_SECONDS:
             break
     size = min(times, key=lambda size: times[size])
-    paces, begin = [Pace(size, *way) for way in ways], time.perf_counter()
+    paces, begin = [Batching(size, *way) for way in ways], time.perf_counter()
     turns: list[list[float]] = []
     while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
-        turns.append([measure(load, split, pace) for pace in paces])
-    margins = [1 if pace.threads > 1 else MARGIN for pace in paces]
+        turns.append([measure(load, split, batching) for batching in paces])
+    margins = [1 if batching.threads > 1 else MARGIN for batching in paces]
     return paces[int((np.median(turns, axis=0) * margins).argmin())]
 
 
-def measure(load: Load, split: Split, pace: Pace) -> float:
+def measure(load: Load, split: Split, batching: Batching) -> float:
     """Return the seconds for each of the first images."""
-    copies = [load(pace.threads).predict for _ in range(pace.at_once)]
-    most = max(TRIAL_IMAGES, 4 * pace.at_once * pace.batch_size)
-    batches = split.take(np.arange(min(most, len(split)))).batches(pace.batch_size)
+    copies = [load(batching.threads).predict for _ in range(batching.at_once)]
+    most = max(TRIAL_IMAGES, 4 * batching.at_once * batching.batch_size)
+    batches = split.take(np.arange(min(most, len(split)))).batches(batching.batch_size)
     for copy in copies:
         for batch in islice(batches, WARM_UP):
             copy(batch)

@@ -11,7 +11,7 @@ from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.pace import Load, Pace, run_all
+from resnet8ptq.evaluation.batching import Batching, Load, run_all
 from resnet8ptq.tasks.contract import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_IMAGES = 1000
@@ -24,19 +24,19 @@ class Evaluation:
 
     Attributes:
         seconds: for all images, loading left out.
-        copies: the loaded artifact, as often as `pace` runs batches at once.
+        copies: the loaded artifact, as often as `batching` runs batches at once.
     """
 
     outputs: Outputs
     seconds: float
-    pace: Pace
+    batching: Batching
     copies: Sequence[Predictor]
 
 
-def evaluate(
+def infer(
     load: Load,
     split: Split,
-    pace: Pace,
+    batching: Batching,
     label: str = "Evaluating",
     final: str = PROBABILITIES,
     reduction: Reduction | None = None,
@@ -50,11 +50,11 @@ def evaluate(
     Raises:
         ModelError: the outputs have other shapes for other samples, and are kept.
     """
-    copies = [load(pace.threads) for _ in range(pace.at_once)]
+    copies = [load(batching.threads) for _ in range(batching.at_once)]
     start = time.perf_counter()
     kept: list[Sequence[Array]] = []
     raw: list[Sequence[Array]] = []
-    batches = track(split.batches(pace.batch_size), label)
+    batches = track(split.batches(batching.batch_size), label)
     for found in run_all([copy.predict for copy in copies], batches):
         if reduction is not None:
             if sum(each.nbytes for every in raw for each in every) < RAW_BYTES:
@@ -68,7 +68,7 @@ def evaluate(
             "returns another number of values for each sample; task=detection takes it"
         )
     outputs = Outputs(joined, None, final, _join(raw))
-    return Evaluation(outputs, seconds, pace, copies)
+    return Evaluation(outputs, seconds, batching, copies)
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
@@ -89,7 +89,7 @@ def with_logits(found: Evaluation, split: Split) -> Outputs:
     """Return the outputs with the logits of the first samples, where a softmax hides them."""
     if found.outputs.final != PROBABILITIES:
         return found.outputs
-    logits = collect_logits(found.copies, split, found.pace.batch_size)
+    logits = collect_logits(found.copies, split, found.batching.batch_size)
     return replace(found.outputs, logits=logits)
 
 

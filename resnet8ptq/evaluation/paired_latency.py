@@ -18,8 +18,8 @@ from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.latency import LEAST
-from resnet8ptq.evaluation.pace import Load
 from resnet8ptq.tasks.statistics import PART, RESAMPLING_SEED
 
 FILE = "race.json"
@@ -46,7 +46,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Race:
+class PairedLatency:
     """The median latencies of each model in each block of turns, in milliseconds.
 
     Attributes:
@@ -61,7 +61,7 @@ class Race:
     threads: int
 
     @classmethod
-    def of(cls, kept: Any) -> "Race":
+    def of(cls, kept: Any) -> "PairedLatency":
         """Return what `asdict` made a document of.
 
         Raises:
@@ -78,7 +78,7 @@ class Race:
         return cls(single, batch, int(kept["batch_size"]), int(kept["threads"]))
 
 
-def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Race:
+def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> PairedLatency:
     """Time models in turns, in blocks for each of which all are loaded again.
 
     A loaded model has a speed of its own, which differs by some percent from the next time: blocks
@@ -93,7 +93,7 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Rac
         batch_repeats=max(settings.batch_repeats // BLOCKS, 1),
         max_seconds=settings.max_seconds / BLOCKS,
     )
-    race = Race({}, {}, latency.find_batch_size(settings, split), settings.threads)
+    race = PairedLatency({}, {}, latency.find_batch_size(settings, split), settings.threads)
     for block in track(range(BLOCKS), "Timing the best", "blocks"):
         if block >= LEAST and time.perf_counter() - begin > settings.max_seconds * len(loads):
             break
