@@ -88,8 +88,8 @@ class Evaluator:
     Attributes:
         network: the FP32 network that artifacts are compared with.
         runtime: threads and cache.
-        batch_size: of evaluations; None: the fastest of a few.
-        cut: the network ends before its softmax, and its outputs stand for the logits.
+        batch_size: of evaluations; None: the fastest one.
+        cut: the network ends before its softmax: its outputs are the logits.
     """
 
     network: Fp32Model
@@ -112,7 +112,7 @@ class Evaluator:
         """Quantize `network` into `folder`.
 
         Args:
-            network: this evaluator's, or a corrected or fine-tuned copy of it.
+            network: this evaluator's, corrected or fine-tuned.
             calibration, folder, ranges: see `backends.contract.Quantizer.quantize`.
         """
         start = time.perf_counter()
@@ -145,7 +145,7 @@ class Evaluator:
         return Compared(evaluation, comparison)
 
     def drop(self, config: QuantizationConfig, path: Path, samples: Split) -> float:
-        """Return how much worse than FP32 the artifact at `path` is, without the luck of ties."""
+        """Return how much worse than FP32 the artifact at `path` is, adjusted for ties."""
         comparison = self.compare(config, path, samples, logits=False).comparison
         return self.task.metric.drop(comparison.fair_delta, comparison.baseline.fair)
 
@@ -225,7 +225,7 @@ def _save(outputs: Outputs, folder: Path) -> None:
 
 
 def _load(folder: Path, final: str) -> Outputs:
-    """Map what `_save` has written."""
+    """Map the arrays that `_save` wrote."""
     values, raw = (_load_all(folder, name) for name in ("output", "raw"))
     path = folder / "logits.npy"
     return Outputs(values, np.load(path) if path.exists() else None, final, raw)

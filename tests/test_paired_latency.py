@@ -110,7 +110,6 @@ def test_the_best_models_of_a_sweep_race_fp32(sweep: Called) -> None:
     artifacts = sweep.artifacts(sweep.parent)
     [kept] = json.loads(artifacts[FILE].read_text())
     race = PairedLatency.of(kept)
-    assert PairedLatency.of(json.dumps(kept)) == race  # as sweeps of before have kept it
     ids = {run.info.run_id for run in sweep.children}
     assert set(race.single) == set(race.batch) == {*ids, "onnx fp32", "torch fp32"}
     report = artifacts["report.md"].read_text()
