@@ -4,7 +4,7 @@ A config names classes and functions, which Keras looks up and calls with values
 safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a SavedModel,
 `keras.datasets.mnist.load_data` uses the network. So the whole config must follow a grammar:
 layers, their parts, functions and words that are listed here, names, numbers and nests of these.
-Keras gets a copy of the checked content, because two readers of one file may read different content.
+Keras gets a copy of the checked content: two readers of one file may read different content.
 """
 
 import io
