@@ -176,7 +176,7 @@ def forget() -> None:
     if sweep := callback.find_current():
         sweep.lock.release()
     callback._current = None
-    for kept in (console.stderr, locate._find_cifar10, model._say):
+    for kept in (console.stderr, locate._find_cifar10, model._log_once):
         kept.cache_clear()
 
 
