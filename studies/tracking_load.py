@@ -28,7 +28,7 @@ from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.serving import server
+from resnet8ptq.server import server
 from resnet8ptq.tasks.classification import Classification, Comparison, Scores
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store

@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.evaluation.evaluate import targets_of
+from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation, running
 from resnet8ptq.experiment.settings import settle

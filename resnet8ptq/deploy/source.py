@@ -15,7 +15,7 @@ from resnet8ptq.report import comparison, page, verdicts
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import PARENT_TAG
-from resnet8ptq.tracking.serving import EXAMPLE
+from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.store import Store
 
 SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")

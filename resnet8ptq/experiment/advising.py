@@ -15,9 +15,9 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, command, machine
 from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import show
-from resnet8ptq.experiment import advice
-from resnet8ptq.models.inspection import Inspection, inspect
+from resnet8ptq.experiment import candidates
 from resnet8ptq.models.locate import locate
+from resnet8ptq.models.summary import Summary, summarize
 
 
 @dataclass
@@ -47,25 +47,25 @@ def main(words: list[str]) -> None:
     network = None
     if settings.model.path is not None:
         path = locate(ModelConfig(path=settings.model.path), "")
-        network = inspect(path, cache.folder(settings.cache_dir))
+        network = summarize(path, cache.folder(settings.cache_dir))
     print_advice(*machine.cpu(), network)
 
 
-def print_advice(cpu: str, flags: tuple[str, ...], network: Inspection | None) -> None:
+def print_advice(cpu: str, flags: tuple[str, ...], network: Summary | None) -> None:
     """Print the findings as a table on stdout, and the commands."""
     from rich.table import Table
     from rich.text import Text
 
     console = stdout(None, 130)
-    console.print(Text(show(advice.describe_cpu(cpu, flags))), soft_wrap=True)
+    console.print(Text(show(candidates.describe_cpu(cpu, flags))), soft_wrap=True)
     if network is not None:
         layers = f"{network.layers} layers with weights, {network.depthwise} of them depthwise"
         console.print(Text(show(f"{network.path}: {network.format}, {layers}")), soft_wrap=True)
     table = Table("configuration", "verdict", "why", "known from")
-    for found in advice.advise(flags, network):
+    for found in candidates.advise(flags, network):
         cells = (found.settings, found.verdict, found.why, found.source)
         table.add_row(*(Text(show(cell)) for cell in cells))
     console.print(table)
     console.print("Nothing was run here. What is to be tried is measured by:")
-    for line in advice.sweeps(flags, network):
+    for line in candidates.sweeps(flags, network):
         console.print(Text(show(f"  {line}")), soft_wrap=True)

@@ -32,7 +32,7 @@ from resnet8ptq.core import background, command, figures, files
 from resnet8ptq.core.console import stdout
 from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import one_line, printable, safe_name, show
-from resnet8ptq.evaluation.race import FILE, Race
+from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
     comparison,
     methodology,
@@ -97,7 +97,9 @@ def write(
 
 
 def select(
-    families: Sequence[Family], limits: ReportConfig, races: Sequence[Race | None] | None = None
+    families: Sequence[Family],
+    limits: ReportConfig,
+    races: Sequence[PairedLatency | None] | None = None,
 ) -> list[Selection]:
     """Judge the models of each family."""
     return [
@@ -410,12 +412,12 @@ def main(words: list[str]) -> None:
         print(path)
 
 
-def _load_races(store: Store, parent: Record, families: int) -> list[Race | None]:
+def _load_races(store: Store, parent: Record, families: int) -> list[PairedLatency | None]:
     """Return the latencies that the sweep has measured of the best models of each family."""
     try:
         with history.artifact(store, parent, FILE) as path:
             kept = json.loads(files.read_bytes(path, comparison.MAX_BYTES))
-        races = [None if race is None else Race.of(race) for race in kept]
+        races = [None if race is None else PairedLatency.of(race) for race in kept]
     except TrackingError:  # there was no race
         races = []
     except (KeyError, TypeError, ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.report.comparison import Cell, Family
 
 SAME_SIZE = 0.005  # of files: names and padding differ by as much
-SAME_SPEED = 0.05  # of latencies of different runs: one file's differ by as much, see `race`
+SAME_SPEED = 0.05  # latencies of one file differ by so much between runs
 
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
