@@ -20,14 +20,14 @@ from resnet8ptq.core.registry import look_up
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment.settings import Settings
-    from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.run import Run
     from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
 
 
-def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Record | None":
+def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRecord | None":
     """Run, and show the result beside its baseline; None for an inspection, which records none.
 
     Args:
@@ -68,7 +68,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     return done
 
 
-def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record":
+def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunRecord":
     """Run as a child of the sweep's parent run; a wrong setting is recorded like any failure.
 
     Args:
@@ -161,8 +161,8 @@ def record(
     store: "Store",
     parent_id: str | None = None,
     tags: Mapping[str, str] | None = None,
-    earlier: Sequence["Record"] = (),
-) -> "Record":
+    earlier: Sequence["RunRecord"] = (),
+) -> "RunRecord":
     """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record.
 
     Args:

@@ -10,7 +10,7 @@ from resnet8ptq.report import table
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.classification import Paired
 from resnet8ptq.tasks.statistics import mcnemar
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 NAMES = ("cat", "dog")
 IMAGES = 1000
@@ -30,7 +30,7 @@ def predictions(lost: int = 0, won: int = 0, label: int | None = None) -> np.nda
     return found
 
 
-def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
+def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
     """Return a record with the metrics that these predictions have."""
     params = {
         **{"backend": "onnx", "dtype": "int8", "calib": "minmax", "per_channel": "false"},
@@ -56,7 +56,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
     for key, value in changes.items():
         (params if isinstance(value, str) else metrics)[key] = value  # type: ignore[index]
     tags = {"status": "ok", "class_names": json.dumps(NAMES)}
-    return Record(run_id, params, metrics, tags)
+    return RunRecord(run_id, params, metrics, tags)
 
 
 def sweep(
@@ -88,5 +88,5 @@ def sweep(
 def unmeasured(run_id: str, status: str, reason: str) -> Cell:
     """Return a cell without figures."""
     given = record(run_id, BASELINE)
-    bare = Record(run_id, given.params, {}, {"status": status, "reason": reason})
+    bare = RunRecord(run_id, given.params, {}, {"status": status, "reason": reason})
     return Cell(bare, table.labels([bare])[0])

@@ -40,8 +40,8 @@ from resnet8ptq.report import comparison
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.table import parse_names
 from resnet8ptq.tasks.classification import Classification
-from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import SWEEP_FILE
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep, Worker
 
@@ -414,7 +414,7 @@ def test_hostile_predictions_are_one_error(tmp_path: Path, write: Callable[[Path
     write(path)
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
         reader = partial(comparison._read_predictions, Classification(), kept={})
-        comparison._read(Record("id", {}, {}, {}), path, reader)
+        comparison._read(RunRecord("id", {}, {}, {}), path, reader)
     line(caught.value)
 
 
@@ -515,7 +515,7 @@ def test_a_log_line_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[st
 
 
 def test_cells_of_a_hostile_store_have_no_artifacts_elsewhere() -> None:
-    cell = Cell(Record("id", {"backend": NASTY}, {}, {}), NASTY)
+    cell = Cell(RunRecord("id", {"backend": NASTY}, {}, {}), NASTY)
     assert "/" not in f"ranges_{safe_name(cell.backend)}.png"
 
 

@@ -23,6 +23,7 @@ from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.plots import class_impact
 from resnet8ptq.sweep import resume
 from resnet8ptq.tracking import history, journal, sync
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
@@ -136,7 +137,7 @@ def test_ranges_are_read_for_the_figures_and_labels_kept_once(
     np.savez(tmp_path / "predictions.npz", predictions=predictions(lost=9), **arrays)
     read = []
 
-    def lend(store: object, run: history.Record, name: str) -> nullcontext[Path]:
+    def lend(store: object, run: RunRecord, name: str) -> nullcontext[Path]:
         read.append((run.run_id, name))
         return nullcontext(tmp_path / name)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from resnet8ptq.report import families, table
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 REASON = "kernels take qint8 weights"
 
@@ -22,7 +22,7 @@ COLUMNS = [
 
 def record(
     backend: str = "onnx", dtype: str = "int8", status: str = "ok", **changes: str
-) -> Record:
+) -> RunRecord:
     params = {
         **{"backend": backend, "dtype": dtype, "calib": "minmax", "per_channel": "false"},
         **{"data": "shapes", "model": "resnet8", "model.fold": "true", "latency.threads": "1"},
@@ -40,7 +40,7 @@ def record(
     if status != "ok":
         metrics = {}
         tags["reason"] = REASON if status == "unsupported" else "calib.percentile: got 120, takes p"
-    return Record(" ".join([*params.values(), status]), params, metrics, tags)
+    return RunRecord(" ".join([*params.values(), status]), params, metrics, tags)
 
 
 OK = record()
@@ -51,11 +51,11 @@ FP32 = record("torch", "fp32")
 ALL = [OK, CHANNEL, UNSUPPORTED, FAILED, FP32]
 
 
-def with_metrics(given: Record, **metrics: float) -> Record:
-    return Record(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
+def with_metrics(given: RunRecord, **metrics: float) -> RunRecord:
+    return RunRecord(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
 
 
-def printed(records: list[Record], **options: object) -> str:
+def printed(records: list[RunRecord], **options: object) -> str:
     console = Console(file=io.StringIO(), **options)  # type: ignore[arg-type]
     table.print_table(records, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
@@ -169,7 +169,7 @@ def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
 
 
 def test_a_run_that_knows_nothing_of_itself_still_has_a_row() -> None:
-    bare = Record("id", {}, {}, {})
+    bare = RunRecord("id", {}, {}, {})
     assert table.rows([bare])[0][-1] == "?"
     assert "?" in printed([bare])
 
@@ -285,7 +285,7 @@ def test_title_names_every_data_set() -> None:
 
 
 def test_runs_on_different_images_have_tables_of_their_own() -> None:
-    def scored(digest: str, p_value: float, **changes: str) -> Record:
+    def scored(digest: str, p_value: float, **changes: str) -> RunRecord:
         found = with_metrics(record(**changes), p_value=p_value)
         return replace(found, tags={**found.tags, "test_digest": digest})
 
@@ -328,7 +328,7 @@ def test_a_family_has_one_digest_and_every_run_one_family(
     given_runs: list[tuple[dict[str, str], str]],
 ) -> None:
     runs = [
-        Record(str(n), params, {}, {"test_digest": digest} if digest else {})
+        RunRecord(str(n), params, {}, {"test_digest": digest} if digest else {})
         for n, (params, digest) in enumerate(given_runs)
     ]
     found = families.group(runs)
@@ -356,7 +356,7 @@ def test_csv_leaves_unknown_metrics_empty() -> None:
     assert found[1]["accuracy"] == ""
 
 
-def without_limit(records: list[Record]) -> list[tuple[str, ...]]:
+def without_limit(records: list[RunRecord]) -> list[tuple[str, ...]]:
     """The columns of the table without the one of verdicts: there are none."""
     columns = zip(table.columns(records), *table.rows(records), strict=True)
     return [column for column in columns if column[0] != table.LIMIT]

@@ -13,8 +13,8 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.report import comparison, page, verdicts
 from resnet8ptq.tracking import history, origin
-from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import PARENT_TAG
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.serving import EXAMPLE
 from resnet8ptq.tracking.store import Store
 
@@ -34,7 +34,7 @@ class Source:
         verdict: on its loss, as its sweep's report has it; empty for FP32.
     """
 
-    record: Record
+    record: RunRecord
     config: RunConfig
     artifact: Path
     use: str = ""
@@ -60,7 +60,7 @@ class Source:
 
 def find(
     store: Store, run_id: str | None, sweep: str | None, use: str, asked: Asked
-) -> tuple[Record, str, str]:
+) -> tuple[RunRecord, str, str]:
     """Return the run that is meant, the use that it is recommended for, and the verdict on it.
 
     Args:
@@ -110,7 +110,7 @@ def find(
     return chosen[0].choice.record, use, chosen[0].verdict
 
 
-def _judge(store: Store, record: Record, asked: Asked) -> str:
+def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
     """Return the verdict on a run beside the others of its sweep; empty where there is none."""
     parent = record.tags.get(PARENT_TAG)
     together = history.load_compared(store, parent) if parent else []
@@ -124,14 +124,14 @@ def _judge(store: Store, record: Record, asked: Asked) -> str:
     return verdicts.in_words(families, limits).texts.get(record.run_id, "")
 
 
-def _limits(children: Sequence[Record], asked: Asked) -> ReportConfig:
+def _limits(children: Sequence[RunRecord], asked: Asked) -> ReportConfig:
     params = next((each.params for each in children if "report.max_drop" in each.params), {})
     names = ("max_drop", "min_sqnr_db", "min_accuracy")
     own = {n: json.loads(params[f"report.{n}"]) for n in names if f"report.{n}" in params}
     return ReportConfig(**own | {n: value for n, value in asked.items() if value is not None})
 
 
-def _load(store: Store, key: str, run_id: str) -> Record:
+def _load(store: Store, key: str, run_id: str) -> RunRecord:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -145,7 +145,7 @@ def _load(store: Store, key: str, run_id: str) -> Record:
 
 def fetch(
     store: Store,
-    record: Record,
+    record: RunRecord,
     folder: Path,
     use: str = "",
     verdict: str = "",

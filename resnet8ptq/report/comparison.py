@@ -24,7 +24,7 @@ from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.contract import CHOICE, Array, Paired, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tracking import history
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
 MAX_BYTES = 2**30  # of one artifact
@@ -45,7 +45,7 @@ class Cell:
             backend and calibration, which the figures show.
     """
 
-    record: Record
+    record: RunRecord
     label: str
     paired: Paired | None = None
     adjusted_p: float | None = None
@@ -91,7 +91,7 @@ class Family:
     cells: tuple[Cell, ...]
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[RunRecord]:
         """The runs as MLflow has them."""
         return [cell.record for cell in self.cells]
 
@@ -115,12 +115,12 @@ class Family:
         return [cell.metric(f"delta_{name}") for name in metric_names(self.class_names)]
 
 
-def load(store: Store, records: Sequence[Record]) -> list[Family]:
+def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs."""
     return [_load_family(store, family) for family in families.group(records)]
 
 
-def _load_family(store: Store, records: Sequence[Record]) -> Family:
+def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
     labels, task = table.labels(records), table.task_of(records)
     kept: dict[bytes, Array] = {}
     cells, shown = [], set()
@@ -137,7 +137,7 @@ def _load_family(store: Store, records: Sequence[Record]) -> Family:
 
 
 def _load_cell(
-    store: Store, task: Task, record: Record, label: str, kept: dict[bytes, Array]
+    store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
     # A run that was killed may have logged its figures and not yet its files.
     if task.metric.name not in record.metrics or record.tags.get("status") != "ok":
@@ -152,7 +152,7 @@ def _load_cell(
     return Cell(record, label, paired, choice=choice)
 
 
-def _read(record: Record, path: Path, reader: Callable[[Path], T]) -> T:
+def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
     """Read an artifact, which whoever writes to the store may have replaced.
 
     Raises:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 10  # values of one setting
 BASELINE = ", against the FP32 baseline of the same framework"
@@ -74,7 +74,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
     ]
 
 
-def _values(runs: Sequence[Record], read: Callable[[Record], str | None]) -> str:
+def _values(runs: Sequence[RunRecord], read: Callable[[RunRecord], str | None]) -> str:
     values = list(dict.fromkeys(value for run in runs if (value := read(run)) is not None))
     more = f" / and {len(values) - NAMED} more" if len(values) > NAMED else ""
     return " / ".join(values[:NAMED]) + more or "unknown"

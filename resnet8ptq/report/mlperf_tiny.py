@@ -9,7 +9,7 @@ from rich.text import Text
 from resnet8ptq.core.console import stdout
 from resnet8ptq.core.text import show
 from resnet8ptq.report.table import PIPE_WIDTH, VOID, combination, task_of
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 COLUMNS = (
     *("network", "framework", "dtype", "samples", "metric", "FP32", "found", "95% interval"),
@@ -17,17 +17,17 @@ COLUMNS = (
 )
 
 
-def is_suite(records: Sequence[Record]) -> bool:
+def is_suite(records: Sequence[RunRecord]) -> bool:
     """Tell whether the runs are of tasks of a suite."""
     return any(record.params.get("benchmark.name", "null") != "null" for record in records)
 
 
-def rows(records: Sequence[Record]) -> list[list[str]]:
+def rows(records: Sequence[RunRecord]) -> list[list[str]]:
     """Return cells under COLUMNS, a row for each run; `met` is of the metric as measured."""
     return [_row(record) for record in records]
 
 
-def _row(record: Record) -> list[str]:
+def _row(record: RunRecord) -> list[str]:
     metrics, found, metric = record.metrics, combination(record), task_of([record]).metric
     target = float(record.params.get("benchmark.target", "nan"))
     names = [record.params.get("model", "?"), found.framework, found.dtype]
@@ -49,7 +49,7 @@ def _row(record: Record) -> list[str]:
     ]
 
 
-def print_table(records: Sequence[Record]) -> None:
+def print_table(records: Sequence[RunRecord]) -> None:
     """Print the table to stdout."""
     console = stdout(None, PIPE_WIDTH)
     table = Table(title="The suite", title_justify="left", box=box.HEAVY_HEAD)

@@ -48,7 +48,7 @@ from resnet8ptq.report.recommend import Recommendation, Selection, other_choice,
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -107,7 +107,7 @@ def select(
 
 
 def load_selections(
-    store: Store, parent: Record, records: Sequence[Record], limits: ReportConfig
+    store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[Selection]:
     """Read the runs of a sweep back, and judge the models of each family."""
     families = comparison.load(store, records)
@@ -244,7 +244,7 @@ def _fold(
 
 
 def _head(
-    name: Combination, records: Sequence[Record], judged: Mapping[str, Verdict], metric: Metric
+    name: Combination, records: Sequence[RunRecord], judged: Mapping[str, Verdict], metric: Metric
 ) -> str:
     """Say of the runs of a combination how many there are, and what they came to."""
     values = [run.metrics[metric.name] for run in records if metric.name in run.metrics]
@@ -361,7 +361,7 @@ def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 
-def _figures_of(store: Store, record: Record, names: Iterable[str]) -> dict[str, bytes]:
+def _figures_of(store: Store, record: RunRecord, names: Iterable[str]) -> dict[str, bytes]:
     """Return the figures that a run has drawn."""
     images = {}
     for name in names:
@@ -410,7 +410,7 @@ def main(words: list[str]) -> None:
         print(path)
 
 
-def _load_races(store: Store, parent: Record, families: int) -> list[Race | None]:
+def _load_races(store: Store, parent: RunRecord, families: int) -> list[Race | None]:
     """Return the latencies that the sweep has measured of the best models of each family."""
     try:
         with history.artifact(store, parent, FILE) as path:
@@ -423,7 +423,7 @@ def _load_races(store: Store, parent: Record, families: int) -> list[Race | None
     return races if len(races) == families else [None] * families
 
 
-def _folder_of(parent: Record) -> Path:
+def _folder_of(parent: RunRecord) -> Path:
     """Return the sweep's own folder where it is here; else this one: a store may name any."""
     folder = Path(parent.tags.get("folder", "."))
     try:

@@ -22,7 +22,7 @@ from resnet8ptq.report.families import digest, group
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.contract import GROUPED, Metric, Task
 from resnet8ptq.tasks.statistics import holm
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
 PAIRED = ("delta", "interval", "p")  # against FP32
@@ -88,7 +88,7 @@ class Judged:
 NOTHING_JUDGED = Judged()
 
 
-def task_of(records: Sequence[Record]) -> Task:
+def task_of(records: Sequence[RunRecord]) -> Task:
     """Return what scored the runs of a family; where none was, a classification."""
     found = next((record for record in records if "total" in record.metrics), None)
     if found is None:
@@ -111,18 +111,18 @@ def parse_names(text: str | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def columns(records: Sequence[Record]) -> list[str]:
+def columns(records: Sequence[RunRecord]) -> list[str]:
     """Return the heads of the columns; behind `weights` stands what else the runs vary."""
     return [*CHOICES, *varied(records), *numeric(records), LIMIT, "execution", "status"]
 
 
-def numeric(records: Sequence[Record]) -> list[str]:
+def numeric(records: Sequence[RunRecord]) -> list[str]:
     """Return the heads of the columns of numbers: those of the task, and what a model costs."""
     task = task_of(records)
     return [task.metric.title, *PAIRED, *(metric.title for metric in task.beside), *COSTS]
 
 
-def rows(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[list[str]]:
+def rows(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[list[str]]:
     """Return one row of cells for each run, behind one for each framework's FP32 baseline."""
     adjusted, keys, task = adjusted_p(records), varied(records), task_of(records)
     runs = []
@@ -134,7 +134,7 @@ def rows(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[lis
     return [*_baseline_rows(task, records, [""] * len(keys)), *runs]
 
 
-def best_first(records: Sequence[Record]) -> list[int]:
+def best_first(records: Sequence[RunRecord]) -> list[int]:
     """Return the places of the runs by their metric, the best first, those without it last."""
     metric = task_of(records).metric
 
@@ -145,7 +145,9 @@ def best_first(records: Sequence[Record]) -> list[int]:
     return sorted(range(len(records)), key=cost)
 
 
-def shorten(records: Sequence[Record], lines: Sequence[list[str]]) -> tuple[list[list[str]], str]:
+def shorten(
+    records: Sequence[RunRecord], lines: Sequence[list[str]]
+) -> tuple[list[list[str]], str]:
     """Return the lines of `rows` to show at once, and in words what is left out.
 
     All of them, and nothing, unless the runs are `MANY`; else those of the baselines and of the
@@ -176,7 +178,7 @@ def without_empty(
     return [heads[place] for place in kept], [[line[place] for place in kept] for line in lines]
 
 
-def varied(records: Sequence[Record]) -> list[str]:
+def varied(records: Sequence[RunRecord]) -> list[str]:
     """Return the settings, beyond the four of every table, that differ between runs."""
     keys = set()
     for backend in {record.params.get("backend") for record in records}:
@@ -187,7 +189,7 @@ def varied(records: Sequence[Record]) -> list[str]:
     return sorted(keys)
 
 
-def _is_settled(record: Record, key: str) -> bool:
+def _is_settled(record: RunRecord, key: str) -> bool:
     """Tell whether a run has come to know a setting, and not only what was asked for."""
     status = record.tags.get("status")
     if status == "unsupported":
@@ -211,7 +213,7 @@ def _is_setting(key: str) -> bool:
     return key in names or (key.startswith(prefixes) and not shown)
 
 
-def title(records: Sequence[Record]) -> str:
+def title(records: Sequence[RunRecord]) -> str:
     """Return the data sets and models that the rows speak of."""
     measured = [r for r in records if "total" in r.metrics] or records
     names = {
@@ -227,7 +229,7 @@ def title(records: Sequence[Record]) -> str:
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks
 
 
-def headings(families: Sequence[Sequence[Record]]) -> list[str]:
+def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Return the title of each family of runs; with the digest of its images where two are alike.
 
     Args:
@@ -240,11 +242,11 @@ def headings(families: Sequence[Sequence[Record]]) -> list[str]:
     ]
 
 
-def _digest(family: Sequence[Record]) -> str:
+def _digest(family: Sequence[RunRecord]) -> str:
     return next(found for record in family if (found := digest(record)))
 
 
-def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[str]:
+def notes(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
     """Return what the table's cells have no room for: reasons, and what p is."""
     task, reasons = task_of(records), dict[str, list[str]]()
     column = "planned_bits" in varied(records)
@@ -300,7 +302,7 @@ def _name(group: Sequence[str]) -> str:
 
 
 def print_table(
-    records: Sequence[Record], console: Console | None = None, judged: Judged = NOTHING_JUDGED
+    records: Sequence[RunRecord], console: Console | None = None, judged: Judged = NOTHING_JUDGED
 ) -> None:
     """Print the table and its notes to stdout: one for each family of runs."""
     console = stdout(console, PIPE_WIDTH)
@@ -312,7 +314,7 @@ def print_table(
 
 
 def _print_family(
-    heading: str, records: Sequence[Record], console: Console, judged: Judged
+    heading: str, records: Sequence[RunRecord], console: Console, judged: Judged
 ) -> None:
     narrow = console.width < 120
     table = Table(
@@ -350,7 +352,7 @@ def print_places(folder: Path, store: Store) -> None:
     print(f"Browse: {store.ui_command}")
 
 
-def to_csv(records: Sequence[Record]) -> str:
+def to_csv(records: Sequence[RunRecord]) -> str:
     """Return every parameter and metric of every run, one run a line."""
     params = sorted({key for record in records for key in record.params})
     metrics = sorted({key for record in records for key in record.metrics})
@@ -361,7 +363,7 @@ def to_csv(records: Sequence[Record]) -> str:
     return files.to_csv(rows)
 
 
-def adjusted_p(records: Sequence[Record]) -> dict[str, float]:
+def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
     """Return the p-value of each measured quantized run, by its id, corrected for their number."""
     quantized = [record for record in records if record.params.get("dtype") != "fp32"]
     tested = [record for record in quantized if "p_value" in record.metrics]
@@ -369,7 +371,7 @@ def adjusted_p(records: Sequence[Record]) -> dict[str, float]:
     return {record.run_id: p for record, p in zip(tested, p_values, strict=True)}
 
 
-def _baseline_rows(task: Task, records: Sequence[Record], extra: list[str]) -> list[list[str]]:
+def _baseline_rows(task: Task, records: Sequence[RunRecord], extra: list[str]) -> list[list[str]]:
     shown = {_baseline_key(r) for r in records if r.params.get("dtype") == "fp32"}
     baselines = {_baseline_key(r): r for r in records if "baseline_size_bytes" in r.metrics}
     metrics = [task.metric, *task.beside]
@@ -385,7 +387,7 @@ def _baseline_rows(task: Task, records: Sequence[Record], extra: list[str]) -> l
     ]
 
 
-def _baseline_ms(records: Sequence[Record], key: tuple[str | None, ...]) -> str:
+def _baseline_ms(records: Sequence[RunRecord], key: tuple[str | None, ...]) -> str:
     """Return what the runs measured of a baseline, each beside its own model: least and most."""
     name = "baseline_latency_p50_ms"
     own = (record.metrics for record in records if _baseline_key(record) == key)
@@ -393,11 +395,11 @@ def _baseline_ms(records: Sequence[Record], key: tuple[str | None, ...]) -> str:
     return " to ".join(dict.fromkeys(f"{each:.3f}" for each in (*found[:1], *found[-1:])))
 
 
-def _baseline_key(record: Record) -> tuple[str | None, ...]:
+def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
     return tuple(record.params.get(key) for key in _BASELINE_KEYS)
 
 
-def _figures(task: Task, record: Record, adjusted_p: float | None, limit: str) -> list[str]:
+def _figures(task: Task, record: RunRecord, adjusted_p: float | None, limit: str) -> list[str]:
     """Return the cells from the task's metric on; empty where nothing was measured."""
     metrics, quantized = record.metrics, record.params.get("dtype") != "fp32"
     scored = _values([task.metric, *task.beside], record)
@@ -432,24 +434,24 @@ def show_interval(metric: Metric, metrics: Mapping[str, float]) -> str:
     return " to ".join(map(metric.show_change, ends))
 
 
-def _values(metrics: Sequence[Metric], record: Record, prefix: str = "") -> list[str]:
+def _values(metrics: Sequence[Metric], record: RunRecord, prefix: str = "") -> list[str]:
     """Return a metric, room for `PAIRED`, and the others; empty what was not measured."""
     found = [(metric, record.metrics.get(prefix + metric.name)) for metric in metrics]
     first, *others = ("" if value is None else metric.show(value) for metric, value in found)
     return [first, *[""] * len(PAIRED), *others]
 
 
-def _milliseconds(record: Record) -> str:
+def _milliseconds(record: RunRecord) -> str:
     found = record.metrics.get("latency_p50_ms")
     return "" if found is None else f"{found:.3f}"
 
 
-def combination(record: Record) -> Combination:
+def combination(record: RunRecord) -> Combination:
     """Return what a run is called."""
     return Combination.of_params(record.params)
 
 
-def labels(records: Sequence[Record]) -> list[str]:
+def labels(records: Sequence[RunRecord]) -> list[str]:
     """Return each run's combination in words, with what else the runs vary."""
     keys = varied(records)
     return [

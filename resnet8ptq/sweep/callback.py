@@ -32,7 +32,7 @@ from resnet8ptq.tracking import address, journal
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
 
-    from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.store import Store
     from resnet8ptq.tracking.sweep_file import Sweep, Worker
 
@@ -84,7 +84,7 @@ class RunningSweep:
         from resnet8ptq.tracking import sync
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
-        records: list[Record] = []
+        records: list[RunRecord] = []
         failure = None
         try:
             background.wait()
@@ -116,7 +116,7 @@ class RunningSweep:
             ) from failure
         return status
 
-    def _report(self, records: "list[Record]", timed: bool) -> None:
+    def _report(self, records: "list[RunRecord]", timed: bool) -> None:
         """Print the comparison; write it to the folder and the parent run.
 
         Args:
@@ -151,7 +151,7 @@ class RunningSweep:
         background.ask(upload.log_files, store, parent_id, paths)
 
 
-def _how_far(records: "Sequence[Record]", jobs: int | None) -> str:
+def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:
     """Say how many runs of an interrupted sweep have finished, and the command that continues."""
     finished = sum(record.tags.get("status") in ("ok", "unsupported") for record in records)
     of = "" if jobs is None else f" of {jobs}"
@@ -160,7 +160,7 @@ def _how_far(records: "Sequence[Record]", jobs: int | None) -> str:
     return f"{finished}{of} runs finished; continue: {shlex.join(['python', *words, resume])}true"
 
 
-def _collect(sweep: "Sweep") -> "list[Record]":
+def _collect(sweep: "Sweep") -> "list[RunRecord]":
     """Log the runs that the store did not take; return those to compare."""
     from resnet8ptq.tracking import history, sync
 

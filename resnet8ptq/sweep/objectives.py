@@ -15,7 +15,7 @@ from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.core.errors import ConfigError
 
 if TYPE_CHECKING:  # run.py imports this module for --help too
-    from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.record import RunRecord
 
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _OPTUNA = "hydra_plugins.hydra_optuna_sweeper"
 
 
 def to_return_value(
-    record: "Record", objectives: Sequence[str] | None
+    record: "RunRecord", objectives: Sequence[str] | None
 ) -> float | list[float] | None:
     """Return what a sweeper is told of a run: the drop, or the metrics it asked for.
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from resnet8ptq.core import background
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking import history, journal
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, is_away
 from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
 
 
-def find_sweep(store: Store, key: str) -> Record | None:
+def find_sweep(store: Store, key: str) -> RunRecord | None:
     """Return the newest sweep of that key; None where there is none.
 
     Raises:
@@ -33,7 +33,7 @@ def find_sweep(store: Store, key: str) -> Record | None:
 
 def find_finished(
     sweep: Sweep, number: int, identity: str | None, again: bool = False
-) -> Record | None:
+) -> RunRecord | None:
     """Return the finished run that a job would repeat; None where there is none.
 
     Its own, where a launcher starts a job again that had finished. With `sweep.resume`, of any
@@ -57,7 +57,7 @@ def find_finished(
     return matching[0]
 
 
-def find_attempts(sweep: Sweep, number: int) -> list[Record]:
+def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:
     """Return a job's earlier runs in this sweep that did not finish.
 
     After `sweep.resume`, or where the launcher starts a job again whose process was killed.
@@ -83,7 +83,7 @@ def _may_repeat(sweep: Sweep) -> bool:
     return sweep.resume or sweep.worker is not None
 
 
-def _find(store: Store, filters: str) -> list[Record]:
+def _find(store: Store, filters: str) -> list[RunRecord]:
     """Return the runs that the filter lets through; none, with a warning, where the store is away.
 
     The job then runs, and its folder keeps what it finds.
