@@ -54,7 +54,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     opening = background.put(open_store, config.tracking)
     background.prepare(mirror.warm_up)
     from resnet8ptq.experiment import pipeline  # noqa: F401
-    from resnet8ptq.report import comparison, table, verdicts
+    from resnet8ptq.report import comparison, terminal, verdicts
 
     tags = identify(settings)
     # Whatever is wrong with a store that was there before, `background.wait` tells at the end.
@@ -62,8 +62,8 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     done = record(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.load(store, [done])
-        table.print_table([done], judged=verdicts.in_words(families, config.report))
-    table.print_places(folder, store)
+        terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
+    terminal.print_places(folder, store)
     background.wait()
     return done
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from resnet8ptq.report import table
+from resnet8ptq.report import facts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.classification import Paired
 from resnet8ptq.tasks.statistics import mcnemar
@@ -70,7 +70,7 @@ def sweep(
     records = [record(run_id, model, **changes) for run_id, model, changes in cells]
     made = [
         Cell(given, label, Paired(model, BASELINE, LABELS))
-        for given, label, (_, model, _) in zip(records, table.labels(records), cells, strict=True)
+        for given, label, (_, model, _) in zip(records, facts.labels(records), cells, strict=True)
     ]
     for place, model in enumerate(choices):
         made[place] = replace(made[place], choice=Paired(model, BASELINE, LABELS))
@@ -89,4 +89,4 @@ def unmeasured(run_id: str, status: str, reason: str) -> Cell:
     """Return a cell without figures."""
     given = record(run_id, BASELINE)
     bare = RunRecord(run_id, given.params, {}, {"status": status, "reason": reason})
-    return Cell(bare, table.labels([bare])[0])
+    return Cell(bare, facts.labels([bare])[0])

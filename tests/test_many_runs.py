@@ -18,7 +18,7 @@ from sqlalchemy.engine import Engine
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report import comparison, methodology, page, pareto, table
+from resnet8ptq.report import comparison, methodology, notes, page, pareto, table, terminal
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.plots import class_impact
 from resnet8ptq.sweep import resume
@@ -186,7 +186,7 @@ def test_the_page_folds_and_takes_no_other_html(many: Family) -> None:
 
 def test_the_terminal_says_what_it_leaves_out(many: Family) -> None:
     console = Console(file=io.StringIO(), width=200)
-    table.print_table(many.records, console)
+    terminal.print_runs(many.records, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("│ onnx") == 1 + table.FIRST
     assert "The 20 best of 52 runs by accuracy; the others: 31 ok, 1 failed. All: rep" in text
@@ -194,10 +194,10 @@ def test_the_terminal_says_what_it_leaves_out(many: Family) -> None:
 
 def test_notes_and_figures_name_some_of_many(many: Family) -> None:
     same = [unmeasured(f"{n}", "unsupported", "no kernel").record for n in range(20)]
-    assert any(note.endswith("; and 8 more)") for note in table.notes(same))
+    assert any(note.endswith("; and 8 more)") for note in notes.collect(same))
     dynamic = [record(f"{n}", BASELINE, batch1_accuracy=0.9) for n in range(20)]
-    notes = table.notes(dynamic)
-    assert sum("ranges are taken from each batch" in note for note in notes) == table.NAMED
+    texts = notes.collect(dynamic)
+    assert sum("ranges are taken from each batch" in note for note in texts) == notes.NAMED
     assert "The same for 8 more runs (batch1_accuracy in runs.csv)." in notes
     figure = class_impact(many)
     assert figure is not None and len(figure.axes[0].get_yticklabels()) == table.FIRST

@@ -58,8 +58,8 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
         task = make_task(config.task, data, network, samples.reported)
     except (ConfigError, DataError, ModelError) as error:
         return printable(str(error))
-    known, digest = source.record.tags.get("test_digest"), samples.reported.digest
-    if known is not None and digest != known:
+    known, digest = source.record.test_digest, samples.reported.digest
+    if known and digest != known:
         raise DataError(
             f"{samples.reported.source}: run {source.record.run_id} was scored on other samples "
             f"(their digest is {digest[:12]}, the run has logged {known[:12]})"
@@ -139,7 +139,7 @@ def compare(source: Source, task: Task, found: Outputs, scored: Split) -> str:
     """Compare outputs for the scored samples with what the run has kept; see `reproduce`."""
     scores = task.score(found, targets_of(scored))
     again = task.compare(scores, scores)
-    metric, known = task.metric, source.record.metrics.get(task.metric.name)
+    metric, known = task.metric, source.record.value(task.metric)
     differ = _differing(source.folder, task.arrays(again), task.documents(again), len(scored))
     if differ is None:
         same = known is not None and abs(scores.value - known) <= ROUNDING
@@ -148,7 +148,7 @@ def compare(source: Source, task: Task, found: Outputs, scored: Split) -> str:
         same = differ == 0
         said = f"predictions equal to the run's on {len(scored) - differ} of {len(scored)} samples"
     if not same:
-        here, there = machine.describe()["cpu"], source.record.tags.get("cpu")
+        here, there = machine.describe()["cpu"], source.record.cpu
         if here == there:
             raise QuantizationError(
                 f"run {source.record.run_id}: its artifact does not predict what the run has "

@@ -8,13 +8,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import onnx
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
+from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
@@ -243,37 +243,31 @@ def _describe(tensor: Tensor) -> str:
 
 
 def print_inspection(inspection: Inspection, settings: Sequence[str] = ()) -> None:
-    """Print what was found, as tables on stdout.
+    """Print the inspection as tables on stdout.
 
     Args:
-        settings: what is to be said of those of the run.
+        settings: lines on the settings of the run.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    say = partial(console.print, soft_wrap=True)
+    console = stdout(None, 130)
     say(
-        Text(
-            f"{inspection.path}: {inspection.format}, opset {inspection.opset}, "
-            f"{sum(inspection.operators.values())} nodes, {inspection.layers} layers with weights, "
-            f"{inspection.parameters:,} parameters"
-        )
+        console,
+        f"{inspection.path}: {inspection.format}, opset {inspection.opset}, "
+        f"{sum(inspection.operators.values())} nodes, {inspection.layers} layers with weights, "
+        f"{inspection.parameters:,} parameters",
     )
-    tensors = Table("", "name", "shape (without batch)", "dtype")
-    for kind in ("inputs", "outputs"):
-        for tensor in getattr(inspection.contract, kind):
-            shape = str(list(tensor.shape)).replace("None", "?")
-            tensors.add_row(kind[:-1], Text(tensor.name), Text(shape), tensor.dtype)
-    console.print(tensors)
-    operators = Table("operator", "nodes", *BACKENDS)
-    for name, count in inspection.operators.items():
-        treated = (inspection.treatment(name, backend) for backend in BACKENDS)
-        operators.add_row(Text(name), str(count), *treated)
-    console.print(operators)
+    tensors = [
+        (kind[:-1], tensor.name, str(list(tensor.shape)).replace("None", "?"), tensor.dtype)
+        for kind in ("inputs", "outputs")
+        for tensor in getattr(inspection.contract, kind)
+    ]
+    print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
+    operators = [
+        (name, count, *(inspection.treatment(name, backend) for backend in BACKENDS))
+        for name, count in inspection.operators.items()
+    ]
+    print_table(console, ("operator", "nodes", *BACKENDS), operators)
     for title, lines in (("It takes:", needs(inspection)), ("With these settings:", settings)):
         if lines:
-            console.print(title)
+            say(console, title)
         for line in lines:
-            say(Text(f"  - {line}"))
+            say(console, f"  - {line}")
