@@ -130,7 +130,7 @@ def check_names(config: RunConfig) -> None:
     """Raise `ConfigError` for a backend, data set, task or calibration that there is not."""
     from resnet8ptq.backends.registry import BACKENDS
     from resnet8ptq.calibration.methods import find_method
-    from resnet8ptq.data.registry import SOURCES
+    from resnet8ptq.data.sources import SOURCES
     from resnet8ptq.tasks.registry import AUTO, TASKS
 
     look_up("backend.name", config.backend.name, BACKENDS)

@@ -80,14 +80,14 @@ def test_classes_of_any_name_are_tested() -> None:
 
 def test_what_a_cell_knows_of_itself() -> None:
     (cell,) = sweep(("a", predictions(), {})).cells
-    assert (cell.backend, cell.status, cell.metric("total"), cell.quantized) == (
+    assert (cell.record.backend, cell.record.status, cell.metric("total"), cell.quantized) == (
         "onnx",
         "ok",
         1000,
         True,
     )
     bare = Cell(RunRecord("id", {}, {}, {}), "label")
-    assert (bare.backend, bare.status, bare.quantized) == ("?", "?", False)
+    assert (bare.record.backend, bare.record.status, bare.quantized) == ("?", "?", False)
     assert math.isnan(bare.metric("accuracy"))
     (baseline,) = sweep(("a", predictions(), {"dtype": "fp32"})).cells
     assert not baseline.quantized

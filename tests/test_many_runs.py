@@ -161,7 +161,7 @@ def many() -> Family:
 
 def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many: Family) -> None:
     text = page.to_markdown(page.select([many], LIMITS), {})
-    at_once, *folded = re.split(r"<details>", text.split("## All runs")[1].split("## How")[0])
+    at_once, *folded = re.split(r"<details>", text.split("## All runs")[1].split("## Spread")[0])
     shown = [line for line in at_once.splitlines() if line.startswith("| onnx")]
     assert len(shown) == 1 + table.FIRST  # the baseline
     assert [line.split(" | ")[4] for line in shown[1:4]] == ["0", "1", "2"]
@@ -198,7 +198,7 @@ def test_notes_and_figures_name_some_of_many(many: Family) -> None:
     dynamic = [record(f"{n}", BASELINE, batch1_accuracy=0.9) for n in range(20)]
     texts = notes.collect(dynamic)
     assert sum("ranges are taken from each batch" in note for note in texts) == notes.NAMED
-    assert "The same for 8 more runs (batch1_accuracy in runs.csv)." in notes
+    assert "The same for 8 more runs (batch1_accuracy in runs.csv)." in texts
     figure = class_impact(many)
     assert figure is not None and len(figure.axes[0].get_yticklabels()) == table.FIRST
     told = dict(methodology.describe(many))

@@ -79,14 +79,14 @@ def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
     (best, smallest) = recommend(selected)
     assert chosen(best) == chosen(smallest) == "sound"
     assert best.why.startswith("90.20%, against FP32 +0.20 points")
-    assert best.why.endswith("; 90.50% on the samples it is chosen by")
+    assert best.why.endswith("; 90.50% on the samples to choose by")
     told = other_choice(selected)
     assert "The best on the reported samples is onnx int8 minmax per tensor: 91.20%" in told
     same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
     assert "The reported samples would give the same choice" in other_choice(same)
     alone = other_choice(select(sweep(("a", predictions(), {}))))
-    assert alone.startswith("The best are chosen on the samples they are reported on, ")
-    assert alone.endswith("biased upwards.")
+    assert alone.startswith("The best are chosen on the reported samples, ")
+    assert alone.endswith("results are optimistic.")
 
 
 def test_smallest_passes_on_the_samples_to_choose_by() -> None:
@@ -123,7 +123,7 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
 
 def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
     for lost, words in (
-        (16, "whose loss is within the limit"),
+        (16, "whose measured loss is within the limit"),
         (30, "so that none is chosen"),
     ):
         family = sweep(("a", predictions(), {}), choices=[predictions(lost=lost)])
@@ -178,8 +178,8 @@ def test_runs_that_have_chosen_by_the_same_samples_are_told(
 ) -> None:
     cells = (("a", predictions(), {}), ("b", predictions(), {key: value}))
     said = other_choice(select(sweep(*cells, choices=[predictions(), predictions()])))
-    words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat have chosen"
-    assert (f"reported.{words}" in said) is told
+    words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their"
+    assert (f"do not use.{words}" in said) is told
 
 
 def test_the_samples_that_choose_are_told_by_their_name() -> None:

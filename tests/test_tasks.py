@@ -15,9 +15,16 @@ from scipy.special import gammaln
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, top_k_accuracy_score
 from sklearn.metrics import root_mean_squared_error as sklearn_rmse
 
-from resnet8ptq.config.schema import BinaryConfig, CustomConfig, DetectionConfig, TaskConfig
+from resnet8ptq.config.schema import (
+    BinaryConfig,
+    CustomConfig,
+    DetectionConfig,
+    ReportConfig,
+    TaskConfig,
+)
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
 from resnet8ptq.tasks import (
     binary,
     bootstrap,
@@ -27,6 +34,7 @@ from resnet8ptq.tasks import (
     registry,
     statistics,
 )
+from resnet8ptq.tasks.agreement import Deviation, DeviationPaired
 from resnet8ptq.tasks.anomaly import Anomaly
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES, Outputs, Setting, Targets, Task
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
@@ -324,11 +332,107 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
         (setting(None), "agreement"),
         (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
         (setting(None, {"out": (1,)}, LOGITS), "deviation"),
+        (setting(None, {"out": (3,)}, LOGITS), "deviation"),  # logits, or three values
+        (setting(TARGETS, {"out": (2,)}, LOGITS), "regression"),
         (setting(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
     ],
 )
-def test_the_task_that_fits(given, name):
-    assert registry.make(TaskConfig(), given).name == name
+def test_the_task_that_fits(given, name, caplog):
+    caplog.set_level("INFO")
+    registry._say.cache_clear()
+    for _ in range(2):
+        assert registry.make(TaskConfig(), given).name == name
+    [said] = [line for line in caplog.messages if line.startswith("task=auto took ")]
+    assert said.startswith(f"task=auto took {name}: ")  # once, with what it follows from
+
+
+def test_every_task_that_auto_takes_has_its_reason():
+    assert set(registry.BECAUSE) == set(registry.TASKS) - {"binary", "anomaly", "custom"}
+
+
+# FP32 no better than chance
+
+
+NOISE = RANDOM.normal(size=(ITEMS, 7)).astype(np.float32)
+BROKEN = {  # what a broken network returns, by the task
+    "classification": Outputs((np.eye(7, dtype=np.float32)[np.zeros(ITEMS, int)],)),
+    "binary": Outputs((drawn(4).random((ITEMS, 1)).astype(np.float32),), None, PROBABILITIES),
+    "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
+    "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
+}
+
+
+@every
+def test_fp32_that_works_is_not_doubted(case):
+    scores = case.task.score(case.outputs(0.0), case.targets)
+    assert case.task.doubt(scores, None) is None
+
+
+@every
+def test_fp32_at_chance_is_doubted(case):
+    if case.task.name not in BROKEN:
+        pytest.skip("has no chance, or a test of its own")
+    scores = case.task.score(BROKEN[case.task.name], case.targets)
+    doubt = case.task.doubt(scores, None)
+    assert doubt is not None
+    assert doubt.startswith(("NEAR CHANCE, ", "NO BETTER THAN THE MEAN, "))
+
+
+def test_values_that_are_all_the_same_doubt_nothing():
+    task, same = Regression(resamples=100), Targets(np.ones((20, 1), np.float32))
+    outputs = Outputs((np.full((20, 1), 1.1, np.float32),), None, VALUES)
+    assert task.doubt(task.score(outputs, same), None) is None
+
+
+# The limit of outputs without labels
+
+
+def compared_at(db: float, items: int = 300) -> Any:
+    """Outputs with noise of just this SQNR, two of them: one is ten thousand times as large."""
+    random = drawn(int(db))
+    signal = [scale * random.normal(size=(items, 8)) for scale in (1, 1e4)]
+    noise = [random.normal(size=(items, 8)) for _ in signal]
+    scale = 10 ** (-db / 20)
+    made = [
+        x + scale * n * np.linalg.norm(x) / np.linalg.norm(n)
+        for x, n in zip(signal, noise, strict=True)
+    ]
+    task = Deviation((), ("a", "b"))
+    model, fp32 = (Outputs(tuple(each), None, VALUES) for each in (made, signal))
+    none = Targets()
+    return task, task.compare(task.score(model, none), task.score(fp32, none))
+
+
+@pytest.mark.parametrize(("db", "outcome"), [(28, PASS), (22, FAIL), (25.05, UNDECIDED)])
+def test_without_labels_the_limit_is_an_sqnr(db, outcome):
+    task, found = compared_at(db)
+    assert found.sqnr_db == pytest.approx(db)
+    kept = task.paired.read(found.paired.arrays())
+    limit = task.metric.limit(ReportConfig())
+    [verdict] = decide([kept.margin(task.metric, limit, 300)], [300])
+    assert verdict.outcome == outcome
+    metrics = task.metrics(found)
+    assert metrics["drop"] == pytest.approx(10 ** (-db / 10))
+    assert (metrics["drop"] <= limit) == (db > 25)
+    assert task.metric.say_limit(ReportConfig()) == "SQNR of at least 25 dB against FP32"
+    assert task.metric.show_limit(ReportConfig()) == "report.min_sqnr_db=25"
+
+
+def test_the_bound_of_the_sqnr_keeps_its_level():
+    """Simulated at the limit: the one-sided test is wrong in about 5% of cases."""
+    random, wrong = drawn(8), 0
+    for _ in range(2000):
+        signal = random.chisquare(8, 200) / 8
+        noise = 0.01 * random.chisquare(8, 200) / 8
+        paired = DeviationPaired(noise, noise, noise=noise, signal=signal)
+        wrong += paired.margin(Deviation().metric, 0.01, 200).p_within < 0.05
+    assert 0.03 < wrong / 2000 < 0.08
+
+
+def test_runs_that_have_kept_no_noise_are_undecided():
+    replicates = drawn(1).random(200)
+    old = DeviationPaired.read({"replicates": replicates, "baseline_replicates": replicates})
+    assert str(decide([old.margin(Deviation().metric, 0.01, 50)], [50])[0]) == "undecided"
 
 
 @pytest.mark.parametrize(

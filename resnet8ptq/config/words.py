@@ -22,9 +22,8 @@ from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest, no_such_key
 
-_ELSEWHERE = {"slurm", "ray_cluster"}  # launchers whose jobs see other files and CPUs
+_ELSEWHERE = ("slurm", "ray_cluster")  # launchers whose jobs see other files and CPUs
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
-_OWN_FILES = {"--config-dir", "-cd", "--config-path", "-cp"}  # these may add options to groups
 
 
 def arrange(words: Sequence[str], conf: Path) -> list[str]:
@@ -46,14 +45,14 @@ def arrange(words: Sequence[str], conf: Path) -> list[str]:
     groups = _find_groups(conf)
     _check_spaces(settings, groups)
     typed = [parse(word) for word in settings]
-    own_files = _OWN_FILES.isdisjoint(words)
+    # Folders of the user's own may add options to the groups.
+    searched = known.config_dir or known.config_path
+    searched = searched or any(override.key_or_group == "hydra.searchpath" for override in typed)
+    launchers = [o.value() for o in typed if o.key_or_group == "hydra/launcher"]
     for override in typed:
         _check_key(override, groups)
-        if own_files:
-            _check_group(override, groups)
-    elsewhere = any(not _ELSEWHERE.isdisjoint(values(override)) for override in typed)
-    for override in typed:
-        _check_values(override, here=not elsewhere)
+        _check_group(override, groups, whole=not searched)
+        _check_values(override, here=all(name not in _ELSEWHERE for name in launchers))
     return [*settings, *_without(words, settings)]
 
 
@@ -137,8 +136,12 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
         raise ConfigError(no_such_key(first, known))
 
 
-def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
-    """Raise `ConfigError` for a list, of which Hydra takes the last, and for an unknown option."""
+def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
+    """Raise `ConfigError` for a list, of which Hydra takes the last, and for an unknown option.
+
+    Args:
+        whole: these are all options that there are.
+    """
     group = override.key_or_group
     if group not in groups:
         return
@@ -149,7 +152,7 @@ def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
             f"{group}: got a list, [{options}], takes one option; to run each: -m {group}={options}"
         )
     for value in values(override):
-        own = not group.startswith("hydra/")  # to those, plugins add options
+        own = whole and not group.startswith("hydra/")  # to those, plugins add options
         if own and isinstance(value, str) and "${" not in value and value not in groups[group]:
             raise ConfigError(command.no_such_option(value, group, groups[group]))
 

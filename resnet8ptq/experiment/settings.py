@@ -12,6 +12,7 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.errors import PtqError, SizesDifferError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate, registry
+from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import inspection
 from resnet8ptq.models import locate as networks
@@ -69,7 +70,7 @@ def _sized(config: RunConfig) -> PreprocessConfig:
     Loading the data reports anything else that is wrong with them.
     """
     taken, cache_root = config.preprocess, cache.folder(config.cache_dir)
-    if taken.size is not None or not registry.SOURCES[config.data.name].decodes:
+    if taken.size is not None or not SOURCES[config.data.name].decodes:
         return taken
     size = None
     try:

@@ -64,8 +64,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
             "choice",
             f"on {param('chosen_by')}, which neither calibrate nor are reported"
             if any(run.chosen_by for run in runs)
-            else "the best are chosen on the reported images, so that their results are biased "
-            "upwards",
+            else "the best are chosen on the reported images, so that their results are optimistic",
         ),
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(present) or 'no vector flags known'})"),

@@ -227,9 +227,7 @@ def other_choice(selected: Selection) -> str:
     if not selected.candidates:
         return ""
     if not selected.apart:
-        return (
-            "The best are chosen on the reported samples, so that their results are biased upwards."
-        )
+        return "The best are chosen on the reported samples, so that their results are optimistic."
     ours = selected.best(selected.candidates)
     theirs = _first(selected.candidates, selected.cost_as_reported)
     samples = ours.record.chosen_by or "other samples"
@@ -249,8 +247,8 @@ def other_choice(selected: Selection) -> str:
         return f"{begin} The reported samples would give the same choice."
     value = metric.show(theirs.metric(metric.name))
     return (
-        f"{begin} The best on the reported samples is {theirs.label}: {value}, a result that this "
-        "choice would bias upwards."
+        f"{begin} The best on the reported samples is {theirs.label}: {value}, an optimistic "
+        "result, as the same samples would choose it."
     )
 
 

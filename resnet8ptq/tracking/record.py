@@ -109,7 +109,7 @@ class RunRecord:
     @classmethod
     def of_journal(cls, journal: Journal, folder: Path, run_id: str = "") -> "RunRecord":
         """Return the record of a run from its own folder."""
-        tags = {**journal.tags, "record": journal.key}
+        tags = {**journal.tags, "record": journal.key, "mlflow.runName": journal.name}
         run_id = run_id or journal.run_id or journal.key
         return cls(run_id, journal.params, journal.metrics, tags, folder.as_uri(), journal.ended)
 
