@@ -15,7 +15,6 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
-from resnet8ptq.core.registry import look_up
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.evaluation.result import RunResult
@@ -38,7 +37,6 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     if config.analysis.name == "inspect":
-        check_names(config)
         from resnet8ptq.experiment.inspecting import run_inspection
 
         named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
@@ -49,7 +47,6 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     from resnet8ptq.tracking import mirror
     from resnet8ptq.tracking.store import find_store, open_store
 
-    check_names(config)
     settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
     background.prepare(mirror.warm_up)
@@ -124,19 +121,6 @@ def _settle_choice(cfg: DictConfig, several: bool) -> None:
     """Choose by nothing where there is nothing to choose: one run costs no more for it."""
     if cfg.evaluate.choice == "auto" and not several:
         cfg.evaluate.choice = "none"
-
-
-def check_names(config: RunConfig) -> None:
-    """Raise `ConfigError` for a backend, data set, task or calibration that there is not."""
-    from resnet8ptq.backends.registry import BACKENDS
-    from resnet8ptq.calibration.methods import find_method
-    from resnet8ptq.data.sources import SOURCES
-    from resnet8ptq.tasks.registry import AUTO, TASKS
-
-    look_up("backend.name", config.backend.name, BACKENDS)
-    look_up("data.name", config.data.name, SOURCES)
-    look_up("task.name", config.task.name, {AUTO: "", **TASKS})
-    find_method(config.calib.name)
 
 
 def identify(settings: "Settings | Exception") -> dict[str, str]:

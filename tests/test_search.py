@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from omegaconf import OmegaConf
 
-from benchmarks.search_grid import read_grid, runs_to_best, runs_to_front
 from resnet8ptq.config.schema import OBJECTIVES, ReportConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report import page, pareto, plots
 from resnet8ptq.sweep.objectives import prepare, to_return_value
+from studies.search_grid import read_grid, runs_to_best, runs_to_front
 
 SPACE = ("experiment=search", "data=shapes", "calib=percentile", "per_backend.onnx.slim=true")
 QUICK = ("latency.repeats=5", "latency.batch_repeats=1", "held_out_images=500")

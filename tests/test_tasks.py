@@ -359,6 +359,7 @@ BROKEN = {  # what a broken network returns, by the task
     "binary": Outputs((drawn(4).random((ITEMS, 1)).astype(np.float32),), None, PROBABILITIES),
     "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
     "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
+    "detection": Outputs((np.full((ITEMS, 4, 6), NOTHING, np.float32),), None, VALUES),
 }
 
 
@@ -371,11 +372,11 @@ def test_fp32_that_works_is_not_doubted(case):
 @every
 def test_fp32_at_chance_is_doubted(case):
     if case.task.name not in BROKEN:
-        pytest.skip("has no chance, or a test of its own")
+        pytest.skip("has no chance")
     scores = case.task.score(BROKEN[case.task.name], case.targets)
     doubt = case.task.doubt(scores, None)
     assert doubt is not None
-    assert doubt.startswith(("NEAR CHANCE, ", "NO BETTER THAN THE MEAN, "))
+    assert doubt.startswith(("NEAR CHANCE, ", "NO BETTER THAN THE MEAN, ", "NEAR ZERO, "))
 
 
 def test_values_that_are_all_the_same_doubt_nothing():
