@@ -42,6 +42,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
         "ci95_low": 0.8,
         "ci95_high": 0.95,
         "delta": float((model == LABELS).mean() - (BASELINE == LABELS).mean()),
+        "drop": float((BASELINE == LABELS).mean() - (model == LABELS).mean()),
         "baseline_accuracy": 0.9,
         "baseline_size_bytes": 300_000.0,
         "p_value": mcnemar(model == LABELS, BASELINE == LABELS),

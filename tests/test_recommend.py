@@ -205,8 +205,8 @@ def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands
     assert "The best on the reported samples is onnx int8 entropy per tensor: 90.50%" in said
 
 
-def test_what_is_undecided_is_not_within_the_limit() -> None:
-    selected = select(sweep(("a", predictions(lost=16), {})))
+def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_it() -> None:
+    selected = select(sweep(("a", predictions(lost=22), {})))
     assert [cell.record.run_id for cell in selected.candidates] == ["a"]
     assert selected.within == []
 
