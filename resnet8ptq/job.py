@@ -91,8 +91,9 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
         if finished := resume.find_finished(sweep, number, tags.get("identity"), again):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
-        if sweep.worker and isinstance(job, Settings) and job.config.threads is None:
-            job = job.with_threads(sweep.worker.threads)
+        if sweep.worker and cfg.threads is None:
+            cfg.threads = sweep.worker.threads  # a job with a wrong setting records it too
+            job = job.with_threads(cfg.threads) if isinstance(job, Settings) else job
         earlier = resume.find_attempts(sweep, number)
         return record(cfg, job, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
@@ -112,7 +113,10 @@ def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Setting
     from resnet8ptq.experiment.settings import settle
 
     try:
-        return settle(parse_config(asked) if isinstance(asked, DictConfig) else asked)
+        config = parse_config(asked) if isinstance(asked, DictConfig) else asked
+        words.check_threads("threads", config.threads)
+        words.check_threads("latency.threads", config.latency.threads)
+        return settle(config)
     except errors as error:
         return error
 

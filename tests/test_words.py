@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from calling import NO_REAL_FILES, QUICK, REPO, call, call_beside
 from conftest import compose_whole
+from hydra.errors import HydraException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.config import effect, words
 from resnet8ptq.config.schema import RunConfig, find_fields
+from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest
 
@@ -61,8 +63,10 @@ LIST = "got a list, [{0}], takes one option; to run each: -m {1}={0}"
         ("precision.max_drop=2", "precision.max_drop: got 2, takes a fraction, 0 to 0.5: 1 point"),
         (f"threads={CPUS + 1}", f"threads: got {CPUS + 1}, takes at most {CPUS}: the CPUs of this"),
         (f"latency.threads={CPUS + 1}", f"latency.threads: got {CPUS + 1}, takes at most {CPUS}"),
-        ("model.path=/no/net.h5", "model.path: got /no/net.h5 (not there), takes a file or folder"),
+        ("model.path=/no/net.h5", "model.path: got /no/net.h5 (not there), takes a file or "),
         ("-m|data.root=/no,/", "data.root: got /no (not there), takes a file or folder"),
+        ("data.root=", "data.root: got nothing (not there), takes a file or folder"),
+        ("backend:torch", "; try backend=torch"),
         ("model.path=a b(.h5", "model.path: got 'a b(.h5', which Hydra's grammar does not take; "
          "text with spaces or signs takes quotes inside of the shell's: \"model.path='a b(.h5'\""),
     ],
@@ -134,7 +138,7 @@ def test_two_letters_changed_places(name: str, where: int) -> None:
         ["data=folder", "data.root=/no"],
         ["data=folder"],
         ["-m", "calib=minmax,percentile", "calib.percentile=99,120"],
-        ["model.path=README.md"],
+        ["data=shapes", "model.path=README.md"],
     ],
 )
 def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
@@ -238,3 +242,19 @@ def test_a_run_warns_of_a_setting_without_effect(tmp_path: Path) -> None:
     ended = call(tmp_path, *quick, "calib.percentile=99", **NO_REAL_FILES)
     assert ended.code == 0
     assert "calib.percentile: has no effect with dtype=fp32" in " ".join(ended.err.split())
+
+
+def test_one_value_for_a_list_gets_the_list() -> None:
+    with pytest.raises(HydraException) as caught:
+        compose_whole("op_types=Conv")
+    said = command.one_line(caught.value)
+    assert said == "op_types: got 'Conv', takes a list; try op_types=[Conv]"
+
+
+@pytest.mark.parametrize("typed", ["dtype=int8,uint8", "seed=range(1,3)"])
+def test_several_values_without_a_sweep_get_the_sweep(typed: str) -> None:
+    with pytest.raises(HydraException) as caught:
+        compose_whole(typed)
+    said = command.one_line(caught.value)
+    key = typed.partition("=")[0]
+    assert said == f"{key}: got several values, takes one; to run each: -m {typed}"

@@ -103,6 +103,8 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
 
 def _find_option(word: str, groups: dict[str, list[str]]) -> str:
     """Return the settings that choose the option of that name, or of the nearest one."""
+    if ":" in word:
+        return f"try {word.replace(':', '=', 1)}"
     near = nearest(word, [option for options in groups.values() for option in options])
     owners = [f"{name}={near}" for name, options in groups.items() if near in options]
     return f"try {' or '.join(owners)}" if owners else f"try {word}=VALUE"
@@ -178,8 +180,11 @@ def _fault(key: str, metadata: Any, value: Any, here: bool) -> ConfigError | Non
     try:
         for limit in metadata.get("limits", ()):
             limit.check(key, value)
-        if here and metadata.get("is_path") and not Path(str(value)).expanduser().exists():
-            raise ConfigError(f"{key}: got {value} (not there), takes a file or folder that exists")
+        if here and metadata.get("is_path"):
+            there = value != "" and Path(str(value)).expanduser().exists()
+            takes = "a file or folder that exists"
+            if not there:
+                raise ConfigError(f"{key}: got {value or 'nothing'} (not there), takes {takes}")
         if here:
             check_threads(key, value)
     except ConfigError as fault:

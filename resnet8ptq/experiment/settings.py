@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.calibration.methods import find_method
-from resnet8ptq.config import words
 from resnet8ptq.config.schema import PreprocessConfig, RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import PtqError, SizesDifferError
@@ -49,11 +48,9 @@ def settle(asked: RunConfig) -> Settings:
     """Find every file that the settings name or imply, downloading the defaults.
 
     Raises:
-        PtqError: a file is missing, a name is unknown, or there are fewer CPUs than threads.
+        PtqError: a file is missing, or a name is unknown.
     """
     check_names(asked)
-    words.check_threads("threads", asked.threads)
-    words.check_threads("latency.threads", asked.latency.threads)
     config = mlperf_tiny.settle(asked)
     config = replace(config, data=locate.settle(config.data))
     config = replace(config, preprocess=_sized(config))
