@@ -29,7 +29,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import Classification, Scores
 from resnet8ptq.tasks.contract import Outputs
 from resnet8ptq.tracking import history, journal
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_run
 from resnet8ptq.tracking.store import Store
 
@@ -52,7 +52,7 @@ def no_run_left_open() -> Iterator[None]:
         mlflow.end_run()
 
 
-def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, Record]:
+def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunRecord]:
     config = make_config("data=shapes", *FEW, *overrides)
     with start_run(store, "name", {}, folder) as opened:
         result = running.run(settle(config), folder, opened)

@@ -81,14 +81,14 @@ def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
     (best, smallest) = recommend(selected)
     assert chosen(best) == chosen(smallest) == "sound"
     assert best.why.startswith("90.20%, against FP32 +0.20 points")
-    assert best.why.endswith("; 90.50% on the samples it is chosen by")
+    assert best.why.endswith("; 90.50% on the samples to choose by")
     told = other_choice(selected)
-    assert "would have been onnx int8 minmax per tensor: 91.20%" in told
+    assert "The best on the reported samples is onnx int8 minmax per tensor: 91.20%" in told
     same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
-    assert "would have been the same" in other_choice(same)
+    assert "The reported samples would give the same choice" in other_choice(same)
     alone = other_choice(select(sweep(("a", predictions(), {}))))
-    assert alone.startswith("The best are chosen on the samples they are reported on, ")
-    assert alone.endswith("biased towards good.")
+    assert alone.startswith("The best are chosen on the reported samples, ")
+    assert alone.endswith("results are optimistic.")
 
 
 def test_smallest_passes_on_the_samples_to_choose_by() -> None:
@@ -125,7 +125,7 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
 
 def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
     for lost, words in (
-        (16, "whose loss is within the limit"),
+        (16, "whose measured loss is within the limit"),
         (30, "so that none is chosen"),
     ):
         family = sweep(("a", predictions(), {}), choices=[predictions(lost=lost)])
@@ -180,16 +180,16 @@ def test_runs_that_have_chosen_by_the_same_samples_are_told(
 ) -> None:
     cells = (("a", predictions(), {}), ("b", predictions(), {key: value}))
     said = other_choice(select(sweep(*cells, choices=[predictions(), predictions()])))
-    words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat have chosen"
-    assert (f"reported.{words}" in said) is told
+    words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their"
+    assert (f"do not use.{words}" in said) is told
 
 
 def test_the_samples_that_choose_are_told_by_their_name() -> None:
     for named, words in (({"chosen_by": "500 images"}, "500 images"), ({}, "other samples")):
         selected = select(sweep(("a", predictions(), named), choices=[predictions()]))  # type: ignore[arg-type]
         assert other_choice(selected) == (
-            f"The best were chosen by {words} that have no part in what is reported. "
-            "The best of all on the reported samples would have been the same."
+            f"The best are chosen on {words}, which the reported figures do not use. "
+            "The reported samples would give the same choice."
         )
 
 
@@ -204,11 +204,11 @@ def test_samples_that_fp32_knows_are_told() -> None:
 def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands() -> None:
     cells = (("a", predictions(), {}), ("b", predictions(won=5), {"calib": "entropy"}))
     said = other_choice(select(sweep(*cells, choices=[predictions(won=5), predictions()])))
-    assert "would have been onnx int8 entropy per tensor: 90.50%" in said
+    assert "The best on the reported samples is onnx int8 entropy per tensor: 90.50%" in said
 
 
-def test_what_is_undecided_is_not_within_the_limit() -> None:
-    selected = select(sweep(("a", predictions(lost=16), {})))
+def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_it() -> None:
+    selected = select(sweep(("a", predictions(lost=22), {})))
     assert [cell.record.run_id for cell in selected.candidates] == ["a"]
     assert selected.within == []
 
@@ -249,7 +249,7 @@ def test_the_fastest_is_that_of_the_race_with_fp32_in_it() -> None:
 def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race() -> None:
     found = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
     assert chosen(found) == "a"
-    assert found.why.endswith("the fastest FP32: not faster, as far as can be told")
+    assert found.why.endswith("the fastest FP32: not significantly faster")
 
 
 def test_models_race_where_others_did_not() -> None:
@@ -258,7 +258,7 @@ def test_models_race_where_others_did_not() -> None:
     assert (found[SINGLE].key, found[BATCHES].key) == ("fastest", "fastest_batch")
     assert found[SINGLE].why.endswith("2.00) as onnx fp32, the fastest FP32")
     assert [cell.record.run_id for cell in found[SINGLE].equals] == ["b"]
-    assert found[SINGLE].equals_mean == "no slower, as far as can be told"
+    assert found[SINGLE].equals_mean == "not significantly slower"
 
 
 def test_finalists_of_each_use_are_its_fastest() -> None:
@@ -274,7 +274,7 @@ def test_finalists_of_each_use_are_its_fastest() -> None:
 def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster() -> None:
     noisy = PairedLatency({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
     found = by_use(("a", predictions(), TIMED), race=noisy)
-    assert found[SINGLE].why.endswith("the fastest FP32: not faster, as far as can be told")
+    assert found[SINGLE].why.endswith("the fastest FP32: not significantly faster")
     assert BATCHES not in found
 
 

@@ -33,7 +33,7 @@ def register(store: Store, source: Source, name: str, vectors: Vectors, outputs:
             source.folder,
             source.artifact.name,
             shapes,
-            engine=source.record.params.get("engine"),
+            engine=source.record.engine or None,
             image_shape=list(vectors.inputs.shape[1:]),
         )
     try:

@@ -57,8 +57,8 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
         task = make_task(config.task, data, network, samples.reported)
     except (ConfigError, DataError, ModelError) as error:
         return printable(str(error))
-    known, digest = source.record.tags.get("test_digest"), samples.reported.digest
-    if known is not None and digest != known:
+    known, digest = source.record.test_digest, samples.reported.digest
+    if known and digest != known:
         raise DataError(
             f"{samples.reported.source}: run {source.record.run_id} was scored on other samples "
             f"(their digest is {digest[:12]}, the run has logged {known[:12]})"
@@ -138,7 +138,7 @@ def reproduce(source: Source, scored: Scored) -> str:
 def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
     """Compare outputs for the scored samples with what the run has kept; see `reproduce`."""
     metric, value = task.metric, again.model.value
-    logged = source.record.metrics.get(metric.name)
+    logged = source.record.value(metric)
     differ = _differing(source.folder, task.arrays(again), task.documents(again), samples)
     if differ is None:
         same = logged is not None and abs(value - logged) <= ROUNDING
@@ -147,7 +147,7 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
         same = differ == 0
         said = f"predictions equal to the run's on {samples - differ} of {samples} samples"
     if not same:
-        here, there = machine.describe()["cpu"], source.record.tags.get("cpu")
+        here, there = machine.describe()["cpu"], source.record.cpu
         if here == there:
             raise QuantizationError(
                 f"run {source.record.run_id}: its artifact does not predict what the run has "

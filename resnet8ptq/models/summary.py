@@ -8,13 +8,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import onnx
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
+from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
@@ -249,32 +249,26 @@ def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
     Args:
         settings: lines on the settings of the run.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    print_line = partial(console.print, soft_wrap=True)
-    print_line(
-        Text(
-            f"{summary.path}: {summary.format}, opset {summary.opset}, "
-            f"{sum(summary.operators.values())} nodes, {summary.layers} layers with weights, "
-            f"{summary.parameters:,} parameters"
-        )
+    console = stdout(None, 130)
+    say(
+        console,
+        f"{summary.path}: {summary.format}, opset {summary.opset}, "
+        f"{sum(summary.operators.values())} nodes, {summary.layers} layers with weights, "
+        f"{summary.parameters:,} parameters",
     )
-    tensors = Table("", "name", "shape (without batch)", "dtype")
-    for kind in ("inputs", "outputs"):
-        for tensor in getattr(summary.contract, kind):
-            shape = str(list(tensor.shape)).replace("None", "?")
-            tensors.add_row(kind[:-1], Text(tensor.name), Text(shape), tensor.dtype)
-    console.print(tensors)
-    operators = Table("operator", "nodes", *BACKENDS)
-    for name, count in summary.operators.items():
-        treatments = (summary.treatment(name, backend) for backend in BACKENDS)
-        operators.add_row(Text(name), str(count), *treatments)
-    console.print(operators)
+    tensors = [
+        (kind[:-1], tensor.name, str(list(tensor.shape)).replace("None", "?"), tensor.dtype)
+        for kind in ("inputs", "outputs")
+        for tensor in getattr(summary.contract, kind)
+    ]
+    print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
+    operators = [
+        (name, count, *(summary.treatment(name, backend) for backend in BACKENDS))
+        for name, count in summary.operators.items()
+    ]
+    print_table(console, ("operator", "nodes", *BACKENDS), operators)
     for title, lines in (("It takes:", requirements(summary)), ("With these settings:", settings)):
         if lines:
-            console.print(title)
+            say(console, title)
         for line in lines:
-            print_line(Text(f"  - {line}"))
+            say(console, f"  - {line}")

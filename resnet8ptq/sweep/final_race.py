@@ -30,34 +30,34 @@ def run(chosen: Sequence[Selection], folder: Path) -> list[PairedLatency | None]
     """Time the finalists of each family, and keep the latencies in `folder`.
 
     Returns:
-        None for a family of which nothing was timed, or not on this machine.
+        None for a family without latencies, or with latencies of another machine.
     """
     races = [_race(selected, folder) for selected in chosen]
     if any(races):
-        kept = [None if found is None else asdict(found) for found in races]
+        kept = [None if timed is None else asdict(timed) for timed in races]
         files.write_text(folder / paired_latency.FILE, json.dumps(kept, indent=2))
     return races
 
 
 def _race(selected: Selection, folder: Path) -> PairedLatency | None:
     models = finalists(selected)
-    timed = [cell for cell in selected.family.measured if "speedup" in cell.record.metrics]
+    timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
     if not models or not timed:
         return None
-    cpu = machine.describe().get("cpu")
-    if any(cell.record.tags.get("cpu") != cpu for cell in (*models, *timed)):
+    cpu = machine.describe().get("cpu", "")
+    if any(cell.record.cpu != cpu for cell in (*models, *timed)):
         log.warning("the best models ran on other machines, and are not timed against each other")
         return None
     try:
         baselines = {fp32_name(cell): _folder(cell, folder) for cell in timed}
         return _run({cell.record.run_id: _folder(cell, folder) for cell in models}, baselines)
-    except Exception as error:  # the runs are whole without it
+    except Exception as error:  # the runs are complete without it
         log.warning("the best models could not be timed against each other: %s", one_line(error))
         return None
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return the folder of a run that was made here: its files run as code."""
+    """Return a run's folder, if the run was made here: its files run as code."""
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(
@@ -70,8 +70,8 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     """Load models again from the folders of their runs, and time them in turns.
 
     Args:
-        models: the folders by name; of the same network and data.
-        baselines: the folder of a run of each framework whose FP32 network takes part, by name.
+        models: the folders by name; all of the same network and data.
+        baselines: by name, the folder of a run of each framework; its FP32 network takes part.
 
     Raises:
         PtqError: a file of a run is gone or damaged.
@@ -84,7 +84,7 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     loads: dict[str, Load] = {}
     with ExitStack() as stack:
         for name, folder in models.items():
-            [path] = [each for each in folder.glob("model.*") if each.suffix != ".json"]
+            [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
             loads[name] = loader(configs[folder], runtime, path)
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -72,8 +72,6 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, Any]
 
 def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
     """Return a data set as MLflow's fields, all of them text."""
-    if "schema" in described:  # a record of an earlier version holds the fields themselves
-        return {key: value for key, value in described.items() if key != "context"}
     from mlflow.data.numpy_dataset import NumpyDataset
     from mlflow.data.sources import LocalArtifactDatasetSource
 

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
-from resnet8ptq.core.console import stdout
+from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.experiment.diagnosis.changes import Outcome
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
@@ -81,14 +79,14 @@ def print_tables(result: DiagnosisResult, title: str, console: Console | None = 
     console = stdout(console, 130)
     console.print(show(title), style="bold", highlight=False, markup=False)
     for line in (*result.conclusion, *result.notes):
-        console.print(show(line), highlight=False, markup=False)
+        say(console, line)
     if result.findings:
         _print(console, FINDINGS, _findings(result))
     _print(console, _changes_columns(result.metric), _changes(result))
     _print(console, ACTIVATIONS, _activations(result.measured)[:SHOWN])
     _print(console, WEIGHTS, _weights(result.measured)[:SHOWN])
     for line in _notes(result):
-        console.print(line, highlight=False, markup=False)
+        say(console, line)
 
 
 FINDINGS = ("finding", "in", "answer", "won back")
@@ -167,13 +165,8 @@ def _notes(result: DiagnosisResult) -> list[str]:
 
 
 def _print(console: Console, columns: Sequence[str], rows: Rows) -> None:
-    table = Table()
-    for place, column in enumerate(columns):
-        left = place == 0 or columns is FINDINGS
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(show(cell)) for cell in row))
-    console.print(table)
+    right = () if columns is FINDINGS else range(1, len(columns))
+    print_table(console, columns, rows, right=right, whole=False)
 
 
 def _markdown(columns: Sequence[str], rows: Rows) -> str:
