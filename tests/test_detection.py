@@ -29,8 +29,9 @@ from resnet8ptq.tasks.detection import (
     plots,
     suppression,
 )
+from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.heads import Candidates, Found, Frame
-from resnet8ptq.tasks.detection.task import Comparison, Scores
+from resnet8ptq.tasks.detection.scores import ClassChanges, DetectionScores
 
 STEPS = PreprocessConfig(size=SIZE, resize="letterbox", align="top_left")
 
@@ -271,7 +272,7 @@ def test_a_sample_of_the_pictures_is_scored_as_if_there_were_no_others(scene, ch
     np.testing.assert_allclose(means, [part.metrics["ap"], whole.metrics["ap"]], rtol=1e-12)
 
 
-def scores_of(folder: Path, noise: float, resamples: int = 300) -> Scores:
+def scores_of(folder: Path, noise: float, resamples: int = 300) -> DetectionScores:
     """Score boxes that are off by some pixels."""
     given = reader(folder)
     records, random = given.records, np.random.default_rng(1)
@@ -281,29 +282,30 @@ def scores_of(folder: Path, noise: float, resamples: int = 300) -> Scores:
         for place, box in enumerate(record["boxes"][: record["count"]]):
             left, top, width, height = box["bbox"] + random.normal(0, noise, 4)
             row[place] = left, top, left + width, top + height, 0.9, box["category"]
-    return Scores(Outputs((detections,)), records, IDS, resamples)
+    return DetectionScores(Outputs((detections,)), records, IDS, resamples)
 
 
 def test_a_worse_detector_is_found_worse_and_an_equal_one_is_not(folder):
     good, worse = scores_of(folder, 0.2), scores_of(folder, 3.0)
-    found = Comparison(worse, good)
-    low, high = found.interval
-    assert low < found.delta < high < 0
-    assert found.p_value < 0.05 and len(found.lost) == 3
-    assert found.more()["classes_lost"] == 3
-    assert good.replicates.mean() == pytest.approx(good.value)
-    same = Comparison(good, good)
+    task = detection.build()
+    comparison = task.compare(worse, good)
+    low, high = comparison.interval
+    assert low < comparison.delta < high < 0
+    assert comparison.p_value < 0.05
+    assert task.pair_metrics(comparison)["classes_lost"] == 3
+    assert good.per_sample.replicates.mean() == pytest.approx(good.value)
+    same = task.compare(good, good)
     assert (same.delta, same.interval, same.p_value) == (0, (0, 0), 1)
-    assert not len(same.lost)
+    assert not len(ClassChanges.of(good, good).lost)
 
 
-def test_the_pictures_that_changed_most_are_known(folder):
+def test_the_pictures_that_changed_most(folder):
     good = scores_of(folder, 0.0)
     [rows] = good.outputs.values
     other = rows.copy()
     other[5, 0, 5] = (other[5, 0, 5] + 1) % 3  # another class
     other[7, 1] = [0, 0, 0, 0, 0, decoding.NOTHING]  # lost
-    changed = plots.changes(Scores(Outputs((other,)), good.pictures, IDS, 100), good)
+    changed = plots.box_changes(DetectionScores(Outputs((other,)), good.pictures, IDS, 100), good)
     assert np.flatnonzero(changed).tolist() == [5, 7]
     assert changed[5] == pytest.approx(1.8) and changed[7] == pytest.approx(0.9)
 

@@ -39,7 +39,7 @@ from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.table import parse_names
-from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks.hits import MCNEMAR
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import SWEEP_FILE
 from resnet8ptq.tracking.store import Store, open_store
@@ -413,7 +413,7 @@ def test_hostile_predictions_are_one_error(tmp_path: Path, write: Callable[[Path
     path = tmp_path / "predictions.npz"
     write(path)
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
-        reader = partial(comparison._read_predictions, Classification(), kept={})
+        reader = partial(comparison._read_predictions, MCNEMAR, kept={})
         comparison._read(Record("id", {}, {}, {}), path, reader)
     line(caught.value)
 

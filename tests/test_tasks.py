@@ -1,4 +1,4 @@
-"""The contract of a task, over all of them; and the statistics, against what is published."""
+"""The contract of every task, and the statistics against published values."""
 
 import math
 from collections.abc import Callable
@@ -19,20 +19,31 @@ from resnet8ptq.config.schema import BinaryConfig, CustomConfig, DetectionConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.tasks import (
+    agreement,
+    anomaly,
     binary,
-    bootstrap,
     classification,
     custom,
+    deviation,
     distortion,
     registry,
+    regression,
     statistics,
 )
-from resnet8ptq.tasks.anomaly import Anomaly
-from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES, Outputs, Setting, Targets, Task
+from resnet8ptq.tasks.bootstrap import Replicates
+from resnet8ptq.tasks.contract import (
+    LOGITS,
+    PROBABILITIES,
+    VALUES,
+    Outputs,
+    Paired,
+    Setting,
+    Targets,
+    Task,
+)
+from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
 from resnet8ptq.tasks.detection.heads import Frame
-from resnet8ptq.tasks.detection.task import Detection
-from resnet8ptq.tasks.regression import Regression
 
 ITEMS = 120
 RANDOM = np.random.default_rng(0)
@@ -45,22 +56,22 @@ NAMES = tuple("abcdefg")
 
 
 def mean_error(outputs, targets):
-    """A metric of the user's own."""
+    """A metric of a user: a number."""
     return float(np.abs(outputs - targets).mean())
 
 
 def errors(outputs, targets):
-    """The same with a value for each sample."""
+    """A metric of a user: a value for each sample."""
     return np.abs(outputs - targets).mean(axis=1)
 
 
 def largest(outputs, targets):
-    """One that a user may get wrong."""
+    """A metric with a mistake."""
     return outputs.max(axis=0)
 
 
 class Scaled:
-    """One with settings."""
+    """A metric with settings."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -100,13 +111,13 @@ def noisy_pair(noise: float, seed: int = 1) -> Outputs:
 
 def boxes() -> np.ndarray:
     """Two boxes in each picture, of three classes."""
-    found = []
+    pictures = []
     for number, label in enumerate(CLASSES % 3):
         left = float(number % 20)
         pair = [([left, 5.0, 20.0, 20.0], 400.0, label, False)]
         pair.append(([left + 30, 30.0, 20.0, 25.0], 500.0, (label + 1) % 3, False))
-        found.append(Annotated(number, 64, 96, (1.0, 1.0), (0.0, 0.0), pair))
-    return pack(found)
+        pictures.append(Annotated(number, 64, 96, (1.0, 1.0), (0.0, 0.0), pair))
+    return pack(pictures)
 
 
 BOXES = boxes()
@@ -122,24 +133,24 @@ def noisy_boxes(noise: float, seed: int = 1) -> Outputs:
     return Outputs((detections,), None, VALUES)
 
 
-def black(places: np.ndarray) -> np.ndarray:
-    return np.zeros((len(places), 64, 96, 3), np.uint8)
+def black(indices: np.ndarray) -> np.ndarray:
+    return np.zeros((len(indices), 64, 96, 3), np.uint8)
 
 
-def detector() -> Detection:
+def detector() -> Task:
     config = DetectionConfig(resamples=300)
     frame = Frame(64, 96, 3, {"rows": (4, 6)}, config)
-    return Detection(("red", "green", "blue"), Decoder("detections", frame, (0, 1, 2)), config)
+    decoder = Decoder("detections", frame, (0, 1, 2))
+    return detection.build(("red", "green", "blue"), decoder, config.resamples)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A task, what is known of the samples, and what a model makes of them with so much noise."""
+    """A task, its targets, and the outputs of a model with some noise."""
 
     task: Task
     targets: Targets
     outputs: Callable[..., Outputs]
-    against_fp32: bool = False
 
 
 def windows(chosen: slice | np.ndarray) -> np.ndarray:
@@ -147,26 +158,21 @@ def windows(chosen: slice | np.ndarray) -> np.ndarray:
 
 
 def own(metric: Any) -> Task:
-    return replace(custom.Custom(), call=metric, direction="minimize", resamples=500)
+    return custom.build(CustomConfig(direction="minimize", resamples=500), metric)
 
 
 CASES = {
-    "classification": Case(classification.Classification(NAMES), Targets(CLASSES), noisy_classes),
-    "binary": Case(binary.Binary(("no", "yes")), Targets(TWO), noisy_two),
-    "anomaly": Case(Anomaly(), Targets(CLIPS % 2, None, windows), noisy_windows),
-    "clips": Case(Anomaly(), Targets(CLIPS % 2, CLIPS, windows), noisy_windows),
-    "mae": Case(Regression(resamples=500), Targets(TARGETS), noisy_values),
-    "rmse": Case(Regression(primary="rmse", resamples=500), Targets(TARGETS), noisy_values),
+    "classification": Case(classification.build(NAMES), Targets(CLASSES), noisy_classes),
+    "binary": Case(binary.build(("no", "yes")), Targets(TWO), noisy_two),
+    "anomaly": Case(anomaly.build(), Targets(CLIPS % 2, None, windows), noisy_windows),
+    "clips": Case(anomaly.build(), Targets(CLIPS % 2, CLIPS, windows), noisy_windows),
+    "mae": Case(regression.build(resamples=500), Targets(TARGETS), noisy_values),
+    "rmse": Case(regression.build("rmse", resamples=500), Targets(TARGETS), noisy_values),
     "number": Case(own(mean_error), Targets(TARGETS), noisy_values),
-    "number for each": Case(own(errors), Targets(TARGETS), noisy_values),
+    "numbers": Case(own(errors), Targets(TARGETS), noisy_values),
     "detection": Case(detector(), Targets(BOXES, pictures=black), noisy_boxes),
-    "agreement": Case(registry._find("agreement")(), Targets(), noisy_classes, against_fp32=True),
-    "deviation": Case(
-        replace(registry._find("deviation")(), outputs=("scores", "boxes")),  # type: ignore[call-arg]
-        Targets(),
-        noisy_pair,
-        against_fp32=True,
-    ),
+    "agreement": Case(agreement.build(), Targets(), noisy_classes),
+    "deviation": Case(deviation.build(("scores", "boxes")), Targets(), noisy_pair),
 }
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -176,36 +182,34 @@ def test_every_task_has_a_case():
 
 
 def compare(case: Case, noise: float, other: float = 0.0):
-    found = (case.task.score(case.outputs(each), case.targets) for each in (noise, other))
-    return case.task.compare(*found)
+    outputs = (case.outputs(amount) for amount in (noise, other))
+    return case.task.compare(*(case.task.score(values, case.targets) for values in outputs))
 
 
-def known(metrics):
+def defined(metrics):
     return {key: value for key, value in metrics.items() if value is not None}
 
 
 @every
 def test_a_model_beside_itself_differs_in_nothing(case):
-    found = compare(case, 0.0)
-    metrics = known(case.task.metrics(found))
-    assert found.delta == metrics["drop"] == 0
+    comparison = compare(case, 0.0)
+    metrics, value = defined(case.task.metrics(comparison)), comparison.model.value
+    assert comparison.delta == metrics["drop"] == 0
     assert metrics.get("p_value", 1.0) == 1
     assert metrics.get("delta_ci95_low", 0) <= 0 <= metrics.get("delta_ci95_high", 0)
-    assert found.paired.against(found.paired) == 1
-    assert metrics[case.task.metric.name] == found.model.value
-    low, high = metrics["ci95_low"], metrics["ci95_high"]
-    assert low <= found.model.value <= high
+    assert comparison.paired.against(comparison.paired) == 1
+    assert metrics[case.task.metric.name] == value
+    assert metrics["ci95_low"] <= value <= metrics["ci95_high"]
 
 
 @every
 def test_a_loss_is_within_a_wide_limit_and_beyond_a_narrow_one(case):
-    found = compare(case, 0.5)
-    metric, items = case.task.metric, found.model.total
-    drop = case.task.metrics(found)["drop"]
+    comparison = compare(case, 0.5)
+    metric, items = case.task.metric, comparison.model.total
+    drop = case.task.metrics(comparison)["drop"]
     assert drop > 0
-    margins = [
-        found.paired.margin(metric, limit, items) for limit in (0.01 * drop, drop, 2 * drop + 0.3)
-    ]
+    limits, paired = (0.01 * drop, drop, 2 * drop + 0.3), comparison.paired
+    margins = [paired.margin(metric, limit, items) for limit in limits]
     narrow, same, wide = (margin.p_within for margin in margins)
     assert narrow > 0.5 > wide
     assert 0.05 < same < 0.95
@@ -215,94 +219,89 @@ def test_a_loss_is_within_a_wide_limit_and_beyond_a_narrow_one(case):
 
 @every
 def test_a_worse_model_is_told_apart(case):
-    found = compare(case, 3.0)
-    metrics = case.task.metrics(found)
+    comparison = compare(case, 3.0)
+    metrics = case.task.metrics(comparison)
     assert metrics["drop"] > 0
-    if case.against_fp32:  # the yardstick is measured against nothing
-        assert not [
-            key for key in metrics if key.startswith(("baseline_", "p_value", "delta"))
-        ] or ({metrics[key] for key in metrics if key.startswith(("p_value", "delta"))} == {None})
+    if case.task.name in ("agreement", "deviation"):  # FP32 is the reference, and not measured
+        unmeasured = ("baseline_", "p_value", "delta")
+        assert not [key for key in defined(metrics) if key.startswith(unmeasured)]
     else:
         assert metrics["p_value"] < 0.01
         low, high = metrics["delta_ci95_low"], metrics["delta_ci95_high"]
-        assert low <= found.delta <= high
+        assert low <= comparison.delta <= high
         assert not low <= 0 <= high
     better = compare(case, 0.05)
-    assert found.paired.against(better.paired) < 0.01
-    assert found.paired.against(better.paired) == better.paired.against(found.paired)
-    if case.task.name not in ("binary", "detection"):  # no logits; no outputs as they were
-        assert found.sqnr_db < better.sqnr_db
+    p_value = comparison.paired.against(better.paired)
+    assert p_value == better.paired.against(comparison.paired) < 0.01
+    if case.task.name not in ("binary", "detection"):  # without logits, or without raw outputs
+        assert comparison.sqnr_db < better.sqnr_db
 
 
 @every
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_order_of_the_samples_does_not_matter(case, seed):
     order = np.random.default_rng(seed).permutation(ITEMS)
-    given, targets = case.outputs(0.5), case.targets
+    task, targets = case.task, case.targets
     labels, groups = (
-        None if each is None else each[order] for each in (targets.labels, targets.groups)
+        None if array is None else array[order] for array in (targets.labels, targets.groups)
     )
-    turned = Targets(labels, groups, lambda part: WINDOWS[order][part])
-    reference = case.outputs(0.0)
-    found = case.task.compare(*(case.task.score(each, targets) for each in (given, reference)))
-    other = case.task.compare(
-        *(
-            case.task.score(Outputs(tuple(v[order] for v in each.values), None, each.final), turned)
-            for each in (given, reference)
-        )
+    shuffled = Targets(labels, groups, lambda part: WINDOWS[order][part])
+
+    def shuffle(outputs: Outputs) -> Outputs:
+        return Outputs(tuple(values[order] for values in outputs.values), None, outputs.final)
+
+    other = task.compare(*(task.score(shuffle(case.outputs(n)), shuffled) for n in (0.5, 0.0)))
+    comparison = compare(case, 0.5)
+    assert other.model.value == pytest.approx(comparison.model.value, rel=1e-6)
+    assert other.delta == pytest.approx(comparison.delta, rel=1e-4, abs=1e-9)
+    expected, metrics = (
+        defined(pair.model.more() | task.pair_metrics(pair)) for pair in (comparison, other)
     )
-    assert other.model.value == pytest.approx(found.model.value, rel=1e-6)
-    assert other.delta == pytest.approx(found.delta, rel=1e-4, abs=1e-9)
-    mores = (known(each.model.more() | each.more()) for each in (found, other))
-    for (key, value), (_, turned_value) in zip(
-        *(sorted(more.items()) for more in mores), strict=True
-    ):
-        assert turned_value == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @every
-def test_what_is_kept_reads_back(case, tmp_path):
+def test_kept_values_read_back(case, tmp_path):
     """A report made later tests runs against each other as one made now would."""
     runs = [compare(case, noise) for noise in (0.5, 0.7)]
     kept = []
-    for number, found in enumerate(runs):
-        np.savez_compressed(tmp_path / f"{number}.npz", **case.task.arrays(found))
-        with np.load(tmp_path / f"{number}.npz", allow_pickle=False) as read:
-            kept.append(case.task.paired.read(read))
+    for number, comparison in enumerate(runs):
+        path = tmp_path / f"{number}.npz"
+        np.savez_compressed(path, **case.task.arrays(comparison))
+        with np.load(path, allow_pickle=False) as arrays:
+            kept.append(case.task.test.read(arrays))
     assert kept[0].against(kept[1]) == runs[0].paired.against(runs[1].paired)
     assert kept[0].by_class(2) == runs[0].paired.by_class(2)
     with pytest.raises((KeyError, ValueError)):
-        case.task.paired.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
+        case.task.test.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
 
 
 @every
-def test_a_report_knows_the_task_by_what_is_logged(case):
+def test_a_report_recalls_the_task_from_the_params(case):
     params = case.task.describe()
     if case.task.name == "regression":
-        params["task.primary"] = case.task.primary
+        params["task.primary"] = case.task.metric.name
     if case.task.name == "custom":
         params |= {"task.direction": "minimize", "task.metric._target_": "own.metric"}
-    found = registry.recall(params, case.task.class_names)
-    assert found.name == case.task.name
-    assert replace(found.metric, title="") == replace(case.task.metric, title="")
-    in_report = case.task.name != "detection"  # of which each class is in the run's own files
-    assert found.class_names == (case.task.class_names if in_report else ())
+    recalled = registry.recall(params, case.task.class_names)
+    assert recalled.name == case.task.name
+    assert replace(recalled.metric, title="") == replace(case.task.metric, title="")
+    in_report = case.task.name != "detection"  # whose classes are in the files of the run
+    assert recalled.class_names == (case.task.class_names if in_report else ())
 
 
 @every
-def test_figures_and_tables_are_those_that_are_announced(case):
-    found = compare(case, 0.5)
-    drawn = case.task.figures(found, "title $ with \\frac{")
-    assert list(drawn) == list(case.task.figure_files)
-    for rows in case.task.tables(found).values():
+def test_every_task_draws_its_figures_and_fills_its_tables(case):
+    comparison = compare(case, 0.5)
+    figures = case.task.figures(comparison, "title $ with \\frac{")
+    assert list(figures) == list(case.task.figure_files)
+    for rows in case.task.tables(comparison).values():
         assert len({len(row) for row in rows}) == 1
-    assert case.task.metric.show(found.model.value) in case.task.summary(found) or (
-        str(found.model.correct) in case.task.summary(found)
-    )
+    assert case.task.metric.show(comparison.model.value) in case.task.summary(comparison)
 
 
 @pytest.mark.parametrize("name", ["no such task", "../x"])
-def test_a_store_names_no_code(name):
+def test_a_store_cannot_name_code(name):
     with pytest.raises(TrackingError, match="scored_as: "):
         registry.recall({"scored_as": name})
     with pytest.raises(TrackingError, match="scored_as: "):
@@ -317,7 +316,7 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("data", "name"),
     [
         (setting(TWO), "classification"),
         (setting(TARGETS), "regression"),
@@ -327,12 +326,12 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
         (setting(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
     ],
 )
-def test_the_task_that_fits(given, name):
-    assert registry.make(TaskConfig(), given).name == name
+def test_the_task_that_fits(data, name):
+    assert registry.make(TaskConfig(), data).name == name
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "error", "message"),
+    ("name", "data", "error", "message"),
     [
         ("classification", setting(None), ConfigError, "labels of pets are none, takes classes"),
         ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], takes classes"),
@@ -352,9 +351,9 @@ def test_the_task_that_fits(given, name):
         ("agreement", setting(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(name, given, error, message):
+def test_data_that_do_not_fit_are_refused_in_one_line(name, data, error, message):
     with pytest.raises(error) as caught:
-        registry.make(registry._find(name).schema(name=name), given)
+        registry.make(registry._find(name).schema(name=name), data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -365,11 +364,11 @@ def test_options_need_their_group():
 
 
 def test_a_network_may_know_more_classes_than_unnamed_samples_show():
-    given = setting(TWO, {"out": (5,)}, named=False)
-    assert registry.make(TaskConfig(), given).class_names == ("0", "1", "2", "3", "4")
+    data = setting(TWO, {"out": (5,)}, named=False)
+    assert registry.make(TaskConfig(), data).class_names == ("0", "1", "2", "3", "4")
 
 
-# The user's own metric
+# A metric of the user
 
 
 def made(target: str | None, **arguments: Any) -> Task:
@@ -386,15 +385,15 @@ def test_functions_and_classes_are_called():
 
 
 def test_other_code_of_a_metric_is_another_identity(tmp_path, monkeypatch):
-    """A sweep that is continued must not take what another metric found."""
+    """A resumed sweep must not take results of another metric."""
     monkeypatch.syspath_prepend(tmp_path)
-    found = []
+    fingerprints = []
     for number in (1, 2):
         path = tmp_path / "edited_metric.py"
         path.write_text(f"def metric(outputs, targets):\n    return {number}\n")
         config = CustomConfig(metric={"_target_": "edited_metric.metric"})
-        found.append(registry.fingerprint(config))
-    assert found[0] != found[1]
+        fingerprints.append(registry.fingerprint(config))
+    assert fingerprints[0] != fingerprints[1]
     assert registry.fingerprint(CustomConfig(metric={"_target_": "math.sqrt"})) == ""
     assert registry.fingerprint(TaskConfig()) == registry.fingerprint(BinaryConfig()) == ""
 
@@ -409,7 +408,7 @@ def test_other_code_of_a_metric_is_another_identity(tmp_path, monkeypatch):
         ("math.sqrt", "sqrt failed"),
     ],
 )
-def test_what_is_no_metric_is_refused_in_one_line(target, message):
+def test_a_wrong_metric_is_refused_in_one_line(target, message):
     with pytest.raises(ConfigError, match=message) as caught:
         made(target).score(noisy_values(0.5), Targets(TARGETS))
     assert "\n" not in str(caught.value)
@@ -419,19 +418,19 @@ def test_what_is_no_metric_is_refused_in_one_line(target, message):
 
 
 def test_classification_agrees_with_scikit_learn():
-    found = classification.Classification(NAMES).score(noisy_classes(2.0), Targets(CLASSES))
-    more = found.more()
-    assert more["macro_f1"] == pytest.approx(f1_score(CLASSES, found.predictions, average="macro"))
-    expected = top_k_accuracy_score(CLASSES, found.probabilities, k=5)
+    scores = classification.score(noisy_classes(2.0), Targets(CLASSES))
+    more, predictions = scores.more(), scores.hits.predictions
+    assert more["macro_f1"] == pytest.approx(f1_score(CLASSES, predictions, average="macro"))
+    expected = top_k_accuracy_score(CLASSES, scores.probabilities, k=5)
     assert more["top5_accuracy"] == pytest.approx(expected)
 
 
 def test_regression_agrees_with_scikit_learn():
-    found = Regression().score(noisy_values(0.5), Targets(TARGETS))
+    scores = regression.build().score(noisy_values(0.5), Targets(TARGETS))
     [values] = noisy_values(0.5).values
-    assert found.value == pytest.approx(mean_absolute_error(TARGETS, values), rel=1e-5)
+    assert scores.value == pytest.approx(mean_absolute_error(TARGETS, values), rel=1e-5)
     of_all = sklearn_rmse(TARGETS.ravel(), values.ravel())
-    assert found.more()["rmse"] == pytest.approx(of_all, rel=1e-5)
+    assert scores.more()["rmse"] == pytest.approx(of_all, rel=1e-5)
 
 
 @given(
@@ -451,19 +450,18 @@ def test_auc_is_scikit_learns_with_ties(scores, positive):
 @pytest.mark.parametrize("groups", [None, CLIPS])
 def test_anomaly_scores_are_means_over_clips(groups):
     outputs = noisy_windows(0.3)
-    found = Anomaly(max_fpr=0.2).score(outputs, Targets(CLIPS % 2, groups, windows))
-    each = ((outputs.values[0] - WINDOWS) ** 2).mean(axis=1)
-    scores, labels = each, CLIPS % 2
+    scores = anomaly.build(max_fpr=0.2).score(outputs, Targets(CLIPS % 2, groups, windows))
+    errors, labels = ((outputs.values[0] - WINDOWS) ** 2).mean(axis=1), CLIPS % 2
     if groups is not None:
-        scores, labels = each.reshape(-1, 2).mean(axis=1), np.arange(ITEMS // 2) % 2
-    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
-    assert found.value == pytest.approx(roc_auc_score(labels, scores))
-    assert found.more()["pauc"] == pytest.approx(roc_auc_score(labels, scores, max_fpr=0.2))
+        errors, labels = errors.reshape(-1, 2).mean(axis=1), np.arange(ITEMS // 2) % 2
+    np.testing.assert_allclose(scores.scores, errors, rtol=1e-5)
+    assert scores.value == pytest.approx(roc_auc_score(labels, errors))
+    assert scores.more()["pauc"] == pytest.approx(roc_auc_score(labels, errors, max_fpr=0.2))
 
 
 def test_the_windows_of_a_clip_have_one_label():
     with pytest.raises(DataError, match="a group has samples of both labels"):
-        Anomaly().score(noisy_windows(0.3), Targets(np.arange(ITEMS) % 2, CLIPS, windows))
+        anomaly.build().score(noisy_windows(0.3), Targets(np.arange(ITEMS) % 2, CLIPS, windows))
 
 
 def test_one_output_is_two_classes():
@@ -476,11 +474,11 @@ def test_one_output_is_two_classes():
         Outputs((np.concatenate([1 - one, one], axis=1),)),
         Outputs((np.concatenate([0 * logit, logit], axis=1),), None, LOGITS),
     )
-    task = binary.Binary(("no", "yes"), threshold=0.3)
+    task = binary.build(("no", "yes"), threshold=0.3)
     for outputs in same:
-        found = task.score(outputs, Targets(TWO))
-        assert found.accuracy == ((one[:, 0] > 0.3) == TWO).mean()
-        assert found.value == pytest.approx(roc_auc_score(TWO, one[:, 0]))
+        scores = task.score(outputs, Targets(TWO))
+        assert scores.more()["accuracy"] == ((one[:, 0] > 0.3) == TWO).mean()
+        assert scores.value == pytest.approx(roc_auc_score(TWO, one[:, 0]))
 
 
 def hits(cells):
@@ -665,17 +663,17 @@ def test_p_values_near_the_floor_keep_their_level():
 def test_a_difference_can_be_significant_among_hundreds_of_models():
     """AP 1 beside 50 others: counted, Holm's smallest p-value was 0.051."""
     random = np.random.default_rng(0)
-    best = bootstrap.Paired(np.ones(2000), np.ones(2000))
-    other = bootstrap.Paired(0.5 + 0.02 * random.normal(size=2000), np.ones(2000))
-    assert max(statistics.holm([best.against(other)] * 51)) < 1e-6
+    best, other = Replicates(np.ones(2000)), Replicates(0.5 + 0.02 * random.normal(size=2000))
+    assert max(statistics.holm([best.against(other)[1]] * 51)) < 1e-6
 
 
 def test_a_limit_that_is_a_fraction_is_as_uncertain_as_the_baseline():
     """With errors of exactly 1.5 times FP32's, a limit of 0.5 is met by none or all replicates."""
     random = np.random.default_rng(1)
     base = 1 + 0.1 * random.normal(size=1000)
-    paired = bootstrap.Paired(1.5 * base + 1e-3 * random.normal(size=1000), base)
-    metric = Regression().metric
+    model = 1.5 * base + 1e-3 * random.normal(size=1000)
+    paired = Paired(Replicates(model), Replicates(base))
+    metric = regression.build().metric
     near, beyond = (paired.margin(metric, drop, 200) for drop in (0.5, 0.49))
     assert abs(near.z) < 0.5
     assert beyond.z > 5
@@ -796,18 +794,17 @@ def test_a_thousand_classes_stay_readable():
     random = np.random.default_rng(0)
     labels = random.integers(0, 1000, 3000)
     names = tuple(f"class {number}" for number in range(1000))
-    task = classification.Classification(names)
+    task = classification.build(names)
     pair = []
     for noise in (1.0, 1.1):
         logits = random.normal(size=(3000, 1000)).astype(np.float32) * noise
         logits[np.arange(3000), labels] += 4
         pair.append(task.score(Outputs((logits,), None, LOGITS), Targets(labels)))
-    found = task.compare(*pair)
-    metrics = task.metrics(found)
-    assert len(metrics) < 40
+    comparison = task.compare(*pair)
+    assert len(task.metrics(comparison)) < 40
     assert task.few_names == ()
-    assert len(task.tables(found)["per_class.csv"]) == 1001
-    for figure in task.figures(found, "many").values():
+    assert len(task.tables(comparison)["per_class.csv"]) == 1001
+    for figure in task.figures(comparison, "many").values():
         assert len(figure.axes[0].get_xticks()) == 20
         assert "the 20 of 1000 classes" in (
             figure.axes[0].get_title() + getattr(figure, "get_suptitle", str)()

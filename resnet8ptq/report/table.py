@@ -261,10 +261,10 @@ def notes(records: Sequence[Record], judged: Judged = NOTHING_JUDGED) -> list[st
             reasons.setdefault(text, []).append(label)
     lines = [f"{text} ({_name(group)})" for text, group in reasons.items()]
     if any("delta_ci95_low" in record.metrics for record in records):
-        lines.append(INTERVAL_NOTE.format(how=task.intervals))
+        lines.append(INTERVAL_NOTE.format(how=task.test.intervals))
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
-        lines.append(P_NOTE.format(test=task.test, correction=correction))
+        lines.append(P_NOTE.format(test=task.test.name, correction=correction))
     if texts := [judged.texts[r.run_id] for r in records if r.run_id in judged.texts]:
         together = len(texts) - texts.count(VOID)
         several = f", corrected for {together} models (Holm)," if together > 1 else ""

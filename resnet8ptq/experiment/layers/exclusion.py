@@ -165,9 +165,10 @@ class _Variants:
         compared = self.evaluator.compare(
             variant, quantized.path, self.samples.held_out, logits=False
         )
-        comparison, metric = compared.comparison, self.evaluator.task.metric
-        drop = metric.drop(comparison.fair_delta, comparison.baseline.fair)
-        return Step(nodes, comparison.model.fair, drop, quantized.size_bytes, quantized.path)
+        comparison = compared.comparison
+        return Step(
+            nodes, comparison.model.fair, comparison.fair_drop, quantized.size_bytes, quantized.path
+        )
 
     def rank(self) -> list[Layer]:
         """Rank the layers by the SQNR of the logits with one layer quantized."""
