@@ -30,7 +30,7 @@ from resnet8ptq.tasks.detection import (
     suppression,
 )
 from resnet8ptq.tasks.detection import task as detection
-from resnet8ptq.tasks.detection.heads import Candidates, Found, Frame
+from resnet8ptq.tasks.detection.heads import Candidates, Detections, Frame
 from resnet8ptq.tasks.detection.scores import ClassChanges, DetectionScores
 
 STEPS = PreprocessConfig(size=SIZE, resize="letterbox", align="top_left")
@@ -225,7 +225,7 @@ def test_the_highest_scores_are_kept_and_what_overlaps_is_not():
     found = suppression.suppress(Candidates(boxes, scores), config)
     kept = decoding._keep_best(found, 1, config)[0]
     assert kept[:, 4:].tolist() == [[np.float32(0.9), 0], [np.float32(0.4), 2]]
-    nothing = Found(*(np.zeros(shape, np.int64) for shape in ((0,), (0, 4), (0,), (0,))))
+    nothing = Detections(*(np.zeros(shape, np.int64) for shape in ((0,), (0, 4), (0,), (0,))))
     assert decoding.count(decoding._keep_best(nothing, 3, config)).tolist() == [0, 0, 0]
 
 

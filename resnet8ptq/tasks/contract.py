@@ -37,18 +37,17 @@ Reduction = Callable[[Sequence[Array]], tuple[Array, ...]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that models are judged by.
+    """A number that models are compared by.
 
     Attributes:
         name: in MLflow; the baseline's is `baseline_{name}`.
-        title: for people.
+        title: the name in tables and figures.
         maximize: higher is better.
         percent: a fraction that is shown in percent, its differences in points.
-        bounded: differences count as they are; else as a fraction of the baseline's value.
-        fair: the name of the same without luck, such as with ties broken at random, by which models
-            are ranked.
-        least: the key of `report` that says what it must reach.
-        limit_key: the key of `report` that limits the drop.
+        bounded: a drop is a difference; else a fraction of the baseline's value.
+        fair: name of the tie-adjusted metric that ranks models; empty without one.
+        least: the key of `report` with the smallest accepted value.
+        limit_key: the key of `report` with the largest accepted drop.
     """
 
     name: str
@@ -62,35 +61,30 @@ class Metric:
 
     @property
     def ranked_by(self) -> str:
-        """The MLflow name of what models are ranked by."""
+        """The MLflow name of the metric that ranks models."""
         return self.fair or self.name
 
     @property
     def direction(self) -> str:
-        """`maximize` or `minimize`, as sweepers have it."""
+        """`maximize` or `minimize`, as sweepers spell it."""
         return "maximize" if self.maximize else "minimize"
 
     @property
-    def unit(self) -> str:
-        """Behind the number in a figure's axis."""
-        return ", %" if self.percent else ""
-
-    @property
     def scale(self) -> int:
-        """What values are multiplied by in figures."""
+        """The factor of values in figures."""
         return 100 if self.percent else 1
 
     def cost(self, value: float) -> float:
-        """Return the value with lower always better."""
+        """Return the value with its sign such that lower is better."""
         return -value if self.maximize else value
 
     def drop(self, change: float, baseline: float) -> float:
-        """Return how much worse a change makes the baseline's value; negative where better."""
+        """Return the loss that a change of the baseline's value is; negative for a gain."""
         worse = self.cost(change)
         return worse / abs(baseline) if not self.bounded and baseline else worse
 
     def allowed(self, drop: float, baseline: float) -> float:
-        """Return the change for the worse, in the metric's units, that is this drop."""
+        """Return a drop in the metric's units."""
         return drop if self.bounded or not baseline else drop * abs(baseline)
 
     def limit(self, limits: ReportConfig) -> float:
@@ -102,12 +96,12 @@ class Metric:
         return f"at most {self.show_drop(limits.max_drop)} worse than FP32"
 
     def show_limit(self, limits: ReportConfig) -> str:
-        """Return the limit as it is typed."""
+        """Return the limit as an override."""
         return f"report.{self.limit_key}={getattr(limits, self.limit_key):g}"
 
     @property
     def loss_title(self) -> str:
-        """What a figure calls the drop."""
+        """The drop, as a figure names it."""
         unit = ", points" if self.percent else ""
         return f"loss of {self.title} against FP32{unit}"
 
@@ -132,7 +126,7 @@ class Metric:
         return f"{drop:+z.4f}" if self.bounded and not self.percent else f"{drop:+z.2%}"
 
     def show_drop(self, drop: float) -> str:
-        """Return a drop: in points, in percent of the baseline's value, or as it is."""
+        """Return a drop: in points, in percent of the baseline's value, or plain."""
         if self.percent:
             return f"{100 * drop:g} point{'' if drop == 0.01 else 's'}"
         return f"{drop:g}" if self.bounded else f"{100 * drop:g}%"
@@ -140,15 +134,14 @@ class Metric:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model returned for n samples.
+    """The outputs of a model for n samples.
 
     Attributes:
-        values: each output [n, ...], in the network's order; or what the task's reduction makes of
-            them.
-        logits: what the final softmax took, for the first m <= n samples [m, ...]; None where the
-            model does not end in a softmax, or nobody asked.
-        final: what `values` are: `PROBABILITIES`, `LOGITS` or `VALUES`.
-        raw: with a reduction, the outputs themselves for the first samples.
+        values: every output [n, ...] in the network's order, after the task's reduction.
+        logits: the input of the final softmax for the first m <= n samples [m, ...]; None where the
+            model does not end in a softmax, or logits were not collected.
+        final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
+        raw: with a reduction, the outputs before it for the first samples.
     """
 
     values: tuple[Array, ...]
@@ -162,14 +155,14 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the samples are known to be.
+    """The targets of the samples.
 
     Attributes:
-        labels: classes [n], values [n, ...] or boxes (see `data.boxes`); None without any.
-        groups: [n], the same number for samples that belong together; None: each by itself.
+        labels: classes [n], values [n, ...] or boxes (see `data.boxes`); None without labels.
+        groups: [n], the same number for samples that belong together; None without groups.
         inputs: the network inputs of a slice of the samples.
-        pictures: those at some places [k, H, W, C], as the network is fed them but for
-            arithmetic; None where samples are no pictures.
+        pictures: pictures by their indices [k, H, W, C], in the size of the network input and
+            before arithmetic; None where samples are no pictures.
     """
 
     labels: Array | None = None
@@ -180,7 +173,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Setting:
-    """What there is to be scored: the data, and what the network returns.
+    """The data and the outputs of the network that a task is made for.
 
     Attributes:
         data: the name of the data set.
@@ -202,7 +195,7 @@ class Setting:
 
     @property
     def classes(self) -> int | None:
-        """How many classes the network tells apart; None where it returns something else."""
+        """Number of classes that the network tells apart; None for other outputs."""
         shapes = list(self.outputs.values())
         single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
         return shapes[0][0] if single else None

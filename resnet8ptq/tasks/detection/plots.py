@@ -66,9 +66,9 @@ def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Fig
     for name, scores, line in (("FP32", baseline, "--"), ("quantized", model, "-")):
         for threshold, iou, colour in ((0, 0.50, "C0"), (5, 0.75, "C1")):
             precision = scores.evaluation.precision[threshold, ..., 0]  # [101, classes]
-            known = precision[:, (precision > -1).any(axis=0)]
-            if known.size:
-                mean = known.mean(axis=1)
+            defined = precision[:, (precision > -1).any(axis=0)]
+            if defined.size:
+                mean = defined.mean(axis=1)
                 label = f"{name}, IoU {iou:.2f}: {mean.mean():.3f}"
                 axes.plot(RECALLS, mean, line, color=colour, label=label)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1), title=plain(title))
