@@ -25,7 +25,7 @@ check: .venv/.dev ## Format, lint, types, and which package imports which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/.dev ## Measure time beside the bare libraries, and memory and stores too with BENCH=all: benchmarks/RESULTS.md
+bench: .venv/.dev ## Measure time beside the bare libraries, every section with BENCH=all: benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks $(if $(filter all,$(BENCH)),--all)
 
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)

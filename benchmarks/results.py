@@ -17,7 +17,6 @@ from benchmarks import (
     pictures,
     startup,
     steps,
-    stores,
     sweeps,
 )
 from benchmarks.setting import REPO, Record, Setting
@@ -50,7 +49,6 @@ SECTIONS = {
     "steps": Section(steps.measure, {"Where the time goes": steps.render}),
     "startup": Section(startup.measure, {"Start-up": startup.render}),
     "parallel": Section(parallel.measure, {"Jobs at once": parallel.render}),
-    "stores": Section(stores.measure, {"Stores of real size": stores.render}),
     "equality": Section(equality.measure, {"Same results": equality.render}),
 }
 

@@ -15,7 +15,6 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
-from resnet8ptq.core.registry import look_up
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.evaluation.result import RunResult
@@ -38,7 +37,6 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     if config.analysis.name == "inspect":
-        check_names(config)
         from resnet8ptq.experiment.inspecting import run_inspection
 
         named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
@@ -49,7 +47,6 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     from resnet8ptq.tracking import mirror
     from resnet8ptq.tracking.store import find_store, open_store
 
-    check_names(config)
     settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
     background.prepare(mirror.warm_up)
@@ -94,8 +91,9 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record"
         if finished := resume.find_finished(sweep, number, tags.get("identity"), again):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
-        if sweep.worker and isinstance(job, Settings) and job.config.threads is None:
-            job = job.with_threads(sweep.worker.threads)
+        if sweep.worker and cfg.threads is None:
+            cfg.threads = sweep.worker.threads  # a job with a wrong setting records it too
+            job = job.with_threads(cfg.threads) if isinstance(job, Settings) else job
         earlier = resume.find_attempts(sweep, number)
         return record(cfg, job, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
@@ -115,7 +113,10 @@ def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Setting
     from resnet8ptq.experiment.settings import settle
 
     try:
-        return settle(parse_config(asked) if isinstance(asked, DictConfig) else asked)
+        config = parse_config(asked) if isinstance(asked, DictConfig) else asked
+        words.check_threads("threads", config.threads)
+        words.check_threads("latency.threads", config.latency.threads)
+        return settle(config)
     except errors as error:
         return error
 
@@ -124,19 +125,6 @@ def _settle_choice(cfg: DictConfig, several: bool) -> None:
     """Choose by nothing where there is nothing to choose: one run costs no more for it."""
     if cfg.evaluate.choice == "auto" and not several:
         cfg.evaluate.choice = "none"
-
-
-def check_names(config: RunConfig) -> None:
-    """Raise `ConfigError` for a backend, data set, task or calibration that there is not."""
-    from resnet8ptq.backends.registry import BACKENDS
-    from resnet8ptq.calibration.methods import find_method
-    from resnet8ptq.data.registry import SOURCES
-    from resnet8ptq.tasks.registry import AUTO, TASKS
-
-    look_up("backend.name", config.backend.name, BACKENDS)
-    look_up("data.name", config.data.name, SOURCES)
-    look_up("task.name", config.task.name, {AUTO: "", **TASKS})
-    find_method(config.calib.name)
 
 
 def identify(settings: "Settings | Exception") -> dict[str, str]:

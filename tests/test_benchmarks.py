@@ -215,16 +215,6 @@ def recorded() -> dict[str, Any]:
             "runs": {"serial": 18, "joblib": 18},
             "equal": 18,
         },
-        "stores": {
-            "runs": 1008,
-            "others": {
-                others: {
-                    "calls": {"a run by its id": {"cpu_s": [0.003, 0.004], "statements": 10}},
-                    "reports": [sample(12.0, [])["usage"]],
-                }
-                for others in ("100", "10000")
-            },
-        },
         "equality": {"runs": [{**cell, "equal": True} for cell in cells]},
     }
     measured = {
@@ -245,8 +235,6 @@ def test_page_is_made_from_the_measurements(tmp_path: Path) -> None:
     assert "| 12 to 18: uint8, ONNX Runtime | 1.50 (1.50 to 1.50) | 1.00" in page
     assert "| onnx int8 | 1.15 (1.10 to 1.20) | 1.10 (1.00 to 1.20) | 64 | 2 |" in page
     assert "Predictions of 18 of 18 configurations" in page
-    assert "| report of 1,008 runs | 100 other runs | 10,000 other runs |" in page
-    assert "| a run by its id | 3.5 (10) | 3.5 (10) |" in page
     drawn = {path.name for path in (tmp_path / "images").iterdir()}
     assert drawn == {"memory.png", "added.png", "steps.png"}
     assert all(f"images/{name}" in page for name in drawn)

@@ -8,6 +8,7 @@ import pytest
 from conftest import NO_REAL_FILES, call, make_config
 from omegaconf import OmegaConf
 
+from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import command
 from resnet8ptq.evaluation.result import RunResult
@@ -92,7 +93,7 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "words", "jobs"),
+    ("params", "typed", "jobs"),
     [
         ({}, ["dtype=int8"], 1),
         ({}, ["dtype=int8,uint8"], 2),
@@ -104,8 +105,9 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
     ],
 )
 def test_how_many_jobs_a_sweep_has(
-    params: dict[str, str], words: list[str], jobs: int | None
+    params: dict[str, str], typed: list[str], jobs: int | None
 ) -> None:
     sweeper = OmegaConf.create({"params": params})
-    assert callback._count_jobs(sweeper, words) == jobs
-    assert callback._count_jobs(OmegaConf.merge(sweeper, {"n_trials": 9}), words) == 9
+    overrides = [*callback._find_swept(sweeper), *map(words.parse, typed)]
+    assert callback._count_jobs(sweeper, overrides) == jobs
+    assert callback._count_jobs(OmegaConf.merge(sweeper, {"n_trials": 9}), overrides) == 9

@@ -131,6 +131,8 @@ def test_a_key_set_on_the_command_line_wins_over_a_named_sweep():
         (["backend=torch", "backend.engine=foo"], "backend.engine", "'foo'", "fbgemm"),
         (["dtype.name=foo"], "dtype.name", "'foo'", "u8s8"),
         (["report.max_drop=1.5"], "report.max_drop", "1.5", "a fraction"),
+        (["max_drop=1"], "max_drop", "1.0", "0 to 0.5: 1 point is 0.01"),
+        (["precision.max_drop=1"], "precision.max_drop", "1.0", "0 to 0.5: 1 point is 0.01"),
         (["report.min_accuracy=-0.1"], "report.min_accuracy", "-0.1", "a fraction"),
         (["nodes_to_quantize=[]"], "nodes_to_quantize", "[]", "null or a list"),
         (["tracking.experiment_name=' '"], "tracking.experiment_name", "' '", "a name"),
@@ -254,7 +256,7 @@ def test_a_config_without_the_schema_is_refused(tmp_path: Path):
     ("overrides", "message"),
     [
         (["method=static8"], r"method: got 'static8', takes static \| dynamic \| qat"),
-        (["format=qqd"], r"format: got 'qqd', takes qdq \| qoperator"),
+        (["format=qqd"], r"format: got 'qqd', takes auto \| qdq \| qoperator \(nearest: qdq\)"),
         (["nodes_to_exclude=automatic"], r"nodes_to_exclude: got 'automatic', takes a list"),
         (["nodes_to_exclude=[1]"], r"nodes_to_exclude: got \[1\], takes a list"),
         (["op_types=[]"], r"op_types: got \[\], takes null or a list"),

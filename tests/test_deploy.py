@@ -19,7 +19,7 @@ import pytest
 import requests
 import yaml
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
-from calling import QUICK, Called, call_beside, clean_environment
+from calling import QUICK, Called, call, call_beside, clean_environment
 from conftest import call_once, make_config
 from filelock import FileLock
 from onnx import parser
@@ -140,6 +140,21 @@ def test_what_does_not_pass_is_deployed_with_a_caution(runs: Called, tmp_path: P
     assert "**CAUTION: verdict" in (tmp_path / "new/README.md").read_text()
     named = deploy(runs, "max_drop=0", f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path}/named")
     assert "CAUTION: verdict on its loss, as in a report: undecided" in named.out
+
+
+def test_what_is_void_is_not_deployed(tmp_path: Path) -> None:
+    """Pixels from 0 to 1 for a network that takes them raw, so that FP32 guesses."""
+    words = ("preprocess=unit", "backend=onnx", "seed=1,2", "held_out_images=60", *QUICK)
+    broken = call(tmp_path, "-m", "data=shapes", "calib.samples_per_class=5", *words)
+    assert broken.code == 0, broken.err
+    assert {row["limit"] for row in broken.table if row["status"] == "ok"} == {"void"}
+    assert "nothing; the report says why" in broken.out
+    assert "every verdict is void" in broken.artifacts(broken.parent)["report.md"].read_text()
+    for words in ((f"run_id={broken.children[0].info.run_id}",), ("use=best",)):
+        refused = deploy(broken, *words, f"folder={tmp_path}/new")
+        assert refused.code == 2
+        assert re.search("void: FP32 ACCURACY NEAR CHANCE", refused.errors[-1])
+        assert not (tmp_path / "new").exists()
 
 
 def test_bad_input_is_one_line(runs: Called, failing_sweep: Called, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The commands, settings, tests and links that the documents name are there.
 
-Nothing is run: what `run.py` would run is composed and checked, other commands parse their words.
+Nothing is run, since the commands take minutes to hours: those of `run.py` are composed and
+checked, other commands parse their words. `NOT_RUN` has the programs that no test can hold.
 """
 
 import re
@@ -27,11 +28,14 @@ from resnet8ptq.core import command
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sources import arrays
 from resnet8ptq.deploy import deploying
-from resnet8ptq.job import check_names
+from resnet8ptq.experiment.settings import check_names
 from resnet8ptq.serving import server
 from resnet8ptq.tasks.detection.heads import HEADS
 
-PAGES = [REPO / "README.md", *sorted(REPO.glob("docs/*.md"))]
+PAGES = [
+    *(REPO / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
+    *sorted(path for folder in ("docs", "studies") for path in REPO.glob(f"{folder}/*.md")),
+]
 WITH_COMMANDS = [*PAGES, REPO / "conf/config.yaml", REPO / "resnet8ptq/__main__.py"]
 TEXTS = {path: path.read_text() for path in WITH_COMMANDS}
 
@@ -78,6 +82,24 @@ BESIDE = [shown for shown in COMMANDS if shown.after("python", "-m", "resnet8ptq
 OTHERS = [shown for shown in COMMANDS if shown not in (*RUNS, *BESIDE)]
 
 
+NOT_RUN = {  # programs of the documents that no test holds, and why not
+    "apt-get": "changes the system",
+    "su": "changes the system",
+    "ray": "starts a cluster",
+    "mlflow": "serves until it is stopped; tests/test_deploy.py serves a model",
+    "curl": "asks the server of the line above it",
+}
+
+
+def test_a_command_is_held_or_has_a_reason_why_not() -> None:
+    known = {"python", "make", "pip", "export", ".", *NOT_RUN}
+    for path in PAGES:
+        text = re.sub(r"<<'END'.*?\n {4}END$", "", TEXTS[path], flags=re.M | re.S)
+        for block in re.findall(r"(?:^ {4}\S.*\n)+", re.sub(r"\\\n\s+", "", text), re.M):
+            programs = set(re.findall(r"^ {4}(?:[A-Z_0-9]+=\S+ )*(\S+)", block, re.M))
+            assert programs & known == set() or programs <= known, f"{path.name}: {programs}"
+
+
 def list_jobs(overrides: Sequence[str]) -> list[list[str]]:
     """Return overrides of jobs in which every value of a sweep occurs."""
     parsed = OverridesParser.create().parse_overrides([*overrides])
@@ -116,8 +138,8 @@ class ParsedError(Exception):
     """The words were right; nothing is done with them."""
 
 
-def parse_only(words: list[str], schema: type[Any], usage: str | None) -> None:
-    parse(words, schema, usage)
+def parse_only(words: list[str], schema: type[Any], usage: str | None, **options: Any) -> None:
+    parse(words, schema, usage, **options)
     raise ParsedError
 
 
@@ -134,6 +156,7 @@ def test_a_command_beside_takes_the_words_shown(shown: Command) -> None:
 def test_another_command_calls_what_is_there(shown: Command) -> None:
     if words := shown.after("python", "-m"):
         assert find_spec(words[0])
+        assert all((REPO / word).is_file() for word in words if word.startswith("tests/"))
     elif words := shown.after("python"):
         assert (REPO / words[0]).is_file()
     elif words := shown.after("make"):

@@ -188,11 +188,11 @@ def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache
     assert not target.exists()
 
 
-def test_a_torchscript_file_is_no_model(tmp_path: Path, shapes, cache_root) -> None:
+def test_a_pickle_of_torch_is_no_model(tmp_path: Path, shapes, cache_root) -> None:
     path = tmp_path / "model.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(1))
-    with pytest.raises(ModelError, match=r"model\.pt"):
+    with pytest.raises(ModelError, match=r"model\.pt: pickled by torch\.save; takes a \.pt2"):
         model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
 
 

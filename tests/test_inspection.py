@@ -52,6 +52,19 @@ def test_what_it_takes_to_run_it_is_told(found):
     assert "another backend than tflite" in taken
 
 
+@pytest.mark.parametrize(("batch", "said"), [("N", False), (4, True)])
+def test_the_batch_is_that_of_the_samples_alone(tmp_path, batch, said):
+    """A recurrent state has its layers on the first axis."""
+    proto = build(takes=[batch, 32, 32, 3])
+    state = helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "N", 64])
+    proto.graph.input.append(state)
+    onnx.save(proto, tmp_path / "network.onnx")
+    taken = "\n".join(needs(inspect(tmp_path / "network.onnx", tmp_path)))
+    assert "model.inputs={state: ...}" in taken
+    assert ("batches of 4" in taken) == said
+    assert "batches of 2" not in taken
+
+
 def test_a_network_that_returns_what_it_takes_needs_no_classes(tmp_path):
     proto = build(takes=["B", 32, 32, 3])
     proto.graph.node.append(helper.make_node("Identity", ["pixels:0"], ["copy"]))

@@ -48,8 +48,8 @@ def test_it_reaches_no_server(network: bool) -> None:
         port = server.getsockname()[1]
         assert connect(port) == "connected"
         server.accept()[0].close()
-        found = call(connect, port, crashed=CRASHED, network=network)
-        assert (found == "connected") == network
+        outcome = call(connect, port, crashed=CRASHED, network=network)
+        assert (outcome == "connected") == network
         server.setblocking(False)
         if not network:
             with pytest.raises(BlockingIOError):  # and nobody asked

@@ -178,8 +178,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Config:
         write(folder / f"{name}.keras", config)
         write(folder / f"{name}.h5", config)
     probe.run(PROBE, folder)
-    found: Config = json.loads((folder / "report.json").read_text())
-    return found
+    made: Config = json.loads((folder / "report.json").read_text())
+    return made
 
 
 def test_what_a_file_would_write_or_ask_for_is_refused_and_does_not_happen(report: Config) -> None:

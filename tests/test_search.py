@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from omegaconf import OmegaConf
 
-from benchmarks.search_grid import read_grid, runs_to_best, runs_to_front
 from resnet8ptq.config.schema import OBJECTIVES, ReportConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report import page, pareto, plots
 from resnet8ptq.sweep.objectives import prepare, to_return_value
+from studies.search_grid import read_grid, runs_to_best, runs_to_front
 
 SPACE = ("experiment=search", "data=shapes", "calib=percentile", "per_backend.onnx.slim=true")
 QUICK = ("latency.repeats=5", "latency.batch_repeats=1", "held_out_images=500")
@@ -195,7 +195,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Called:
     """Eight configurations, proposed twelve times: two are done, two unsupported, four refused."""
     folder = tmp_path_factory.mktemp("search")
     fixed = ("backend=torch", "per_channel=false", "per_backend.onnx.format=qdq")
-    space = ("dtype=choice(uint8,int8)", "calib.percentile=choice(99.9,120)", "seed=choice(1,2)")
+    space = ("dtype=choice(uint8,int8)", "calib.num_bins=choice(2048,2047)", "seed=choice(1,2)")
     trials = ("per_backend.onnx.float_output=false", "hydra.sweeper.n_trials=12")
     return call(folder, *SPACE, *QUICK, *fixed, *space, *trials, **NO_REAL_FILES)
 

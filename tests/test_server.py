@@ -15,7 +15,6 @@ import pytest
 import requests
 from calling import REPO, clean_environment
 
-from benchmarks import tracking_load
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
@@ -25,6 +24,7 @@ from resnet8ptq.tracking import history
 from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.run import start_parent
 from resnet8ptq.tracking.store import Store, open_store
+from studies import tracking_load
 
 PROCESSES, RUNS = 8, 2  # runs of each
 

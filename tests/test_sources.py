@@ -17,6 +17,7 @@ from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sources import SOURCES
 
 NAMES = ("cat", "dog", "owl")
 COUNT = 24
@@ -105,7 +106,7 @@ def read(tmp_path: Path) -> Iterator[Callable[..., Dataset]]:
 
 def test_every_source_of_the_users_own_is_tried_here() -> None:
     others = {"cifar10", "shapes", "coco"}  # COCO's boxes: test_coco
-    assert set(registry.SOURCES) - others == set(WRITERS) - {"idx", "parquet"}
+    assert set(SOURCES) - others == set(WRITERS) - {"idx", "parquet"}
 
 
 def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled, read) -> None:

@@ -15,9 +15,16 @@ from scipy.special import gammaln
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, top_k_accuracy_score
 from sklearn.metrics import root_mean_squared_error as sklearn_rmse
 
-from resnet8ptq.config.schema import BinaryConfig, CustomConfig, DetectionConfig, TaskConfig
+from resnet8ptq.config.schema import (
+    BinaryConfig,
+    CustomConfig,
+    DetectionConfig,
+    ReportConfig,
+    TaskConfig,
+)
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
 from resnet8ptq.tasks import (
     agreement,
     anomaly,
@@ -35,6 +42,7 @@ from resnet8ptq.tasks.contract import (
     LOGITS,
     PROBABILITIES,
     VALUES,
+    Comparison,
     Outputs,
     Paired,
     Setting,
@@ -44,6 +52,7 @@ from resnet8ptq.tasks.contract import (
 from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
 from resnet8ptq.tasks.detection.heads import Frame
+from resnet8ptq.tasks.deviation import DeviationValues
 
 ITEMS = 120
 RANDOM = np.random.default_rng(0)
@@ -323,11 +332,100 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
         (setting(None), "agreement"),
         (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
         (setting(None, {"out": (1,)}, LOGITS), "deviation"),
+        (setting(None, {"out": (3,)}, LOGITS), "deviation"),  # logits, or three values
+        (setting(TARGETS, {"out": (2,)}, LOGITS), "regression"),
         (setting(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
     ],
 )
-def test_the_task_that_fits(data, name):
-    assert registry.make(TaskConfig(), data).name == name
+def test_the_task_that_fits(data, name, caplog):
+    caplog.set_level("INFO")
+    registry._log_choice.cache_clear()
+    for _ in range(2):
+        assert registry.make(TaskConfig(), data).name == name
+    [line] = [line for line in caplog.messages if line.startswith("task=auto took ")]
+    assert line.startswith(f"task=auto took {name}: ")  # once, with the reason
+
+
+def test_every_task_that_auto_takes_has_its_reason():
+    assert set(registry.BECAUSE) == set(registry.TASKS) - {"binary", "anomaly", "custom"}
+
+
+# FP32 no better than chance
+
+
+NOISE = RANDOM.normal(size=(ITEMS, 7)).astype(np.float32)
+BROKEN = {  # outputs of a broken network by task
+    "classification": Outputs((np.eye(7, dtype=np.float32)[np.zeros(ITEMS, int)],)),
+    "binary": Outputs((drawn(4).random((ITEMS, 1)).astype(np.float32),), None, PROBABILITIES),
+    "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
+    "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
+    "detection": Outputs((np.full((ITEMS, 4, 6), NOTHING, np.float32),), None, VALUES),
+}
+
+
+@every
+def test_a_good_fp32_network_is_not_doubted(case):
+    scores = case.task.score(case.outputs(0.0), case.targets)
+    assert case.task.doubt(scores, None) is None
+
+
+@pytest.mark.parametrize("case", [case for case in CASES.values() if case.task.name in BROKEN])
+def test_fp32_at_chance_is_doubted(case):
+    scores = case.task.score(BROKEN[case.task.name], case.targets)
+    doubt = case.task.doubt(scores, None)
+    assert doubt is not None
+    assert doubt.startswith(("NEAR CHANCE, ", "NO BETTER THAN THE MEAN, ", "NEAR ZERO, "))
+
+
+def test_constant_targets_raise_no_doubt():
+    task, same = regression.build(resamples=100), Targets(np.ones((20, 1), np.float32))
+    outputs = Outputs((np.full((20, 1), 1.1, np.float32),), None, VALUES)
+    assert task.doubt(task.score(outputs, same), None) is None
+
+
+# The limit of outputs without labels
+
+
+def compared_at(db: float, items: int = 300) -> tuple[Task, Comparison]:
+    """Compare two outputs with noise of this SQNR; one is ten thousand times as large."""
+    random = drawn(int(db))
+    signal = [scale * random.normal(size=(items, 8)) for scale in (1, 1e4)]
+    noise = [random.normal(size=(items, 8)) for _ in signal]
+    scale = 10 ** (-db / 20)
+    noisy = [
+        x + scale * n * np.linalg.norm(x) / np.linalg.norm(n)
+        for x, n in zip(signal, noise, strict=True)
+    ]
+    task = deviation.build(("a", "b"))
+    outputs = (Outputs(tuple(values), None, VALUES) for values in (noisy, signal))
+    return task, task.compare(*(task.score(values, Targets()) for values in outputs))
+
+
+@pytest.mark.parametrize(("db", "outcome"), [(28, PASS), (22, FAIL), (25.05, UNDECIDED)])
+def test_without_labels_the_limit_is_an_sqnr(db, outcome):
+    task, comparison = compared_at(db)
+    assert comparison.sqnr_db == pytest.approx(db)
+    kept = task.test.read(comparison.paired.arrays())
+    limit = task.metric.limit(ReportConfig())
+    [verdict] = decide([kept.margin(task.metric, limit, 300)], [300])
+    assert verdict.outcome == outcome
+    metrics = task.metrics(comparison)
+    assert metrics["drop"] == pytest.approx(10 ** (-db / 10))
+    assert (metrics["drop"] <= limit) == (db > 25)
+    assert task.metric.say_limit(ReportConfig()) == "SQNR of at least 25 dB against FP32"
+    assert task.metric.show_limit(ReportConfig()) == "report.min_sqnr_db=25"
+
+
+def test_the_bound_of_the_sqnr_keeps_its_level():
+    """Simulated at the limit: the one-sided test is wrong in about 5% of cases."""
+    random, wrong = drawn(8), 0
+    for _ in range(2000):
+        signal = random.chisquare(8, 200) / 8
+        noise = 0.01 * random.chisquare(8, 200) / 8
+        values = DeviationValues(replicates=noise, noise=noise, signal=signal)
+        margin = values.margin(values, deviation.RELATIVE_ERROR, 0.01, 200)
+        wrong += margin.p_within < 0.05
+    assert 0.03 < wrong / 2000 < 0.08
 
 
 @pytest.mark.parametrize(
@@ -439,12 +537,12 @@ def test_regression_agrees_with_scikit_learn():
 )
 @settings(deadline=None, max_examples=50)
 def test_auc_is_scikit_learns_with_ties(scores, positive):
-    found = statistics.auc(scores, positive)
-    assert found.value == pytest.approx(roc_auc_score(positive, scores))
+    area = statistics.auc(scores, positive)
+    assert area.value == pytest.approx(roc_auc_score(positive, scores))
     turned = statistics.auc(-scores, positive)
-    assert turned.value == pytest.approx(1 - found.value)
-    low, high = found.interval
-    assert 0 <= low <= found.value <= high <= 1
+    assert turned.value == pytest.approx(1 - area.value)
+    low, high = area.interval
+    assert 0 <= low <= area.value <= high <= 1
 
 
 @pytest.mark.parametrize("groups", [None, CLIPS])
@@ -514,9 +612,9 @@ def test_tango_takes_the_likeliest_probabilities_under_the_limit(cells, limit):
     likely += (both + none) * np.log(1 - limit - 2 * won_at)
     chosen = won_at[likely.argmax()]
     error = np.sqrt(total * (2 * chosen + limit - limit**2))
-    found = statistics.tango(lost, won, total, limit)
-    assert found.z == pytest.approx((lost - won - total * limit) / error, rel=2e-3, abs=2e-3)
-    assert found.correction == pytest.approx(0.5 / error, rel=2e-3)
+    margin = statistics.tango(lost, won, total, limit)
+    assert margin.z == pytest.approx((lost - won - total * limit) / error, rel=2e-3, abs=2e-3)
+    assert margin.correction == pytest.approx(0.5 / error, rel=2e-3)
 
 
 @given(st.tuples(*[st.integers(0, 60)] * 4))
@@ -654,7 +752,7 @@ def test_p_values_near_the_floor_keep_their_level():
     weights = np.stack([np.bincount(d, minlength=items) for d in statistics.resample(items, 199)])
     assert len(weights) == resamples
     values = random.normal(size=(items, sweeps))
-    p_values = np.array([statistics.bootstrap_p(each) for each in (weights @ values / items).T])
+    p_values = np.array([statistics.bootstrap_p(column) for column in (weights @ values / items).T])
     exact = stats.ttest_1samp(values, 0).pvalue
     for level in (0.05, 0.01, 0.002, 0.0005):
         assert 0.4 < (p_values <= level).sum() / (exact <= level).sum() < 2.5
@@ -686,17 +784,17 @@ def test_delong_agrees_with_a_bootstrap(seed):
     positive = np.arange(400) % 3 == 0
     shared = random.normal(size=400)
     ours, theirs = (positive + shared + random.normal(size=400) for _ in range(2))
-    found = [statistics.auc(scores, positive) for scores in (ours, theirs)]
-    low, high = statistics.delong(*found)[0]
+    areas = [statistics.auc(scores, positive) for scores in (ours, theirs)]
+    low, high = statistics.delong(*areas)[0]
 
     def difference(chosen):
         return np.subtract(
-            *(statistics.auc(each[chosen], positive[chosen]).value for each in (ours, theirs))
+            *(statistics.auc(scores[chosen], positive[chosen]).value for scores in (ours, theirs))
         )
 
     error = statistics.bootstrap(difference, 400, 300).std()
     assert (high - low) / (2 * statistics.Z95) == pytest.approx(error, rel=0.25)
-    assert low <= found[0].value - found[1].value <= high
+    assert low <= areas[0].value - areas[1].value <= high
 
 
 @given(
@@ -705,7 +803,7 @@ def test_delong_agrees_with_a_bootstrap(seed):
 )
 @settings(deadline=None, max_examples=50)
 def test_delong_s_variance_is_that_of_the_structural_components(scores, positives):
-    """By all pairs of a positive and a negative; of a single one the variance is taken for 0."""
+    """By all pairs of a positive and a negative; the variance of a single value counts as 0."""
 
     def variance(pairs):
         """Of pairs [positives, negatives]."""
@@ -713,18 +811,18 @@ def test_delong_s_variance_is_that_of_the_structural_components(scores, positive
         return sum(values.var(ddof=1) / values.size for values in of if values.size > 1)
 
     positive = np.arange(12) < positives
-    found = [statistics.auc(each, positive) for each in scores]
-    pairs = [(np.sign(each[positive][:, None] - each[~positive]) + 1) / 2 for each in scores]
+    areas = [statistics.auc(row, positive) for row in scores]
+    pairs = [(np.sign(row[positive][:, None] - row[~positive]) + 1) / 2 for row in scores]
     value, half_width = pairs[0].mean(), statistics.Z95 * np.sqrt(variance(pairs[0]))
-    assert found[0].value == pytest.approx(value)
-    assert found[0].of_positives == pytest.approx(pairs[0].mean(axis=1))
-    assert found[0].of_negatives == pytest.approx(pairs[0].mean(axis=0))
+    assert areas[0].value == pytest.approx(value)
+    assert areas[0].of_positives == pytest.approx(pairs[0].mean(axis=1))
+    assert areas[0].of_negatives == pytest.approx(pairs[0].mean(axis=0))
     ends = max(value - half_width, 0), min(value + half_width, 1)
-    assert found[0].interval == pytest.approx(ends, abs=1e-7)
+    assert areas[0].interval == pytest.approx(ends, abs=1e-7)
 
     difference, error = pairs[0].mean() - pairs[1].mean(), np.sqrt(variance(pairs[0] - pairs[1]))
-    assert statistics.delong_error(*found) == pytest.approx(error, abs=1e-7)
-    (low, high), p_value = statistics.delong(*found)
+    assert statistics.delong_error(*areas) == pytest.approx(error, abs=1e-7)
+    (low, high), p_value = statistics.delong(*areas)
     assert (low + high) / 2 == pytest.approx(difference, abs=1e-7)
     assert (high - low) / 2 == pytest.approx(statistics.Z95 * error, abs=1e-7)
     if error > 1e-7:
@@ -745,7 +843,7 @@ def test_delong_keeps_its_level():
     for seed in range(400):
         random = np.random.default_rng(seed)
         scores = positive + random.normal(size=(3, 200))
-        pair = [statistics.auc(scores[2] + scores[each], positive) for each in (0, 1)]
+        pair = [statistics.auc(scores[2] + row, positive) for row in scores[:2]]
         p_values.append(statistics.delong(*pair)[1])
     assert 0.02 < (np.array(p_values) < 0.05).mean() < 0.09
 
@@ -767,9 +865,9 @@ def test_the_bootstrap_is_scipys(shift):
         n_resamples=4000,
         rng=0,
     )
-    found = statistics.bootstrap_interval(replicates[0] - replicates[1])
+    interval = statistics.bootstrap_interval(replicates[0] - replicates[1])
     width = expected.confidence_interval.high - expected.confidence_interval.low
-    assert found == pytest.approx(expected.confidence_interval, abs=0.06 * width)
+    assert interval == pytest.approx(expected.confidence_interval, abs=0.06 * width)
     p_value = statistics.bootstrap_p(replicates[0] - replicates[1])
     assert p_value == pytest.approx(stats.ttest_rel(ours, theirs).pvalue, abs=0.03)
 

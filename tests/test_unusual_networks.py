@@ -205,7 +205,7 @@ INTEGERS = {
 }
 
 
-def write_table(path: Path, kind: int) -> Path:
+def write_table(path: Path, kind: int, last: str = "Identity") -> Path:
     """Look eight integers up in a table, and weigh what stands there."""
     nodes = [
         helper.make_node("Cast", ["ids"], ["wide"], "widen", to=TensorProto.INT64),
@@ -213,7 +213,8 @@ def write_table(path: Path, kind: int) -> Path:
         helper.make_node("ReduceMean", ["rows"], ["mean"], "mean", axes=[1], keepdims=0),
         helper.make_node("Gemm", ["mean", "w"], ["h"], "hidden"),
         helper.make_node("Relu", ["h"], ["r"], "relu"),
-        helper.make_node("MatMul", ["r", "v"], ["y"], "last"),
+        helper.make_node("MatMul", ["r", "v"], ["scores"], "output"),
+        helper.make_node(last, ["scores"], ["y"], "last"),
     ]
     constants = {"table": weights(50, 12), "w": weights(12, 16), "v": weights(16, 4)}
     return network(path, nodes, constants, {"ids": (kind, ["N", 8])}, {"y": ["N", 4]})
@@ -313,7 +314,7 @@ def test_other_inputs_are_asked_for_by_their_names(tmp_path, cache_root):
 
 
 def test_a_run_and_its_deployed_folder_take_integers(tmp_path):
-    network_path = write_table(tmp_path / "table.onnx", TensorProto.INT32)
+    network_path = write_table(tmp_path / "table.onnx", TensorProto.INT32, "Softmax")
     np.savez(tmp_path / "ids.npz", x=RANDOM.integers(0, 50, (120, 8)).astype(np.int32))
     settings = ("method=dynamic", "dtype=int8", "threads=1", "latency.repeats=5")
     files = ("data=arrays", f"data.root={tmp_path / 'ids.npz'}", f"model.path={network_path}")

@@ -22,9 +22,8 @@ from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest, no_such_key
 
-_ELSEWHERE = {"slurm", "ray_cluster"}  # launchers whose jobs see other files and CPUs
+_ELSEWHERE = ("slurm", "ray_cluster")  # launchers whose jobs see other files and CPUs
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
-_OWN_FILES = {"--config-dir", "-cd", "--config-path", "-cp"}  # these may add options to groups
 
 
 def arrange(words: Sequence[str], conf: Path) -> list[str]:
@@ -46,14 +45,14 @@ def arrange(words: Sequence[str], conf: Path) -> list[str]:
     groups = _find_groups(conf)
     _check_spaces(settings, groups)
     typed = [parse(word) for word in settings]
-    own_files = _OWN_FILES.isdisjoint(words)
+    # Folders of the user's own may add options to the groups.
+    searched = known.config_dir or known.config_path
+    searched = searched or any(override.key_or_group == "hydra.searchpath" for override in typed)
+    launchers = [o.value() for o in typed if o.key_or_group == "hydra/launcher"]
     for override in typed:
         _check_key(override, groups)
-        if own_files:
-            _check_group(override, groups)
-    elsewhere = any(not _ELSEWHERE.isdisjoint(values(override)) for override in typed)
-    for override in typed:
-        _check_values(override, here=not elsewhere)
+        _check_group(override, groups, whole=not searched)
+        _check_values(override, here=all(name not in _ELSEWHERE for name in launchers))
     return [*settings, *_without(words, settings)]
 
 
@@ -104,6 +103,8 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
 
 def _find_option(word: str, groups: dict[str, list[str]]) -> str:
     """Return the settings that choose the option of that name, or of the nearest one."""
+    if ":" in word:
+        return f"try {word.replace(':', '=', 1)}"
     near = nearest(word, [option for options in groups.values() for option in options])
     owners = [f"{name}={near}" for name, options in groups.items() if near in options]
     return f"try {' or '.join(owners)}" if owners else f"try {word}=VALUE"
@@ -137,8 +138,12 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
         raise ConfigError(no_such_key(first, known))
 
 
-def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
-    """Raise `ConfigError` for a list, of which Hydra takes the last, and for an unknown option."""
+def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
+    """Raise `ConfigError` for a list, of which Hydra takes the last, and for an unknown option.
+
+    Args:
+        whole: these are all options that there are.
+    """
     group = override.key_or_group
     if group not in groups:
         return
@@ -149,7 +154,7 @@ def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
             f"{group}: got a list, [{options}], takes one option; to run each: -m {group}={options}"
         )
     for value in values(override):
-        own = not group.startswith("hydra/")  # to those, plugins add options
+        own = whole and not group.startswith("hydra/")  # to those, plugins add options
         if own and isinstance(value, str) and "${" not in value and value not in groups[group]:
             raise ConfigError(command.no_such_option(value, group, groups[group]))
 
@@ -175,8 +180,11 @@ def _fault(key: str, metadata: Any, value: Any, here: bool) -> ConfigError | Non
     try:
         for limit in metadata.get("limits", ()):
             limit.check(key, value)
-        if here and metadata.get("is_path") and not Path(str(value)).expanduser().exists():
-            raise ConfigError(f"{key}: got {value} (not there), takes a file or folder that exists")
+        if here and metadata.get("is_path"):
+            there = value != "" and Path(str(value)).expanduser().exists()
+            takes = "a file or folder that exists"
+            if not there:
+                raise ConfigError(f"{key}: got {value or 'nothing'} (not there), takes {takes}")
         if here:
             check_threads(key, value)
     except ConfigError as fault:

@@ -125,6 +125,7 @@ def no_such_option(name: str, group: str, options: Collection[str]) -> str:
     return f"{text}; model.path= takes a file" if group == "model" else text
 
 
+_NO_LIST = re.compile(r"Error merging override \+*([^=\s]+)=(\S+): .*is not a ListConfig")
 _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'=]+)=.*?)'(?:\s|$)")
 
 
@@ -165,6 +166,9 @@ def one_line(error: BaseException) -> str:
     if found := _NO_OPTION.search(text):
         name, group, options = found.groups()
         text = no_such_option(name.removeprefix(f"{group}/"), group, options.split())
+    if single := _NO_LIST.search(text):
+        key, got = single.groups()
+        text = f"{key}: got {got!r}, takes a list; try {key}=[{got}]"
     if several := _SEVERAL.search(text):
         word, key = several.groups()
         text = f"{key}: got several values, takes one; to run each: -m {word}"

@@ -61,10 +61,10 @@ def free_bytes() -> int:
 
 
 def _read_number(path: Path, name: str) -> int:
-    found = re.search(rf"^{name}\s+(\d+)", path.read_text(), re.MULTILINE)
-    if found is None:
+    line = re.search(rf"^{name}\s+(\d+)", path.read_text(), re.MULTILINE)
+    if line is None:
         raise OSError(f"{path}: no {name}")
-    return int(found[1])
+    return int(line[1])
 
 
 def cut_network() -> str:

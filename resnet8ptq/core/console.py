@@ -154,7 +154,8 @@ def _track_in_lines(batches: Iterable[T], step: _Step) -> Iterator[T]:
     _spoken.steps.append(step)
     try:
         for batch in batches:
-            if time.monotonic() - _spoken.at >= LINE_SECONDS:
+            quiet_since = max(_spoken.at, _spoken.steps[0].begin)
+            if time.monotonic() - quiet_since >= LINE_SECONDS:
                 _say("; ".join(map(str, _spoken.steps)))
             yield batch
             step.done += 1

@@ -222,12 +222,14 @@ def keep(
     source: str,
     read: Callable[[Side], tuple[NDArray[np.uint8], NDArray[np.int64]]],
     keys: Mapping[Side, cache.Key],
+    module: str,
     cache_root: Path,
 ) -> Dataset:
     """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`.
 
     Args:
-        keys: what the pictures of each split depend on, besides the code of `read`.
+        keys: what the pictures of each split depend on, besides code.
+        module: of `read`, by its `__name__`.
     """
 
     def open_split(side: Side) -> Split:
@@ -237,9 +239,7 @@ def keep(
             np.save(folder / "labels.npy", labels)
             np.save(folder / "hashes.npy", hash_samples(images))
 
-        folder = cache.entry(
-            cache_root, name, {**keys[side], "code": code.behind(read.__module__)}, make
-        )
+        folder = cache.entry(cache_root, name, {**keys[side], "code": code.behind(module)}, make)
         images = np.asarray(np.load(folder / "images.npy", mmap_mode="r"))
         labels, hashes = (np.load(folder / f"{kept}.npy") for kept in ("labels", "hashes"))
         return Split(images, labels, source, hashes=hashes)

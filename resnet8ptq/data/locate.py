@@ -10,8 +10,7 @@ from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.data.registry import SOURCES
-from resnet8ptq.data.sources import cifar10
+from resnet8ptq.data.sources import SOURCES, cifar10
 
 log = logging.getLogger(__name__)
 

@@ -1,96 +1,22 @@
-"""The sources of data, by name. A source is imported when a run asks for it, not before."""
+"""Data sets, read by their source and preprocessed as the settings say."""
 
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from resnet8ptq.config.schema import (
-    ArraysConfig,
-    CocoConfig,
-    DataConfig,
-    FolderConfig,
-    PreprocessConfig,
-    TableConfig,
-)
+from resnet8ptq.config.schema import ArraysConfig, DataConfig, PreprocessConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import preprocessing
 from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.sources import SOURCES
 
 Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # settings of the schema, cache
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where data may lie.
-
-    Attributes:
-        load: the function that loads them, `module:name`.
-        takes: what `data.root` names, in words; empty where it names nothing.
-        file, folder: whether that may be a file, or a folder.
-        key: the key of `data` that names it instead.
-        schema: its settings.
-        decodes: it decodes pictures, and sizes them as it does.
-    """
-
-    load: str
-    takes: str = ""
-    file: bool = False
-    folder: bool = False
-    key: str = "root"
-    schema: type[DataConfig] = DataConfig
-    decodes: bool = False
-
-
-SOURCES = {
-    "cifar10": Source(
-        "resnet8ptq.data.sources.cifar10:load",
-        "a folder with data_batch_1..5; your own: data=arrays, folder, table or huggingface",
-        folder=True,
-    ),
-    "shapes": Source("resnet8ptq.data.sources.shapes:load"),
-    "arrays": Source(
-        "resnet8ptq.data.sources.arrays:load",
-        "an .npz, .npy or idx file, or a folder of .npy and idx files",
-        file=True,
-        folder=True,
-        schema=ArraysConfig,
-    ),
-    "folder": Source(
-        "resnet8ptq.data.sources.folder:load",
-        "a folder with one folder of pictures for each class",
-        folder=True,
-        schema=FolderConfig,
-        decodes=True,
-    ),
-    "table": Source(
-        "resnet8ptq.data.sources.table:load",
-        "a .csv or .parquet file",
-        file=True,
-        schema=TableConfig,
-        decodes=True,
-    ),
-    "coco": Source(
-        "resnet8ptq.data.sources.coco:load",
-        "a folder of pictures",
-        folder=True,
-        key="images",
-        schema=CocoConfig,
-        decodes=True,
-    ),
-    "huggingface": Source(
-        "resnet8ptq.data.sources.huggingface:load",
-        "a folder that save_to_disk of Hugging Face's datasets has written",
-        folder=True,
-        schema=TableConfig,
-        decodes=True,
-    ),
-}
 
 
 def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:

@@ -19,13 +19,12 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.deploy import vectors
 from resnet8ptq.deploy.source import TORCH, Source
 from resnet8ptq.deploy.vectors import Vectors
-from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import settle
-from resnet8ptq.tasks.contract import Array, Outputs, Task
+from resnet8ptq.tasks.contract import Array, Comparison, Task
 from resnet8ptq.tracking.serving import EXAMPLE
 
 log = logging.getLogger(__name__)
@@ -131,22 +130,22 @@ def reproduce(source: Source, scored: Scored) -> str:
         QuantizationError: it predicts something else, on the CPU that the run had.
     """
     label = "Running the artifact"
-    outputs = scored.evaluator.run(source.config, source.artifact, scored.samples, label).outputs
-    return compare(source, scored.evaluator.task, outputs, scored.samples)
+    evaluator, samples = scored.evaluator, scored.samples
+    again = evaluator.compare(source.config, source.artifact, samples, label, logits=False)
+    return compare(source, evaluator.task, again.comparison, len(samples))
 
 
-def compare(source: Source, task: Task, found: Outputs, scored: Split) -> str:
+def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
     """Compare outputs for the scored samples with what the run has kept; see `reproduce`."""
-    scores = task.score(found, targets_of(scored))
-    again = task.compare(scores, scores)
-    metric, known = task.metric, source.record.metrics.get(task.metric.name)
-    differ = _differing(source.folder, task.arrays(again), task.documents(again), len(scored))
+    metric, value = task.metric, again.model.value
+    logged = source.record.metrics.get(metric.name)
+    differ = _differing(source.folder, task.arrays(again), task.documents(again), samples)
     if differ is None:
-        same = known is not None and abs(scores.value - known) <= ROUNDING
-        said = f"{metric.title} {metric.show(scores.value)} on {len(scored)} samples"
+        same = logged is not None and abs(value - logged) <= ROUNDING
+        said = f"{metric.title} {metric.show(value)} on {samples} samples"
     else:
         same = differ == 0
-        said = f"predictions equal to the run's on {len(scored) - differ} of {len(scored)} samples"
+        said = f"predictions equal to the run's on {samples - differ} of {samples} samples"
     if not same:
         here, there = machine.describe()["cpu"], source.record.tags.get("cpu")
         if here == there:

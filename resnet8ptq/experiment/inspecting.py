@@ -9,7 +9,7 @@ from resnet8ptq.data import registry
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import check_names, settle
 from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_dtype, find_layout
 from resnet8ptq.models.inspection import inspect, print_inspection
 from resnet8ptq.models.locate import locate
@@ -32,6 +32,7 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
         ModelError: it is missing, no model, unsafe, or nothing to quantize.
         UnsupportedError: a file of `benchmark` is not at hand.
     """
+    check_names(config)
     config = mlperf_tiny.settle(config)
     cache_root = cache.folder(config.cache_dir)
     path = locate(config.model, config.data.name)

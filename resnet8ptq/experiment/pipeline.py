@@ -51,7 +51,6 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         PtqError: anything else that went wrong, in one line.
     """
     memory = PeakMemory()
-    memory = PeakMemory()
     settings.quantizer.resolve()  # an unsupported combination is known before any work
     data, network = load(settings)
     run.log_params(network.describe())

@@ -5,16 +5,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from resnet8ptq.backends.contract import Quantizer
-from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.config import words
+from resnet8ptq.backends.registry import BACKENDS, make_quantizer
+from resnet8ptq.calibration.methods import find_method
 from resnet8ptq.config.schema import PreprocessConfig, RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import PtqError, SizesDifferError
 from resnet8ptq.core.machine import Runtime
+from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
+from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import inspection
 from resnet8ptq.models import locate as networks
+from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +48,9 @@ def settle(asked: RunConfig) -> Settings:
     """Find every file that the settings name or imply, downloading the defaults.
 
     Raises:
-        PtqError: a file is missing, or more threads are asked for than there are CPUs.
+        PtqError: a file is missing, or a name is unknown.
     """
-    words.check_threads("threads", asked.threads)
-    words.check_threads("latency.threads", asked.latency.threads)
+    check_names(asked)
     config = mlperf_tiny.settle(asked)
     config = replace(config, data=locate.settle(config.data))
     config = replace(config, preprocess=_sized(config))
@@ -56,6 +58,14 @@ def settle(asked: RunConfig) -> Settings:
     if config.model.module is None:
         config = replace(config, model=replace(config.model, path=str(source)))
     return _on_this_machine(config)
+
+
+def check_names(config: RunConfig) -> None:
+    """Raise `ConfigError` for an unknown backend, data set, task or calibration."""
+    look_up("backend.name", config.backend.name, BACKENDS)
+    look_up("data.name", config.data.name, SOURCES)
+    look_up("task.name", config.task.name, {AUTO: "", **TASKS})
+    find_method(config.calib.name)
 
 
 def _on_this_machine(config: RunConfig) -> Settings:
@@ -69,7 +79,7 @@ def _sized(config: RunConfig) -> PreprocessConfig:
     Loading the data reports anything else that is wrong with them.
     """
     taken, cache_root = config.preprocess, cache.folder(config.cache_dir)
-    if taken.size is not None or not registry.SOURCES[config.data.name].decodes:
+    if taken.size is not None or not SOURCES[config.data.name].decodes:
         return taken
     size = None
     try:

@@ -183,7 +183,7 @@ def why_none(family: Family, limits: ReportConfig, judged: Mapping[str, Verdict]
     asked = metric.show_limit(limits)
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
-    lines = [f"No model keeps the limits ({asked}) on integer kernels, so none is recommended."]
+    lines = [f"No model that is not simulated keeps the limits ({asked}), so none is recommended."]
     for value in sorted({cell.metric(f"baseline_{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")

@@ -27,7 +27,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.dataset import SIDES, Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE
-from resnet8ptq.data.registry import SOURCES
+from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     folder = Path(str(config.root))
     keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
     names, read = read_class_names(folder), partial(read_split, folder)
-    return keep("cifar10", names, str(folder), read, keys, cache_root)
+    return keep("cifar10", names, str(folder), read, keys, __name__, cache_root)
 
 
 def fetch(folder: Path) -> Path:

@@ -16,8 +16,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.registry import SOURCES
-from resnet8ptq.data.sources import table
+from resnet8ptq.data.sources import SOURCES, table
 from resnet8ptq.data.sources.columns import LABELS, Table, check_size
 
 TAKES = f"takes {SOURCES['huggingface'].takes}"

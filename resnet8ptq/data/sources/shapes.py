@@ -12,4 +12,4 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     """Return the pictures, drawn once into the cache."""
     keys: dict[Side, cache.Key] = {side: {"split": side} for side in SIDES}
     source = "resnet8ptq.data.shapes"
-    return keep("shapes", pictures.CLASS_NAMES, source, pictures.draw, keys, cache_root)
+    return keep("shapes", pictures.CLASS_NAMES, source, pictures.draw, keys, __name__, cache_root)

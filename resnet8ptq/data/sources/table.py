@@ -20,8 +20,7 @@ from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import resizing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import decode
-from resnet8ptq.data.registry import SOURCES
-from resnet8ptq.data.sources import arrays, columns
+from resnet8ptq.data.sources import SOURCES, arrays, columns
 from resnet8ptq.data.sources.arrays import NO_LABELS
 from resnet8ptq.data.sources.columns import LABELS, PICTURES, Table, list_names
 from resnet8ptq.data.splitting import Named, keep_split, split_one

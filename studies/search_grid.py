@@ -1,4 +1,4 @@
-"""The grid of `experiment=search`, from benchmarks/search.csv, and what a search finds of it."""
+"""The grid of `experiment=search`, from studies/search.csv, and what a search finds of it."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from benchmarks.setting import REPO
 from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.report import pareto
 
-RECORD = REPO / "benchmarks" / "search.csv"
+RECORD = REPO / "studies" / "search.csv"
 NEAR = 0.99  # of the whole front's hypervolume
 PREFIX = "per_backend.onnx."  # what only ONNX Runtime's runs vary
 

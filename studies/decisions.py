@@ -1,10 +1,10 @@
-"""`python -m benchmarks.decisions`: how often the verdicts of sweeps with a known truth are wrong.
+"""`python -m studies.decisions`: how often the verdicts of sweeps with a known truth are wrong.
 
 Real predictions are resampled. A sweep of a dozen configurations is run, on CIFAR-10 where
 `CIFAR10_DIR` and `RESNET8_H5` name it, else on the embedded data; how often its models lose an
 image that FP32 gets right, or win one, is taken as that image's probability. Scaled so that the
 expected loss is the one wanted, they make models whose loss is known, and which err on the same
-images, as real ones do. Written: `benchmarks/decisions.csv` and `docs/images/decisions.png`.
+images, as real ones do. Written: `studies/decisions.csv` and `studies/decisions.png`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from resnet8ptq.report.verdicts import FAIL, PASS, decide
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm, mcnemar_of, tango
 
-FIGURE = REPO / "docs" / "images" / "decisions.png"
+FIGURE = Path(__file__).with_name("decisions.png")
 TABLE = Path(__file__).with_name("decisions.csv")
 SWEEP = (
     *("backend=onnx", "dtype=int8,uint8,u8s8", "per_channel=true,false"),
@@ -198,7 +198,7 @@ def figure(found: Sequence[Wrong]) -> Figure:
 
 def main() -> int:
     """Simulate, and write the table and the figure; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decisions", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.decisions", description=__doc__)
     parser.add_argument("--sweeps", type=int, default=1000, help="of each kind (default: 1000)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

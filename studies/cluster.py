@@ -1,6 +1,6 @@
 """A sweep of 48 on a Ray cluster that loses a node and then the sweep itself, and is resumed.
 
-    python -m benchmarks.cluster [FOLDER]
+    python -m studies.cluster [FOLDER]
 
 Two nodes of one CPU each on this machine, on 127.0.0.1. One node is killed after a quarter of the
 runs, the sweep after half of them, each with SIGKILL; `sweep.resume=true` goes on with what is

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.formats`: QDQ or QOperator, weights per tensor or per channel, on this CPU.
+"""`python -m studies.formats`: QDQ or QOperator, weights per tensor or per channel, on this CPU.
 
 ONNX Runtime's guidance prefers QDQ, and per tensor on CPUs; the flagship is neither. All four are
 made by a sweep on CIFAR-10, loaded again in one process, and timed in turns with FP32: at four

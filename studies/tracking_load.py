@@ -1,6 +1,6 @@
 """What a store holds: runs logged by many processes at once, through `resnet8ptq.tracking`.
 
-    python -m benchmarks.tracking_load DATABASE    a server on that (empty) PostgreSQL database,
+    python -m studies.tracking_load DATABASE    a server on that (empty) PostgreSQL database,
                                                    beside an SQLite file
 
 A run has what a real one has (params, metrics, data sets, six files), but nothing is quantized.

@@ -1,14 +1,14 @@
-"""Recipes judged on several networks: `python -m benchmarks.recipes [key=value ...]`.
+"""Recipes judged on several networks: `python -m studies.recipes [key=value ...]`.
 
-    python -m benchmarks.recipes                                  all networks, draws and recipes
-    python -m benchmarks.recipes networks=shapes,mnist seeds=1,2  some of them
-    python -m benchmarks.recipes report=true                      only the tables
+    python -m studies.recipes                                  all networks, draws and recipes
+    python -m studies.recipes networks=shapes,mnist seeds=1,2  some of them
+    python -m studies.recipes report=true                      only the tables
 
 A recommendation is worth what it does on networks that it was not chosen on. Each network is
 quantized by each recipe with each calibration draw, and scored on held-out samples, to choose by,
 and on test samples, to report. What was measured is kept in recipes.csv and not measured again.
 SHARED names the folder of networks and data (`resnet8`, `ic02`, `kws`, ...), RETRAINED one with
-files of `benchmarks.train_cifar10`; a network whose files are not there is left out.
+files of `studies.train_cifar10`; a network whose files are not there is left out.
 """
 
 import csv
@@ -39,7 +39,7 @@ from resnet8ptq.experiment.preparation import Workspace
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import settle
 
-RECORD = REPO / "benchmarks" / "recipes.csv"
+RECORD = REPO / "studies" / "recipes.csv"
 SHARED = os.environ.get("SHARED", "")
 _COCO = ("data=folder", f"data.root={SHARED}/coco/images", "data.labels=none")
 _OTHERS = f"model.path={SHARED}/networks"
@@ -118,7 +118,7 @@ SIDES = ("held_out", "test")
 
 @dataclass
 class Arguments:
-    """What `python -m benchmarks.recipes` takes, as key=value; lists with commas."""
+    """What `python -m studies.recipes` takes, as key=value; lists with commas."""
 
     networks: str = ""
     recipes: str = ""

@@ -1,8 +1,8 @@
 """Does `experiment=search` find what its whole grid holds, and in how many runs?
 
-    python -m benchmarks.search grid       run the whole grid: benchmarks/search.csv (minutes)
-    python -m benchmarks.search replay     samplers on the recorded grid: tables and a figure
-    python -m benchmarks.search searches   three real searches beside the record (minutes)
+    python -m studies.search grid       run the whole grid: studies/search.csv (minutes)
+    python -m studies.search replay     samplers on the recorded grid: tables and a figure
+    python -m studies.search searches   three real searches beside the record (minutes)
 
 `replay` runs no network: a sampler proposes, and the record answers. Runs are distinct
 configurations: a search runs none twice, so that a repeated proposal costs next to nothing.
@@ -18,8 +18,11 @@ from pathlib import Path
 
 import optuna
 
-from benchmarks import search_replay
-from benchmarks.search_grid import (
+from benchmarks.setting import Setting
+from benchmarks.tables import table
+from resnet8ptq.core import files
+from studies import search_replay
+from studies.search_grid import (
     NEAR,
     PREFIX,
     RECORD,
@@ -29,9 +32,6 @@ from benchmarks.search_grid import (
     runs_to_front,
     settings,
 )
-from benchmarks.setting import Setting
-from benchmarks.tables import table
-from resnet8ptq.core import files
 
 
 def record_grid(setting: Setting) -> None:
@@ -90,7 +90,7 @@ def main(words: list[str]) -> int:
     if words not in (["grid"], ["replay"], ["searches"]):
         print(__doc__, file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="studies-") as scratch:
         setting = Setting(Path(scratch), 1)
         if words == ["grid"]:
             record_grid(setting)

@@ -9,13 +9,13 @@ import numpy as np
 import optuna
 from matplotlib.figure import Figure
 
-from benchmarks.search_grid import NEAR, Grid, Run, runs_to_best, runs_to_front
 from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.core import figures, files
 from resnet8ptq.report import pareto
+from studies.search_grid import NEAR, Grid, Run, runs_to_best, runs_to_front
 
-FIGURE = REPO / "docs" / "images" / "search.png"
+FIGURE = REPO / "studies" / "search.png"
 SEEDS = range(100)
 TRIALS = 250  # as the search has it
 

@@ -4,7 +4,8 @@ The other runs are copies of those of a real sweep, straight into MLflow's table
 with ids of their own. The sweep that is reported on is made of copies too, each with a seed,
 predictions, artifacts and a folder of its own.
 
-    python -m benchmarks.stores ROOT SWEEP    what calls take in the store at ROOT, for a sweep's id
+    python -m studies.stores               measure, and print the tables (minutes)
+    python -m studies.stores ROOT SWEEP    what calls take in the store at ROOT, for a sweep's id
 """
 
 import hashlib
@@ -182,12 +183,12 @@ def time_calls(root: Path, parent_id: str) -> Record:
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
-    from benchmarks import tracking_load
     from resnet8ptq.config.schema import TrackingConfig
     from resnet8ptq.sweep import resume
     from resnet8ptq.tracking import history, sync
     from resnet8ptq.tracking.store import open_store
     from resnet8ptq.tracking.sweep_file import Sweep
+    from studies import tracking_load
 
     store = open_store(TrackingConfig(root=str(root)))
     parent = history.load_run(store, parent_id)
@@ -233,7 +234,7 @@ def measure(setting: Setting) -> Record:
         while sweeps * len(copier.jobs) < others:
             copier.copy(f"other {sweeps}")
             sweeps += 1
-        command = setting.module("stores", home / "mlruns", parent_id)
+        command = [sys.executable, "-m", "studies.stores", str(home / "mlruns"), parent_id]
         calls = process.run(command, setting.fresh(), setting.environment(cache))
         command = [sys.executable, "-m", "resnet8ptq", "report", f"run_id={parent_id}"]
         command += [f"root={home / 'mlruns'}", "folder=."]
@@ -277,5 +278,15 @@ def _cell(call: Record) -> str:
     return f"{1000 * statistics.median(call['cpu_s']):.1f} ({call['statements']})"
 
 
+def main(words: list[str]) -> None:
+    """Time the calls in a store; without one, make stores and measure them all."""
+    if words:
+        root, sweep = words
+        print(json.dumps(time_calls(Path(root), sweep)))
+        return
+    with tempfile.TemporaryDirectory(prefix="studies-") as scratch:
+        print(render(measure(Setting(Path(scratch), rounds=3))))
+
+
 if __name__ == "__main__":
-    print(json.dumps(time_calls(Path(sys.argv[1]), sys.argv[2])))
+    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Train MLPerf Tiny's ResNet8 on CIFAR-10 again, with another seed or width, as a Keras file.
 
-    python -m benchmarks.train_cifar10 output=resnet8_s1.h5 seed=1
-    python -m benchmarks.train_cifar10 output=resnet8_w24.h5 seed=3 width=24
+    python -m studies.train_cifar10 output=resnet8_s1.h5 seed=1
+    python -m studies.train_cifar10 output=resnet8_w24.h5 seed=3 width=24
 
 A recommendation has to hold on networks that it was not chosen on. An epoch takes about a minute on
 two cores at width 16. Sums in several threads may differ in the last digit, so that a second run
@@ -27,7 +27,7 @@ PEAK_RATE = 4e-3
 
 @dataclass
 class Arguments:
-    """What `python -m benchmarks.train_cifar10` takes, as key=value."""
+    """What `python -m studies.train_cifar10` takes, as key=value."""
 
     output: str = "resnet8.h5"
     seed: int = 1
