@@ -112,10 +112,9 @@ def _errors(values: Array, inputs: Callable[[slice], NDArray[np.float32]]) -> ND
     if values[:1].size == 1:
         return values.reshape(-1).astype(np.float64)
     errors = np.empty(len(values))
-    rows = max(1, distortion.AT_ONCE // values[:1].size)
-    for start in range(0, len(values), rows):
-        part = slice(start, min(start + rows, len(values)))
-        wide = (values[part].astype(np.float64) - inputs(part)).reshape(part.stop - start, -1)
+    for part in distortion.parts(values):
+        error = values[part].astype(np.float64) - inputs(part)
+        wide = error.reshape(len(error), -1)
         errors[part] = (wide**2).mean(axis=1)
     return errors
 

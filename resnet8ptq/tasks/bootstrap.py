@@ -88,7 +88,6 @@ class BootstrapScores(Scores):
 
     Attributes:
         statistic: the metric of the items with these indices.
-        items: number of items.
         resamples: number of bootstrap samples.
         per_item: the value of each item [n], where the metric has one.
         others: further metrics, by MLflow name.
@@ -97,7 +96,6 @@ class BootstrapScores(Scores):
 
     outputs: Outputs
     statistic: Callable[[NDArray[np.int64]], float]
-    items: int
     resamples: int
     per_item: Values | None = None
     others: Metrics = field(default_factory=dict)
@@ -106,17 +104,17 @@ class BootstrapScores(Scores):
     @property
     def total(self) -> int:
         """Number of items."""
-        return self.items
+        return len(self.outputs)
 
     @cached_property
     def value(self) -> float:
         """The metric of all items."""
-        return self.statistic(np.arange(self.items))
+        return self.statistic(np.arange(self.total))
 
     @cached_property
     def per_sample(self) -> Replicates:
         """The metric of each bootstrap sample, and the values of the items."""
-        return Replicates(bootstrap(self.statistic, self.items, self.resamples), self.per_item)
+        return Replicates(bootstrap(self.statistic, self.total, self.resamples), self.per_item)
 
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the outputs in dB."""

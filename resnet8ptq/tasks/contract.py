@@ -378,16 +378,6 @@ class Comparison:
         return Paired(self.model.per_sample, self.baseline.per_sample)
 
 
-def measure_distance(comparison: Comparison) -> Metrics:
-    """Return the SQNR as a metric."""
-    return {"sqnr_db": comparison.sqnr_db}
-
-
-def keep_paired(comparison: Comparison) -> dict[str, Array]:
-    """Return the arrays that a later paired test needs."""
-    return comparison.paired.arrays()
-
-
 def summarize(comparison: Comparison) -> str:
     """Return the primary metric and its change."""
     metric = comparison.metric
@@ -413,7 +403,7 @@ class Task:
         figure_files: caption of each figure by its file name.
         figures: draws the figures by file name, given a title.
         pair_metrics: metrics of a comparison by MLflow name.
-        arrays: the content of `predictions.npz`.
+        arrays: the content of `predictions.npz`, with the arrays of the paired test.
         tables: CSV files by name.
         documents: other files by name.
         doubt: the reason why no verdict holds beside a baseline with these scores, or None. The
@@ -434,11 +424,11 @@ class Task:
     reduction: Reduction | None = None
     params: Mapping[str, str] = field(default_factory=dict)
     figure_files: Mapping[str, str] = field(default_factory=dict)
-    figures: "Callable[[Comparison, str], dict[str, Figure]]" = lambda comparison, title: {}
-    pair_metrics: Callable[[Comparison], Metrics] = measure_distance
-    arrays: Callable[[Comparison], dict[str, Array]] = keep_paired
-    tables: Callable[[Comparison], dict[str, Table]] = lambda comparison: {}
-    documents: Callable[[Comparison], dict[str, str]] = lambda comparison: {}
+    figures: "Callable[[Comparison, str], dict[str, Figure]]" = lambda pair, title: {}
+    pair_metrics: Callable[[Comparison], Metrics] = lambda pair: {"sqnr_db": pair.sqnr_db}
+    arrays: Callable[[Comparison], dict[str, Array]] = lambda pair: pair.paired.arrays()
+    tables: Callable[[Comparison], dict[str, Table]] = lambda pair: {}
+    documents: Callable[[Comparison], dict[str, str]] = lambda pair: {}
     doubt: Callable[[Any, float | None], str | None] = lambda baseline, expected: None
     summary: Callable[[Comparison], str] = summarize
 

@@ -46,7 +46,7 @@ def _score(
     Raises:
         ConfigError: it returns neither a number nor one for each sample, or fails.
     """
-    labels, items = targets.labels, len(outputs)
+    labels = targets.labels
 
     def measure(call: UserMetric, chosen: NDArray[np.int64] | slice) -> NDArray[np.float64]:
         values = [array[chosen] for array in outputs.values]
@@ -58,16 +58,14 @@ def _score(
         result = measure(call, slice(None))
     except Exception as error:  # code of the user
         raise ConfigError(f"task.metric: {title} failed ({one_line(error)})") from error
-    if result.shape not in ((), (items,)) or not np.isfinite(result).all():
+    if result.shape not in ((), (len(outputs),)) or not np.isfinite(result).all():
         raise ConfigError(
             f"task.metric: {title} returns {result.shape or result}; {TAKES}, all finite"
         )
     if result.shape:
-        return BootstrapScores(outputs, mean_of(result), items, resamples, result)
+        return BootstrapScores(outputs, mean_of(result), resamples, result)
     unchecked = _without_check(call)
-    return BootstrapScores(
-        outputs, lambda chosen: float(measure(unchecked, chosen)), items, resamples
-    )
+    return BootstrapScores(outputs, lambda chosen: float(measure(unchecked, chosen)), resamples)
 
 
 def _without_check(call: UserMetric) -> UserMetric:

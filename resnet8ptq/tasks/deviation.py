@@ -1,6 +1,5 @@
 """`task=deviation`: without labels, the relative error of the outputs against FP32's."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -42,10 +41,8 @@ def powers(values: Array, reference: Array) -> tuple[Values, Values]:
 
     Both are sums of squares. They stay as they are where FP32 returns only zeros.
     """
-    rows = max(1, distortion.AT_ONCE // max(1, reference[:1].size))
     noise, signal = np.empty(len(reference)), np.empty(len(reference))
-    for start in range(0, len(reference), rows):
-        part = slice(start, start + rows)
+    for part in distortion.parts(reference):
         exact = reference[part].reshape(len(reference[part]), -1).astype(np.float64)
         error = values[part].reshape(exact.shape) - exact
         noise[part], signal[part] = ((terms**2).sum(axis=1) for terms in (error, exact))
@@ -99,9 +96,7 @@ class DeviationValues(Replicates):
 
         FP32's outputs are the reference, so that each sample's share of the signal is certain.
         """
-        excess = self.noise - drop * self.signal
-        error = float(excess.std(ddof=1)) / math.sqrt(items) if items > 1 else 0.0
-        return Margin.student(float(excess.mean()), error, items)
+        return Margin.of_mean(self.noise - drop * self.signal)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The noise that quantization adds to the outputs of a network."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,13 @@ Array = NDArray[Any]
 Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
+def parts(values: Array) -> Iterator[slice]:
+    """Yield slices of samples [n, ...] with at most `AT_ONCE` values, or with one sample."""
+    rows = max(1, AT_ONCE // max(1, values[:1].size))
+    for start in range(0, len(values), rows):
+        yield slice(start, min(start + rows, len(values)))
+
+
 def noise_ratio(signal: Array, values: Array, transform: Transform | None = None) -> float:
     """Return sum (signal - values)**2 / sum signal**2; NaN for a signal of zero.
 
@@ -21,9 +28,7 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
         transform: applied to a batch of either first.
     """
     power = noise = 0.0
-    rows = max(1, AT_ONCE // max(1, signal[:1].size))
-    for start in range(0, len(signal), rows):
-        part = slice(start, start + rows)
+    for part in parts(signal):
         exact, noisy = (array[part].astype(np.float64) for array in (signal, values))
         if transform is not None:
             exact, noisy = transform(exact), transform(noisy)

@@ -57,13 +57,12 @@ def _score(primary: str, resamples: int, outputs: Outputs, targets: Targets) -> 
     def rmse(chosen: NDArray[np.int64]) -> float:
         return math.sqrt(squared[chosen].mean())
 
-    items = len(predicted)
-    every = np.arange(items)
+    every = np.arange(len(predicted))
     if primary == "mae":
         other: Metrics = {"rmse": rmse(every)}
-        return BootstrapScores(outputs, mae, items, resamples, absolute, other, absolute_of_mean)
+        return BootstrapScores(outputs, mae, resamples, absolute, other, absolute_of_mean)
     other = {"mae": mae(every)}
-    return BootstrapScores(outputs, rmse, items, resamples, squared, other, squared_of_mean)
+    return BootstrapScores(outputs, rmse, resamples, squared, other, squared_of_mean)
 
 
 def _flat(values: Array) -> NDArray[np.float64]:
@@ -74,10 +73,7 @@ def _doubt(primary: str, baseline: BootstrapScores, expected: float | None) -> s
     """Doubt an error that is not significantly below that of predicting the targets' mean."""
     errors, of_mean = baseline.per_item, baseline.of_mean
     assert errors is not None and of_mean is not None  # `_score` sets both
-    excess = errors - of_mean
-    error = float(excess.std(ddof=1)) / math.sqrt(len(excess)) if len(excess) > 1 else 0.0
-    margin = Margin.student(float(excess.mean()), error, len(excess))
-    if not of_mean.any() or margin.p_within <= SIGNIFICANCE:
+    if not of_mean.any() or Margin.of_mean(errors - of_mean).p_within <= SIGNIFICANCE:
         return None
     trivial = of_mean.mean() if primary == "mae" else math.sqrt(of_mean.mean())
     show = _error_metric(primary).show

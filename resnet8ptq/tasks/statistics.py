@@ -105,6 +105,13 @@ class Margin:
         tail = float(stdtr(items - 1, -abs(excess) / error))
         return cls(math.copysign(float(ndtri(max(tail, sys.float_info.min))), excess))
 
+    @classmethod
+    def of_mean(cls, excess: Values) -> Self:
+        """Return the margin of a mean loss, from each item's excess over the limit [n]."""
+        items = len(excess)
+        error = float(excess.std(ddof=1)) / math.sqrt(items) if items > 1 else 0.0
+        return cls.student(float(excess.mean()), error, items)
+
 
 UNKNOWN = Margin(0.0, math.inf)
 
