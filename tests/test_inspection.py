@@ -114,10 +114,15 @@ def test_settings_that_fit(tmp_path):
     done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
     assert "data=arrays: samples [28, 28, 3] fit as [3, 28, 28]" in done.out
     assert "data=arrays: labels from 0 to 1 fit: it returns 2 values" in done.out
+    (tmp_path / "b.npz").write_bytes(b"no archive")
+    words = (*files, f"data.root={tmp_path / 'b.npz'}")
+    done = call(tmp_path, "+analysis=inspect", "data=arrays", *words)
+    assert done.code == 0
+    assert "data=arrays: " in done.out and "b.npz" in done.out
     (tmp_path / "a.npz").unlink()
     done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
-    assert done.code == 0
-    assert "data=arrays: data.root: got " in done.out
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert "(not there)" in done.errors[0]
 
 
 def test_a_sweep_of_inspections_is_refused(tmp_path):

@@ -11,10 +11,11 @@ from forked import call_process
 from PIL import Image
 from test_cifar10 import write_folder
 
-from resnet8ptq.core import cache
+from resnet8ptq.core import code
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import locate, shapes
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.sweep import identity, resume
 from resnet8ptq.tracking import history, journal, sync, upload
 from resnet8ptq.tracking.journal import Journal
@@ -66,15 +67,19 @@ def run_job(sweep: Sweep, number: int, digest: str, error: BaseException | None 
     return run.run_id
 
 
+def identify(*overrides: str) -> str:
+    return identity.find(settle(make_config(*overrides)))
+
+
 def test_the_same_run_has_one_identity() -> None:
-    first = identity.find(make_config(*SHAPES))
-    assert first == identity.find(make_config(*SHAPES))
+    first = identify(*SHAPES)
+    assert first == identify(*SHAPES)
     for kept_elsewhere in (
         *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
         *("report.max_drop=0.1", "sweep.resume=true", "objectives=[accuracy]"),
         "+per_backend.torch.float_output=true",
     ):
-        assert identity.find(make_config(*SHAPES, kept_elsewhere)) == first
+        assert identify(*SHAPES, kept_elsewhere) == first
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ def test_the_same_run_has_one_identity() -> None:
     ],
 )
 def test_another_setting_is_another_run(other: str) -> None:
-    assert identity.find(make_config(*SHAPES, other)) != identity.find(make_config(*SHAPES))
+    assert identify(*SHAPES, other) != identify(*SHAPES)
 
 
 def test_another_network_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_another_network_is_another_run_wherever_it_lies(tmp_path: Path) -> None
         path = tmp_path / folder / "model.h5"
         path.parent.mkdir()
         path.write_bytes(content)
-        found.append(identity.find(make_config(*SHAPES, f"model.path={path}")))
+        found.append(identify(*SHAPES, f"model.path={path}"))
     assert found[0] == found[1] != found[2]
 
 
@@ -105,16 +110,16 @@ def test_another_table_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
     for name, content in (("a", "{}"), ("b", "{}"), ("c", "[]")):
         path = tmp_path / f"{name}.json"
         path.write_text(content)
-        found.append(identity.find(make_config(*SHAPES, f"calib.table={path}")))
+        found.append(identify(*SHAPES, f"calib.table={path}"))
     assert found[0] == found[1] != found[2]
 
 
 def test_other_pictures_that_calibrate_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
-    found = [identity.find(make_config(*SHAPES))]
+    found = [identify(*SHAPES)]
     for name, grey in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
         Image.new("RGB", (32, 32), (grey,) * 3).save(tmp_path / name / "picture.png")
-        found.append(identity.find(make_config(*SHAPES, f"calib.images={tmp_path / name}")))
+        found.append(identify(*SHAPES, f"calib.images={tmp_path / name}"))
     assert found[1] == found[2]
     assert len(set(found)) == 3
 
@@ -128,16 +133,17 @@ def test_other_code_of_the_users_own_is_another_run(
         code = f"def metric(outputs, targets):\n    return {number}\n"
         (tmp_path / "metric_of_a_run.py").write_text(code)
         settings = "task=custom", "task.metric._target_=metric_of_a_run.metric"
-        found.append(identity.find(make_config(*SHAPES, *settings)))
+        found.append(identify(*SHAPES, *settings))
     assert found[0] == found[1] != found[2]
 
 
-def test_data_that_stands_in_is_not_warned_of_twice(
+def test_data_that_stands_in_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(locate, "_find_cifar10", lambda: (None, "nowhere"))
-    identity.find(make_config("data=cifar10"))
-    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+    identify("data=cifar10")
+    (warned,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "CIFAR-10 NOT FOUND" in warned.message
 
 
 def test_other_images_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
@@ -145,7 +151,7 @@ def test_other_images_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
     found = []
     for name, train, test in (("a", 4, 3), ("b", 4, 3), ("c", 5, 3), ("d", 4, 2)):
         root = write_folder(tmp_path / name, train, test)
-        found.append(identity.find(make_config(*settings, f"data.root={root}")))
+        found.append(identify(*settings, f"data.root={root}"))
     assert found[0] == found[1]
     assert len(set(found)) == 3
 
@@ -153,18 +159,16 @@ def test_other_images_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
 def test_other_code_or_versions_are_another_run_and_another_sweep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = identity.find(make_config(*SHAPES)), identity.sweep_key(["dtype=int8"])
-    monkeypatch.setattr(cache, "code", lambda *_: "other code")
-    after = identity.find(make_config(*SHAPES)), identity.sweep_key(["dtype=int8"])
+    before = identify(*SHAPES), identity.sweep_key(["dtype=int8"])
+    monkeypatch.setattr(code, "behind", lambda *_: "other code")
+    after = identify(*SHAPES), identity.sweep_key(["dtype=int8"])
     assert before[0] != after[0]
     assert before[1] != after[1]
 
 
 def test_the_order_of_a_plan_is_no_setting() -> None:
     plans = ("{a: 4, b: 8}", "{b: 8, a: 4}", "{a: 8, b: 4}")
-    one, same, other = (
-        identity.find(make_config(*SHAPES, f"precision.plan={plan}")) for plan in plans
-    )
+    one, same, other = (identify(*SHAPES, f"precision.plan={plan}") for plan in plans)
     assert one == same != other
 
 

@@ -15,15 +15,12 @@ from resnet8ptq.data.sources import SOURCES, cifar10
 log = logging.getLogger(__name__)
 
 
-def settle(config: DataConfig, quiet: bool = False) -> DataConfig:
+def settle(config: DataConfig) -> DataConfig:
     """Decide which data set this run uses and where it lies.
 
     The user's own lie where `data.root` says. CIFAR-10 lies there, or where `$CIFAR10_DIR` says.
     Where neither is set, it is looked for in `data/cifar-10-batches-py` and the download cache, and
     then downloaded. Where that fails, `data.on_missing=shapes` falls back to the embedded set.
-
-    Args:
-        quiet: do not warn of that: another call of this run does.
 
     Returns:
         The config with `root` set to an absolute path; for the embedded set, `name` is `shapes`
@@ -41,7 +38,7 @@ def settle(config: DataConfig, quiet: bool = False) -> DataConfig:
     given = getattr(config, source.key)
     root = None if given is None else Path(given).expanduser().absolute()
     if root is None and config.name == "cifar10":
-        return _settle_cifar10(config, quiet)
+        return _settle_cifar10(config)
     there = root is not None and (
         (source.file and root.is_file()) or (source.folder and root.is_dir())
     )
@@ -53,14 +50,13 @@ def settle(config: DataConfig, quiet: bool = False) -> DataConfig:
     return replace(config, **{source.key: str(root)})
 
 
-def _settle_cifar10(config: DataConfig, quiet: bool) -> DataConfig:
+def _settle_cifar10(config: DataConfig) -> DataConfig:
     root, tried = _find_cifar10()
     if root is not None:
         return replace(config, root=str(root))
     if config.on_missing == "error":
         raise DataNotFoundError(f"data.root: no CIFAR-10 found; tried {tried}")
-    log.log(
-        logging.DEBUG if quiet else logging.WARNING,
+    log.warning(
         "CIFAR-10 NOT FOUND: this run uses the embedded data set `shapes` and its own model "
         "instead; its numbers say nothing about CIFAR-10. Tried %s. To fix it, set CIFAR10_DIR or "
         "data.root to the folder of the published batches; data.on_missing=error refuses instead.",
