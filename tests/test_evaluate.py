@@ -16,7 +16,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import batching, evaluator, inference
 from resnet8ptq.evaluation.batching import BATCH_SIZES, Batching
-from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.contract import PROBABILITIES
 
 Cost = Callable[[Batching], float]  # seconds for each image
@@ -56,7 +56,7 @@ def evaluator_of(
     network: str, runtime: Runtime, batch_size: int | None = None
 ) -> evaluator.Evaluator:
     fp32 = SimpleNamespace(sha256=network, final=PROBABILITIES)
-    return evaluator.Evaluator(fp32, Classification(("a", "b")), runtime, batch_size)
+    return evaluator.Evaluator(fp32, classification.build(("a", "b")), runtime, batch_size)
 
 
 def run(count: int, cache: Path, *overrides: str, network: str = "a") -> inference.Evaluation:

@@ -22,8 +22,7 @@ from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
-from resnet8ptq.tasks.agreement import Agreement
-from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks import agreement, classification
 from resnet8ptq.tasks.contract import Outputs, Targets, Task
 
 NODES = [f"layer_{i}" for i in range(6)]
@@ -95,7 +94,7 @@ def test_no_drop_has_no_sign() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "perfect"), [(Classification(("a", "b", "c")), True), (Agreement(), False)]
+    ("task", "perfect"), [(classification.build(("a", "b", "c")), True), (agreement.build(), False)]
 )
 def test_held_out_images_that_fp32_knows_by_heart_are_told(
     task: Task, perfect: bool, caplog: pytest.LogCaptureFixture

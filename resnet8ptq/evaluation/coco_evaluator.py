@@ -14,7 +14,7 @@ from resnet8ptq.graph.session import open_session
 from resnet8ptq.tasks.contract import Outputs
 from resnet8ptq.tasks.detection import average_precision
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
-from resnet8ptq.tasks.detection.task import Scores
+from resnet8ptq.tasks.detection.scores import DetectionScores
 
 
 class CocoEvaluator:
@@ -77,7 +77,8 @@ class CocoEvaluator:
             if self._decoder is None:
                 self._decoder = self._find_decoder(step, reader.input_name, class_ids)
             detections = Outputs(self._decoder(self._run_on(step)))
-            self._results += Scores(detections, records, class_ids, self.config.resamples).results
+            scores = DetectionScores(detections, records, class_ids, self.config.resamples)
+            self._results += scores.results
             self._run |= ids
 
     def get_result(self) -> list[dict[str, Any]]:

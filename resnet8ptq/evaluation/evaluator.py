@@ -146,8 +146,7 @@ class Evaluator:
 
     def drop(self, config: QuantizationConfig, path: Path, samples: Split) -> float:
         """Return how much worse than FP32 the artifact at `path` is, adjusted for ties."""
-        comparison = self.compare(config, path, samples, logits=False).comparison
-        return self.task.metric.drop(comparison.fair_delta, comparison.baseline.fair)
+        return self.compare(config, path, samples, logits=False).comparison.fair_drop
 
     def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
         """Return the scores of the FP32 network in the framework of `config`, computed once."""
@@ -189,7 +188,7 @@ class Evaluator:
             "model": files.sha256(self.network.onnx_path),
             "backend": _backend(config),
             "images": samples.digest,
-            "reduction": f"{reduction} {code.behind(type(self.task).__module__)}"
+            "reduction": f"{reduction} {code.behind(type(reduction).__module__)}"
             if reduction
             else "",
             **cache.made_with(__name__),

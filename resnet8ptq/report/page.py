@@ -391,9 +391,7 @@ def main(words: list[str]) -> None:
         print(path)
 
 
-def _load_races(
-    store: Store, parent: RunRecord, families: int
-) -> list[PairedLatency | None]:
+def _load_races(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
     """Return the race of the best models of each family; None without one."""
     try:
         with history.artifact(store, parent, FILE) as path:

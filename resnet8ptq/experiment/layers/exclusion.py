@@ -165,8 +165,8 @@ class _Variants:
         compared = self.evaluator.compare(
             variant, quantized.path, self.samples.held_out, logits=False
         )
-        comparison, metric = compared.comparison, self.evaluator.task.metric
-        drop = metric.drop(comparison.fair_delta, comparison.baseline.fair)
+        comparison = compared.comparison
+        drop = comparison.fair_drop
         return Trial(nodes, comparison.model.fair, drop, quantized.size_bytes, quantized.path)
 
     def rank(self) -> list[Layer]:
