@@ -1,7 +1,7 @@
 """What a network's file is: inputs, outputs, operators, and what it takes to run it here.
 
-An ONNX file is only read; of the other formats the graph is exported first, in a process of its
-own, and kept in the cache. Nothing is run or quantized.
+An ONNX file is only parsed; of the other formats the graph is exported first. Both take a process
+of their own, and the graph is kept in the cache. Nothing is run or quantized.
 """
 
 import math
@@ -15,7 +15,8 @@ import onnx
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import ModelError, PtqError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
@@ -111,8 +112,8 @@ def inspect(
     if found is None and module is None:
         raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
     name = found.name if found else "module"
-    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, shape, module)
-    graph = onnx.shape_inference.infer_shapes(proto).graph
+    proto = _export(path, name, cache_root, shape, module)
+    graph = proto.graph
     constants = list(gate.find_all(graph, onnx.TensorProto))
     takes = [each for each in BACKENDS if each != "tflite" or name in TFLITE_FORMATS]
     quantized = {backend: quantized_operators(backend) for backend in takes}
@@ -148,7 +149,7 @@ def find_picture_size(
     path = locate(config, data_name)
     found = sources.find_format(path)
     name = found.name if found else ""
-    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, None, None)
+    proto = _export(path, name, cache_root, None, None)
     return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
@@ -175,17 +176,29 @@ def _export(
 
     def make(folder: Path) -> None:
         network = module is not None  # the user's own code, which may download
-        exported = isolation.call(_read, path, shape, module, crashed=crashed, network=network)
+        exported = isolation.call(
+            _read, path, name, shape, module, crashed=crashed, network=network
+        )
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
-def _read(path: Path, shape: Shape, module: Module | None) -> bytes:
+def _read(path: Path, name: str, shape: Shape, module: Module | None) -> bytes:
+    """Return the graph, with the shapes that follow from it; an ONNX file's as it is."""
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
-    return bytes(sources.read(path, shape if module else None, module).proto.SerializeToString())
+    try:
+        if name == "onnx":
+            proto = gate.read(path)
+        else:
+            proto = sources.read(path, shape if module else None, module).proto
+        return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
+    except PtqError:
+        raise
+    except Exception as error:  # TensorFlow's, torch's and ONNX's own
+        raise ModelError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
 def quantized_operators(backend: str) -> frozenset[str]:
