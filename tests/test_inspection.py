@@ -25,8 +25,15 @@ def found(tmp_path):
     return summarize(path, tmp_path)
 
 
-def test_an_onnx_file_is_read_without_a_conversion(found, monkeypatch):
-    monkeypatch.setattr(summary, "_export", None)
+def test_an_onnx_file_is_parsed_in_a_process_of_its_own_without_a_conversion(tmp_path, monkeypatch):
+    path = tmp_path / "network.onnx"
+    onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10]), path)
+    monkeypatch.setattr(summary.gate, "read", None)  # of this process
+    monkeypatch.setattr(summary.onnx, "shape_inference", None)
+    assert str(summarize(path, tmp_path).contract.outputs[0]) == "given [10] float32"
+
+
+def test_the_content_of_an_onnx_file_is_summarized(found):
     assert [str(each) for each in found.contract.inputs] == ["pixels:0 [32, 32, 3] float32"]
     assert [str(each) for each in found.contract.outputs] == ["given [10] float32"]
     assert (found.contract.batch, found.opset, found.format) == (1, 13, ".onnx file")

@@ -621,6 +621,11 @@ def test_a_file_too_large_for_protobuf_is_not_read(refused, tmp_path):
     assert "larger than 2 GiB" in refused(path)
 
 
+def test_a_file_of_more_nodes_than_a_network_has(refused, monkeypatch):
+    monkeypatch.setattr(gate, "MAX_NODES", 3)
+    assert "nodes, takes 3 at most" in refused(build())
+
+
 quick = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -19,6 +19,8 @@ URL = (
     "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
     "trained_models/pretrainedResnet.h5"
 )
+MAX_BYTES = 2**31 - 1  # as each format's own limit
+MAX_FOLDER_BYTES = 2**33  # of variables, three times where an optimizer's lie beside them
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
 
@@ -111,4 +113,13 @@ def _checked(path: Path, key: str) -> Path:
         raise ModelError(f"{key}: {path} is empty")
     if sources.find_format(path) is None:
         raise ModelError(f"{key}: {path} is not a model; {sources.TAKES}")
+    _check_size(path)  # a file with holes can be larger than the disk, and all of it is hashed
     return path
+
+
+def _check_size(path: Path) -> None:
+    inside = path.rglob("*") if path.is_dir() else [path]
+    size = sum(each.stat().st_size for each in inside if each.is_file())
+    most = MAX_FOLDER_BYTES if path.is_dir() else MAX_BYTES
+    if size > most:
+        raise ModelError(f"{path}: larger than {most / 2**30:.0f} GiB, the most that is read")

@@ -1,7 +1,7 @@
 """Summarizes a network's file: inputs, outputs, operators, and the requirements to run it here.
 
-An ONNX file is only read; other formats are first exported, in a separate process, and cached.
-Nothing is run or quantized.
+An ONNX file is only parsed; the graph of other formats is exported first. Both happen in a separate
+process, and the cache keeps the graph. Nothing is run or quantized.
 """
 
 import math
@@ -15,7 +15,8 @@ import onnx
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.console import print_table, say, stdout
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import ModelError, PtqError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
@@ -112,8 +113,8 @@ def summarize(
         raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
     name = file_format.name if file_format else "module"
     words = file_format.takes.split(" ", 1)[1] if file_format else ""
-    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, shape, module)
-    graph = onnx.shape_inference.infer_shapes(proto).graph
+    proto = _export(path, name, cache_root, shape, module)
+    graph = proto.graph
     constants = list(gate.find_all(graph, onnx.TensorProto))
     backends = [b for b in BACKENDS if b != "tflite" or name in TFLITE_FORMATS]
     quantized = {backend: quantized_operators(backend) for backend in backends}
@@ -149,7 +150,7 @@ def find_picture_size(
     path = locate(config, data_name)
     file_format = sources.find_format(path)
     name = file_format.name if file_format else ""
-    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, None, None)
+    proto = _export(path, name, cache_root, None, None)
     return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
@@ -176,17 +177,29 @@ def _export(
 
     def make(folder: Path) -> None:
         network = module is not None  # the user's code, which may download
-        exported = isolation.call(_read, path, shape, module, crashed=crashed, network=network)
+        exported = isolation.call(
+            _read, path, name, shape, module, crashed=crashed, network=network
+        )
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
-def _read(path: Path, shape: Shape, module: Module | None) -> bytes:
+def _read(path: Path, name: str, shape: Shape, module: Module | None) -> bytes:
+    """Return the graph, with the shapes that follow from it; an ONNX file's as it is."""
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
-    return bytes(sources.read(path, shape if module else None, module).proto.SerializeToString())
+    try:
+        if name == "onnx":
+            proto = gate.read(path)
+        else:
+            proto = sources.read(path, shape if module else None, module).proto
+        return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
+    except PtqError:
+        raise
+    except Exception as error:  # TensorFlow's, torch's and ONNX's own
+        raise ModelError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
 def quantized_operators(backend: str) -> frozenset[str]:

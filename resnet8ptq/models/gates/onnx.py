@@ -19,6 +19,7 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
+MAX_NODES = 200_000  # two bytes of a file make one, which takes a hundred in memory
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two names of the same domain
 _QUANTIZED = re.compile(
@@ -50,6 +51,8 @@ def read(path: Path) -> onnx.ModelProto:
         proto.ParseFromString(path.read_bytes())
         if not proto.graph.node:
             raise ValueError("holds no graph")
+        if len(proto.graph.node) > MAX_NODES:
+            raise ValueError(f"has {len(proto.graph.node):,} nodes, takes {MAX_NODES:,} at most")
         proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
     except Exception as error:  # protobuf's own, which differ between its implementations
         raise ModelError(f"{path}: not an ONNX model ({one_line(error)})") from None

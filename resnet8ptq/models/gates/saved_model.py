@@ -5,7 +5,7 @@ that tf2onnx can convert, calls of functions, and variables; to restore variable
 that this takes. TensorFlow imports the graph only after the check.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -50,9 +50,13 @@ def read(folder: Path) -> Program:
     """Parse a SavedModel, and check its inference part.
 
     Raises:
-        ModelError: damaged, several inputs, or operators that inference does not need.
+        ModelError: damaged, several inputs, operators that inference does not need, or variables of
+            another folder.
     """
     path = folder / FILE
+    for stored in (folder / "variables").glob("*"):
+        if not stored.is_file():
+            raise ModelError(f"{folder}: variables/{stored.name} is no regular file")
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{folder}: {FILE} is larger than 2 GiB")
     try:
@@ -82,6 +86,12 @@ def _take(content: bytes, folder: Path) -> Program:
     restores = [saver.restore_op_name.split(":")[0]] if saver.restore_op_name else []
     inference = _imported_ops()
     cut = tf.compat.v1.graph_util.extract_sub_graph
+    filename = saver.filename_tensor_name.split(":")[0]
+    if restores and (reader := next(_foreign_reads(cut(meta.graph_def, restores), filename), None)):
+        raise ModelError(
+            f"{folder}: its operator {reader!r} restores variables from a path of its own; "
+            "takes those that lie in the folder"
+        )
     for roots, allowed in ((ends, inference), (restores, _RESTORE)):
         if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
             raise ModelError(
@@ -127,6 +137,35 @@ def _imported_ops() -> set[str]:
 def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
     bodies = (function.node_def for function in _reachable(graph).values())
     return (node.op for node in chain(graph.node, *bodies) if node.op not in allowed)
+
+
+def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
+    """Yield the operators that read a checkpoint, or are called with text, of another path.
+
+    Args:
+        filename: the node that takes the path of the folder's own checkpoint. The text that a
+            function is called with is that path, or the call is refused.
+    """
+    from tensorflow import string
+
+    functions = _reachable(graph).values()
+    bodies = [(each.node_def, {arg.name for arg in each.signature.input_arg}) for each in functions]
+    for nodes, own in [(graph.node, {filename}), *bodies]:
+        passed_on = {node.name: node.input[0] for node in nodes if node.op == "Identity"}
+        for node in nodes:
+            kinds = node.attr["Tin"].list.type if node.op in _CALLS else ()
+            paths = [place for place, kind in enumerate(kinds) if kind == string.as_datatype_enum]
+            for place in [0] if node.op == "RestoreV2" else paths:
+                if _origin(node.input[place], passed_on) not in own:
+                    yield node.name
+
+
+def _origin(tensor: str, passed_on: Mapping[str, str]) -> str:
+    """Return the node or argument that a tensor comes from, behind what passes it on."""
+    name = tensor.split(":")[0]
+    for _ in passed_on:
+        name = passed_on.get(name, name).split(":")[0]
+    return name
 
 
 def _reachable(graph: Any) -> dict[str, Any]:
