@@ -19,14 +19,14 @@ from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment.settings import Settings
-    from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.run import Run
     from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
 
 
-def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Record | None":
+def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRecord | None":
     """Run, and show the result beside its baseline; None for an inspection, which records none.
 
     Args:
@@ -37,21 +37,21 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     if config.analysis.name == "inspect":
-        from resnet8ptq.experiment.inspecting import run_inspection
+        from resnet8ptq.experiment.inspection import run_inspection
 
         named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
         run_inspection(config, data_given=named or config.data.name != "cifar10")
         return None
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
-    from resnet8ptq.tracking import mirror
+    from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.store import find_store, open_store
 
     settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
-    background.prepare(mirror.warm_up)
+    background.prepare(sender.warm_up)
     from resnet8ptq.experiment import pipeline  # noqa: F401
-    from resnet8ptq.report import comparison, table, verdicts
+    from resnet8ptq.report import comparison, terminal, verdicts
 
     tags = identify(settings)
     # Whatever is wrong with a store that was there before, `background.wait` tells at the end.
@@ -59,13 +59,13 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Recor
     done = record(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.load(store, [done])
-        table.print_table([done], judged=verdicts.in_words(families, config.report))
-    table.print_places(folder, store)
+        terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
+    terminal.print_places(folder, store)
     background.wait()
     return done
 
 
-def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "Record":
+def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunRecord":
     """Run as a child of the sweep's parent run; a wrong setting is recorded like any failure.
 
     Args:
@@ -149,8 +149,8 @@ def record(
     store: "Store",
     parent_id: str | None = None,
     tags: Mapping[str, str] | None = None,
-    earlier: Sequence["Record"] = (),
-) -> "Record":
+    earlier: Sequence["RunRecord"] = (),
+) -> "RunRecord":
     """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record.
 
     Args:

@@ -28,7 +28,7 @@ from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.serving import server
+from resnet8ptq.server import server
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tracking.run import start_parent, start_run

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from resnet8ptq.report import table
+from resnet8ptq.report import facts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import mcnemar
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 NAMES = ("cat", "dog")
 IMAGES = 1000
@@ -36,7 +36,7 @@ def paired(model: np.ndarray) -> Paired:
     return Paired(Hits(model, LABELS), Hits(BASELINE, LABELS))
 
 
-def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
+def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
     """Return a record with the metrics that these predictions have."""
     params = {
         **{"backend": "onnx", "dtype": "int8", "calib": "minmax", "per_channel": "false"},
@@ -48,6 +48,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
         "ci95_low": 0.8,
         "ci95_high": 0.95,
         "delta": float((model == LABELS).mean() - (BASELINE == LABELS).mean()),
+        "drop": float((BASELINE == LABELS).mean() - (model == LABELS).mean()),
         "baseline_accuracy": 0.9,
         "baseline_size_bytes": 300_000.0,
         "p_value": mcnemar(model == LABELS, BASELINE == LABELS),
@@ -62,7 +63,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> Record:
     for key, value in changes.items():
         (params if isinstance(value, str) else metrics)[key] = value  # type: ignore[index]
     tags = {"status": "ok", "class_names": json.dumps(NAMES)}
-    return Record(run_id, params, metrics, tags)
+    return RunRecord(run_id, params, metrics, tags)
 
 
 def sweep(
@@ -76,7 +77,7 @@ def sweep(
     records = [record(run_id, model, **changes) for run_id, model, changes in cells]
     made = [
         Cell(given, label, paired(model))
-        for given, label, (_, model, _) in zip(records, table.labels(records), cells, strict=True)
+        for given, label, (_, model, _) in zip(records, facts.labels(records), cells, strict=True)
     ]
     for place, model in enumerate(choices):
         made[place] = replace(made[place], choice=paired(model))
@@ -94,5 +95,5 @@ def sweep(
 def unmeasured(run_id: str, status: str, reason: str) -> Cell:
     """Return a cell without figures."""
     given = record(run_id, BASELINE)
-    bare = Record(run_id, given.params, {}, {"status": status, "reason": reason})
-    return Cell(bare, table.labels([bare])[0])
+    bare = RunRecord(run_id, given.params, {}, {"status": status, "reason": reason})
+    return Cell(bare, facts.labels([bare])[0])

@@ -36,7 +36,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.evaluation import pace
+from resnet8ptq.evaluation import batching
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.models import model
 from resnet8ptq.tasks import classification
@@ -125,7 +125,7 @@ def one_thread() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work_cache, "runtime", runtime)
-        patch.setattr(pace, "TRIAL_IMAGES", 32)
+        patch.setattr(batching, "TRIAL_IMAGES", 32)
         yield
 
 

@@ -15,7 +15,7 @@ from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.hits import MCNEMAR, Hits
 from resnet8ptq.tasks.statistics import holm, mcnemar
 from resnet8ptq.tracking import history
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 
 def test_mcnemar_of_no_images_is_one() -> None:
@@ -81,14 +81,14 @@ def test_classes_of_any_name_are_tested() -> None:
 
 def test_what_a_cell_knows_of_itself() -> None:
     (cell,) = sweep(("a", predictions(), {})).cells
-    assert (cell.backend, cell.status, cell.metric("total"), cell.quantized) == (
+    assert (cell.record.backend, cell.record.status, cell.metric("total"), cell.quantized) == (
         "onnx",
         "ok",
         1000,
         True,
     )
-    bare = Cell(Record("id", {}, {}, {}), "label")
-    assert (bare.backend, bare.status, bare.quantized) == ("?", "?", False)
+    bare = Cell(RunRecord("id", {}, {}, {}), "label")
+    assert (bare.record.backend, bare.record.status, bare.quantized) == ("?", "?", False)
     assert math.isnan(bare.metric("accuracy"))
     (baseline,) = sweep(("a", predictions(), {"dtype": "fp32"})).cells
     assert not baseline.quantized
@@ -105,7 +105,7 @@ def test_families_are_read_and_tested_apart(
     monkeypatch.setattr(history, "artifact", lambda store, run, name: nullcontext(tmp_path / name))
 
     first, other = record("a", model), record("b", model, dtype="uint8")
-    failed = Record("c", first.params, {}, {"status": "failed"})
+    failed = RunRecord("c", first.params, {}, {"status": "failed"})
     for run, images in ((first, "1"), (failed, "1"), (other, "2")):
         run.tags["test_digest"] = images
     one, two = comparison.load(None, [first, failed, other])  # type: ignore[arg-type]

@@ -1,11 +1,14 @@
 """Progress where there is no terminal."""
 
+import io
 import re
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 
 from resnet8ptq.core import console
+from resnet8ptq.core.console import print_table
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(
@@ -66,3 +69,24 @@ def test_an_abandoned_step_is_forgotten() -> None:
     next(steps)
     steps.close()
     assert not console._spoken.steps
+
+
+def test_a_table_keeps_numbers_whole_and_shows_texts_of_files_safely() -> None:
+    out = io.StringIO()
+    terminal = Console(file=out, width=40, color_system=None, force_terminal=True)
+    rows = [("a [red]layer\x1b[2J with a long name", 12.345678), ("all", 1)]
+    print_table(terminal, ("layer", "ms"), rows, title="[b]title", right=[1], totals=1)
+    text = out.getvalue()
+    assert "[b]title" in text and "12.345678" in text and "[red]" in text
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    (total,) = [index for index, line in enumerate(lines) if "all" in line]
+    assert lines[total - 1].startswith("├")
+
+
+def test_a_row_has_its_style() -> None:
+    out = io.StringIO()
+    terminal = Console(file=out, width=80, force_terminal=True, color_system="standard")
+    print_table(terminal, ("run",), [("good",), ("bad",)], styles=["", "yellow"])
+    good, bad = (line for line in out.getvalue().splitlines() if "good" in line or "bad" in line)
+    assert "\x1b[33m" in bad and "\x1b[33m" not in good

@@ -154,7 +154,7 @@ def test_the_reader_feeds_every_picture_once(folder):
 def test_a_reader_says_what_is_wrong(folder):
     with pytest.raises(ValueError, match="stride: got 0, takes an integer >= 1"):
         reader(folder, stride=0)
-    with pytest.raises(DataError, match="has no pictures from place 24 on"):
+    with pytest.raises(DataError, match="has no pictures from index 24 on"):
         reader(folder, start_index=24)
     with pytest.raises(ValueError, match="takes one with annotations and is_evaluation"):
         evaluator(folder, "yolox").predict(reader(folder, is_evaluation=False))

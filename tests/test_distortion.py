@@ -12,7 +12,7 @@ from conftest import THREADS, Quantize, evaluator_of, make_config, quantizer_of
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.evaluation import evaluate
+from resnet8ptq.evaluation import inference
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import KL_EPSILON, ClassScores
 
@@ -96,11 +96,11 @@ def test_softmax_of_the_logits_is_the_probabilities(
     backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path
 ) -> None:
     config = make_config("data=shapes", f"backend={backend}")
-    images = shapes.test.take(np.arange(evaluate.LOGIT_IMAGES + 50))
+    images = shapes.test.take(np.arange(inference.LOGIT_IMAGES + 50))
     baseline = evaluator_of(config, shapes_model).baseline(config, images)
     logits = baseline.outputs.logits
     assert logits is not None
-    assert logits.shape == (evaluate.LOGIT_IMAGES, 10)
+    assert logits.shape == (inference.LOGIT_IMAGES, 10)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax = powers / powers.sum(axis=1, keepdims=True)
     expected = baseline.outputs.values[0][: len(logits)]
@@ -120,7 +120,7 @@ def test_sqnr_of_a_quantized_model(
     predictor = quantizer_of(config).load(path, THREADS)
     images = shapes.test.take(np.arange(200))
     before = predictor.predict(next(iter(images.batches(200))))[0]
-    logits = evaluate.collect_logits([predictor], images, batch_size=64)
+    logits = inference.collect_logits([predictor], images, batch_size=64)
     evaluator = evaluator_of(config, shapes_model)
     [probabilities] = evaluator.run(config, path, images).outputs.values
     assert logits is not None

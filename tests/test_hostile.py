@@ -38,10 +38,9 @@ from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.table import parse_names
 from resnet8ptq.tasks.hits import MCNEMAR
-from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import SWEEP_FILE
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep, Worker
 
@@ -414,14 +413,14 @@ def test_hostile_predictions_are_one_error(tmp_path: Path, write: Callable[[Path
     write(path)
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
         reader = partial(comparison._read_predictions, MCNEMAR, kept={})
-        comparison._read(Record("id", {}, {}, {}), path, reader)
+        comparison._read(RunRecord("id", {}, {}, {}), path, reader)
     line(caught.value)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[1]", "null", NASTY])
 def test_class_names_of_a_store_are_names_or_one_error(text: str) -> None:
     with pytest.raises(TrackingError, match="class_names"):
-        parse_names(text)
+        _ = RunRecord("id", {}, {}, {"class_names": text}).class_names
 
 
 # Names
@@ -515,8 +514,8 @@ def test_a_log_line_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[st
 
 
 def test_cells_of_a_hostile_store_have_no_artifacts_elsewhere() -> None:
-    cell = Cell(Record("id", {"backend": NASTY}, {}, {}), NASTY)
-    assert "/" not in f"ranges_{safe_name(cell.backend)}.png"
+    cell = Cell(RunRecord("id", {"backend": NASTY}, {}, {}), NASTY)
+    assert "/" not in f"ranges_{safe_name(cell.record.backend)}.png"
 
 
 def test_the_batch_of_the_tests_above_is_a_sound_one(tmp_path: Path) -> None:

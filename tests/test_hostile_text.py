@@ -18,7 +18,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.experiment.layers import sensitivity_table
 from resnet8ptq.experiment.layers.sensitivity import Layer, SensitivityResult
-from resnet8ptq.report import page, table
+from resnet8ptq.report import facts, page, table, terminal
 from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.tasks import class_plots
@@ -65,7 +65,7 @@ class Tags(HTMLParser):
 
 def test_the_page_has_no_elements_but_its_own(found: Family) -> None:
     markdown = page.to_markdown(page.select([found], LIMITS), {"trade_offs.png": b"x"})
-    html = page.to_html(markdown, table.title(found.records), {"trade_offs.png": b"x"})
+    html = page.to_html(markdown, facts.title(found.records), {"trade_offs.png": b"x"})
     seen = Tags(html)
     assert not seen.tags & {"script", "iframe", "object", "form", "base", "link", "a"}
     assert not {name for name in seen.attributes if name.startswith("on")}
@@ -86,7 +86,7 @@ def test_rows_of_the_markdown_table_keep_their_cells(found: Family) -> None:
 
 def shown(records: Family) -> str:
     out = io.StringIO()
-    table.print_table(records.records, Console(file=out, width=2000, color_system=None))
+    terminal.print_runs(records.records, Console(file=out, width=2000, color_system=None))
     return out.getvalue()
 
 

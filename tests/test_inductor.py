@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import ConfigError, PtqError, QuantizationError, Uns
 from resnet8ptq.deploy import source
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.tracking import history
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 NAME, FLAGS = machine.cpu()
 
@@ -155,6 +155,6 @@ def test_no_package_of_a_store_is_deployed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(history, "artifact", lambda store, record, name: nullcontext(kept / name))
     files = [SimpleNamespace(path=path.name) for path in kept.iterdir()]
     store: Any = SimpleNamespace(client=SimpleNamespace(list_artifacts=lambda run_id: files))
-    record = Record("0123", {}, {}, {"status": "ok"})
+    record = RunRecord("0123", {}, {}, {"status": "ok"})
     with pytest.raises(ConfigError, match=r"backend\.flow=inductor, a shared object .* takes"):
         source.fetch(store, record, scratch, trust=True)

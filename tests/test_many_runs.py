@@ -18,11 +18,12 @@ from sqlalchemy.engine import Engine
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report import comparison, methodology, page, pareto, table
+from resnet8ptq.report import comparison, methodology, notes, page, pareto, table, terminal
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.plots import class_impact
 from resnet8ptq.sweep import resume
 from resnet8ptq.tracking import history, journal, sync
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
@@ -136,7 +137,7 @@ def test_ranges_are_read_for_the_figures_and_labels_kept_once(
     np.savez(tmp_path / "predictions.npz", predictions=predictions(lost=9), **arrays)
     read = []
 
-    def lend(store: object, run: history.Record, name: str) -> nullcontext[Path]:
+    def lend(store: object, run: RunRecord, name: str) -> nullcontext[Path]:
         read.append((run.run_id, name))
         return nullcontext(tmp_path / name)
 
@@ -160,7 +161,7 @@ def many() -> Family:
 
 def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many: Family) -> None:
     text = page.to_markdown(page.select([many], LIMITS), {})
-    at_once, *folded = re.split(r"<details>", text.split("## All runs")[1].split("## How")[0])
+    at_once, *folded = re.split(r"<details>", text.split("## All runs")[1].split("## Spread")[0])
     shown = [line for line in at_once.splitlines() if line.startswith("| onnx")]
     assert len(shown) == 1 + table.FIRST  # the baseline
     assert [line.split(" | ")[4] for line in shown[1:4]] == ["0", "1", "2"]
@@ -185,7 +186,7 @@ def test_the_page_folds_and_takes_no_other_html(many: Family) -> None:
 
 def test_the_terminal_says_what_it_leaves_out(many: Family) -> None:
     console = Console(file=io.StringIO(), width=200)
-    table.print_table(many.records, console)
+    terminal.print_runs(many.records, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("│ onnx") == 1 + table.FIRST
     assert "The 20 best of 52 runs by accuracy; the others: 31 ok, 1 failed. All: rep" in text
@@ -193,11 +194,11 @@ def test_the_terminal_says_what_it_leaves_out(many: Family) -> None:
 
 def test_notes_and_figures_name_some_of_many(many: Family) -> None:
     same = [unmeasured(f"{n}", "unsupported", "no kernel").record for n in range(20)]
-    assert any(note.endswith("; and 8 more)") for note in table.notes(same))
+    assert any(note.endswith("; and 8 more)") for note in notes.collect(same))
     dynamic = [record(f"{n}", BASELINE, batch1_accuracy=0.9) for n in range(20)]
-    notes = table.notes(dynamic)
-    assert sum("ranges are taken from each batch" in note for note in notes) == table.NAMED
-    assert "The same for 8 more runs (batch1_accuracy in runs.csv)." in notes
+    texts = notes.collect(dynamic)
+    assert sum("ranges are taken from each batch" in note for note in texts) == notes.NAMED
+    assert "The same for 8 more runs (batch1_accuracy in runs.csv)." in texts
     figure = class_impact(many)
     assert figure is not None and len(figure.axes[0].get_yticklabels()) == table.FIRST
     told = dict(methodology.describe(many))

@@ -10,7 +10,7 @@ from conftest import make_config
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.report.mlperf_tiny import rows
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 TASKS = sorted(path.stem for path in Path(__file__).parents[1].glob("conf/benchmark/*.yaml"))
 
@@ -97,9 +97,9 @@ def test_the_table_says_which_targets_are_met():
     metrics |= {"size_bytes": 53936.0}
     found = rows(
         [
-            Record("1", params, metrics | {"accuracy": 0.902}, {"status": "ok"}),
-            Record("2", params, metrics | {"accuracy": 0.899}, {"status": "ok"}),
-            Record("3", params, {}, {"status": "unsupported"}),
+            RunRecord("1", params, metrics | {"accuracy": 0.902}, {"status": "ok"}),
+            RunRecord("2", params, metrics | {"accuracy": 0.899}, {"status": "ok"}),
+            RunRecord("3", params, {}, {"status": "unsupported"}),
         ]
     )
     start = ["kws", "onnx", "int8"]

@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.evaluation.evaluate import targets_of
+from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation, running
 from resnet8ptq.experiment.settings import settle
@@ -30,7 +30,7 @@ from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tasks.contract import Outputs
 from resnet8ptq.tracking import history, journal
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_run
 from resnet8ptq.tracking.store import Store
 
@@ -53,7 +53,7 @@ def no_run_left_open() -> Iterator[None]:
         mlflow.end_run()
 
 
-def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, Record]:
+def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunRecord]:
     config = make_config("data=shapes", *FEW, *overrides)
     with start_run(store, "name", {}, folder) as opened:
         result = running.run(settle(config), folder, opened)

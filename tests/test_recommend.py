@@ -5,7 +5,7 @@ import pytest
 from cells import predictions, sweep
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.evaluation.race import Race
+from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import page
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.recommend import (
@@ -21,13 +21,15 @@ LIMITS = ReportConfig(max_drop=0.02, min_accuracy=0.85)
 SINGLE, BATCHES = "fastest, one image at a time", "fastest, 64 images at a time"
 
 
-def select(family: Family, race: Race | None = None, limits: ReportConfig = LIMITS) -> Selection:
+def select(
+    family: Family, race: PairedLatency | None = None, limits: ReportConfig = LIMITS
+) -> Selection:
     (selected,) = page.select([family], limits, [race])
     return selected
 
 
 def by_use(
-    *cells: object, race: Race | None = None, **options: object
+    *cells: object, race: PairedLatency | None = None, **options: object
 ) -> dict[str, Recommendation]:
     return {r.use: r for r in recommend(select(sweep(*cells, **options), race))}  # type: ignore[arg-type]
 
@@ -79,14 +81,14 @@ def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
     (best, smallest) = recommend(selected)
     assert chosen(best) == chosen(smallest) == "sound"
     assert best.why.startswith("90.20%, against FP32 +0.20 points")
-    assert best.why.endswith("; 90.50% on the samples it is chosen by")
+    assert best.why.endswith("; 90.50% on the samples to choose by")
     told = other_choice(selected)
-    assert "would have been onnx int8 minmax per tensor: 91.20%" in told
+    assert "The best on the reported samples is onnx int8 minmax per tensor: 91.20%" in told
     same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
-    assert "would have been the same" in other_choice(same)
+    assert "The reported samples would give the same choice" in other_choice(same)
     alone = other_choice(select(sweep(("a", predictions(), {}))))
-    assert alone.startswith("The best are chosen on the samples they are reported on, ")
-    assert alone.endswith("biased towards good.")
+    assert alone.startswith("The best are chosen on the reported samples, ")
+    assert alone.endswith("results are optimistic.")
 
 
 def test_smallest_passes_on_the_samples_to_choose_by() -> None:
@@ -123,7 +125,7 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
 
 def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
     for lost, words in (
-        (16, "whose loss is within the limit"),
+        (16, "whose measured loss is within the limit"),
         (30, "so that none is chosen"),
     ):
         family = sweep(("a", predictions(), {}), choices=[predictions(lost=lost)])
@@ -178,16 +180,16 @@ def test_runs_that_have_chosen_by_the_same_samples_are_told(
 ) -> None:
     cells = (("a", predictions(), {}), ("b", predictions(), {key: value}))
     said = other_choice(select(sweep(*cells, choices=[predictions(), predictions()])))
-    words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat have chosen"
-    assert (f"reported.{words}" in said) is told
+    words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their"
+    assert (f"do not use.{words}" in said) is told
 
 
 def test_the_samples_that_choose_are_told_by_their_name() -> None:
     for named, words in (({"chosen_by": "500 images"}, "500 images"), ({}, "other samples")):
         selected = select(sweep(("a", predictions(), named), choices=[predictions()]))  # type: ignore[arg-type]
         assert other_choice(selected) == (
-            f"The best were chosen by {words} that have no part in what is reported. "
-            "The best of all on the reported samples would have been the same."
+            f"The best are chosen on {words}, which the reported figures do not use. "
+            "The reported samples would give the same choice."
         )
 
 
@@ -202,11 +204,11 @@ def test_samples_that_fp32_knows_are_told() -> None:
 def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands() -> None:
     cells = (("a", predictions(), {}), ("b", predictions(won=5), {"calib": "entropy"}))
     said = other_choice(select(sweep(*cells, choices=[predictions(won=5), predictions()])))
-    assert "would have been onnx int8 entropy per tensor: 90.50%" in said
+    assert "The best on the reported samples is onnx int8 entropy per tensor: 90.50%" in said
 
 
-def test_what_is_undecided_is_not_within_the_limit() -> None:
-    selected = select(sweep(("a", predictions(lost=16), {})))
+def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_it() -> None:
+    selected = select(sweep(("a", predictions(lost=22), {})))
     assert [cell.record.run_id for cell in selected.candidates] == ["a"]
     assert selected.within == []
 
@@ -217,13 +219,13 @@ def test_a_change_that_is_not_known_is_not_told() -> None:
     assert recommend(select(family))[0].why == "90.00%"
 
 
-def race(**times: float) -> Race:
+def race(**times: float) -> PairedLatency:
     """Blocks that differ by a hundredth, of models twice as slow with 64 images."""
     blocks = {
         name.replace("_", " "): [each * (1 + 0.01 * (n % 2)) for n in range(10)]
         for name, each in times.items()
     }
-    return Race(blocks, {k: [2 * t for t in each] for k, each in blocks.items()}, 64, 1)
+    return PairedLatency(blocks, {k: [2 * t for t in each] for k, each in blocks.items()}, 64, 1)
 
 
 TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline_latency_p50_ms": 0.3}
@@ -247,7 +249,7 @@ def test_the_fastest_is_that_of_the_race_with_fp32_in_it() -> None:
 def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race() -> None:
     found = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
     assert chosen(found) == "a"
-    assert found.why.endswith("the fastest FP32: not faster, as far as can be told")
+    assert found.why.endswith("the fastest FP32: not significantly faster")
 
 
 def test_models_race_where_others_did_not() -> None:
@@ -256,7 +258,7 @@ def test_models_race_where_others_did_not() -> None:
     assert (found[SINGLE].key, found[BATCHES].key) == ("fastest", "fastest_batch")
     assert found[SINGLE].why.endswith("2.00) as onnx fp32, the fastest FP32")
     assert [cell.record.run_id for cell in found[SINGLE].equals] == ["b"]
-    assert found[SINGLE].equals_mean == "no slower, as far as can be told"
+    assert found[SINGLE].equals_mean == "not significantly slower"
 
 
 def test_finalists_of_each_use_are_its_fastest() -> None:
@@ -270,9 +272,9 @@ def test_finalists_of_each_use_are_its_fastest() -> None:
 
 
 def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster() -> None:
-    noisy = Race({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
+    noisy = PairedLatency({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
     found = by_use(("a", predictions(), TIMED), race=noisy)
-    assert found[SINGLE].why.endswith("the fastest FP32: not faster, as far as can be told")
+    assert found[SINGLE].why.endswith("the fastest FP32: not significantly faster")
     assert BATCHES not in found
 
 

@@ -40,9 +40,9 @@ def test_seeds_of_one_configuration_are_one_line_and_the_best_comes_first(tmp_pa
     assert reference.rows(entries)[0] == ["T", "plain", "", "886", "", "90,000"]
     limits = ReportConfig(reference=str(path))
     text = page.to_markdown(page.select([found], limits), {})
-    assert "## Beside other tools" in text
+    assert "## Other tools" in text
     assert text.index("| T | plain |") < text.index("| this sweep |")
-    assert "Beside other tools" not in page.to_markdown(page.select([found], ReportConfig()), {})
+    assert "Other tools" not in page.to_markdown(page.select([found], ReportConfig()), {})
 
 
 @pytest.mark.parametrize("line", ["T,plain,many,,10,5", "T,plain,5", "T,plain,5,,ten,5"])

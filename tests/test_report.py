@@ -12,7 +12,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import page, spread, table
 from resnet8ptq.report.comparison import Family, compare
-from resnet8ptq.report.families import group
+from resnet8ptq.report.facts import group
 from resnet8ptq.report.plots import activation_ranges, class_impact, trade_offs, weight_ranges
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 REASON = (
     "dtype=uint8: FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
-    "backend.flow=pt2e (backend=torch_pt2e) does uint8, simulated in float"
+    "backend.flow=pt2e (backend=torch_pt2e) simulates uint8 in float"
 )
 
 # A wrong value by itself would be refused before the first job; this one is beside another.

@@ -18,10 +18,10 @@ from calling import REPO, clean_environment
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
-from resnet8ptq.serving import access, server
-from resnet8ptq.serving.server import Arguments
+from resnet8ptq.server import access, server
+from resnet8ptq.server.server import Arguments
 from resnet8ptq.tracking import history
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent
 from resnet8ptq.tracking.store import Store, open_store
 from studies import tracking_load
@@ -141,7 +141,7 @@ def check_refusals(served: Served) -> None:
         server.serve(Arguments("postgresql:///load", port=int(port)))
 
 
-def check_runs(records: list[Record], folder: Path) -> None:
+def check_runs(records: list[RunRecord], folder: Path) -> None:
     """All that was logged is what one run logs to an SQLite file."""
     alone = open_store(TrackingConfig(root=str(folder / "mlruns")))
     run_id = tracking_load.log_run(alone, None, folder / "alone", 0)
@@ -163,7 +163,7 @@ def check_runs(records: list[Record], folder: Path) -> None:
         assert record.tags["status"] == "ok"
 
 
-def check_artifacts(records: list[Record], root: Path, folder: Path) -> None:
+def check_artifacts(records: list[RunRecord], root: Path, folder: Path) -> None:
     for record in records:
         (found,) = root.glob(f"*/{record.run_id}/artifacts")
         sent = folder / record.tags["job_number"]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from resnet8ptq.report import families, table
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.report import facts, notes, table, terminal
+from resnet8ptq.tracking.record import RunRecord
 
 REASON = "kernels take qint8 weights"
 
@@ -22,7 +22,7 @@ COLUMNS = [
 
 def record(
     backend: str = "onnx", dtype: str = "int8", status: str = "ok", **changes: str
-) -> Record:
+) -> RunRecord:
     params = {
         **{"backend": backend, "dtype": dtype, "calib": "minmax", "per_channel": "false"},
         **{"data": "shapes", "model": "resnet8", "model.fold": "true", "latency.threads": "1"},
@@ -40,7 +40,7 @@ def record(
     if status != "ok":
         metrics = {}
         tags["reason"] = REASON if status == "unsupported" else "calib.percentile: got 120, takes p"
-    return Record(" ".join([*params.values(), status]), params, metrics, tags)
+    return RunRecord(" ".join([*params.values(), status]), params, metrics, tags)
 
 
 OK = record()
@@ -51,13 +51,13 @@ FP32 = record("torch", "fp32")
 ALL = [OK, CHANNEL, UNSUPPORTED, FAILED, FP32]
 
 
-def with_metrics(given: Record, **metrics: float) -> Record:
-    return Record(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
+def with_metrics(given: RunRecord, **metrics: float) -> RunRecord:
+    return RunRecord(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
 
 
-def printed(records: list[Record], **options: object) -> str:
+def printed(records: list[RunRecord], **options: object) -> str:
     console = Console(file=io.StringIO(), **options)  # type: ignore[arg-type]
-    table.print_table(records, console)
+    terminal.print_runs(records, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -73,24 +73,24 @@ def test_row_of_a_measured_run() -> None:
 def test_simulated_and_dynamic_runs_say_what_their_figures_are() -> None:
     simulated = record("torch", "uint8", execution="simulated")
     assert table.rows([simulated])[-1][-2] == "simulated"
-    assert table.SIMULATED_NOTE in table.notes([simulated])
+    assert notes.SIMULATED_NOTE in notes.collect([simulated])
     dynamic = with_metrics(OK, batch1_accuracy=0.8712)
-    (note,) = [note for note in table.notes([dynamic]) if "87.12%" in note]
-    assert note.startswith(f"{table.labels([dynamic])[0]}: ranges are taken from each batch")
-    assert table.SIMULATED_NOTE not in table.notes([dynamic])
+    (note,) = [note for note in notes.collect([dynamic]) if "87.12%" in note]
+    assert note.startswith(f"{facts.labels([dynamic])[0]}: ranges are taken from each batch")
+    assert notes.SIMULATED_NOTE not in notes.collect([dynamic])
 
 
 def test_title_says_which_images_were_scored() -> None:
-    assert table.title([OK]).endswith("5,000 test images")
+    assert facts.title([OK]).endswith("5,000 test images")
     held_out = record(**{"evaluate.split": "held_out"})
-    assert table.title([held_out]).endswith("5,000 held-out training images")
+    assert facts.title([held_out]).endswith("5,000 held-out training images")
 
 
 def test_run_that_was_not_timed_has_no_speedup() -> None:
     metrics = {key: value for key, value in OK.metrics.items() if key != "speedup"}
     untimed = replace(OK, metrics=metrics)
     assert table.rows([untimed])[-1][-6:] == ["64.1%", "0.080", "", "", "integer", "ok"]
-    assert [note for note in table.notes([untimed]) if note.startswith("speedup")] == []
+    assert [note for note in notes.collect([untimed]) if note.startswith("speedup")] == []
 
 
 def test_row_of_a_run_without_figures_keeps_its_place() -> None:
@@ -169,7 +169,7 @@ def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
 
 
 def test_a_run_that_knows_nothing_of_itself_still_has_a_row() -> None:
-    bare = Record("id", {}, {}, {})
+    bare = RunRecord("id", {}, {}, {})
     assert table.rows([bare])[0][-1] == "?"
     assert "?" in printed([bare])
 
@@ -180,53 +180,53 @@ def test_p_is_corrected_over_the_measured_quantized_runs() -> None:
     tested = [with_metrics(record(dtype=name), p_value=p) for name, p in p_values.items()]
     found = table.rows([*tested, UNSUPPORTED, FAILED, FP32])
     assert [row[7] for row in found] == ["", "0.040", "0.500", "0.030", "", "", ""]
-    (note,) = [note for note in table.notes([*tested, FP32]) if note.startswith("p:")]
+    (note,) = [note for note in notes.collect([*tested, FP32]) if note.startswith("p:")]
     assert "corrected for 3 comparisons (Holm)" in note
 
 
 def test_what_the_runs_vary_besides_becomes_a_column_and_part_of_the_label() -> None:
     given = [record(seed=seed, **{"calib.num_bins": "2048"}) for seed in ("1", "2")]
-    assert table.varied(given) == ["seed"]
+    assert facts.varied(given) == ["seed"]
     assert table.columns(given) == [*COLUMNS[:4], "seed", *COLUMNS[4:]]
     assert [row[4] for row in table.rows(given)] == ["", "1", "2"]
-    assert table.labels(given) == [f"onnx int8 minmax per tensor seed={seed}" for seed in "12"]
+    assert facts.labels(given) == [f"onnx int8 minmax per tensor seed={seed}" for seed in "12"]
 
 
 def test_what_differs_only_between_frameworks_is_no_column() -> None:
     given = [OK, record("torch", **{"backend.engine": "onednn"})]
-    assert table.varied(given) == []
+    assert facts.varied(given) == []
     other = record("torch", **{"backend.engine": "fbgemm"})
-    assert table.varied([*given, other]) == ["backend.engine"]
+    assert facts.varied([*given, other]) == ["backend.engine"]
     assert table.rows([*given, other])[2][4] == ""  # onnx has none
 
 
 def test_data_that_an_unsupported_run_never_looked_for_are_no_column() -> None:
     found, asked = {"data.name": "shapes"}, {"data.name": "cifar10"}
     given = [record(**found), record(dtype="uint8", status="unsupported", **asked)]
-    assert table.varied(given) == []
-    assert table.varied([*given, record(**asked)]) == ["data.name"]
+    assert facts.varied(given) == []
+    assert facts.varied([*given, record(**asked)]) == ["data.name"]
 
 
 def test_what_a_failed_run_has_not_settled_is_no_column() -> None:
     failed = record(dtype="uint8", status="failed", float_tail="null")
     given = [record(float_tail="false"), failed]
-    assert table.varied(given) == []
-    assert table.varied([*given, record(float_tail="true")]) == ["float_tail"]
+    assert facts.varied(given) == []
+    assert facts.varied([*given, record(float_tail="true")]) == ["float_tail"]
 
 
 def test_runs_of_other_plans_are_told_apart_and_their_bits_noted() -> None:
     given = [record(planned_bits=bits) for bits in ("{conv: 4}", "{dense: 2}")]
-    assert table.varied([OK, *given]) == ["planned_bits"]
-    assert not any("bits of weights" in note for note in table.notes(given))
-    (note,) = [each for each in table.notes(given[:1]) if each.startswith("bits of weights")]
+    assert facts.varied([OK, *given]) == ["planned_bits"]
+    assert not any("bits of weights" in note for note in notes.collect(given))
+    (note,) = [each for each in notes.collect(given[:1]) if each.startswith("bits of weights")]
     assert note.endswith("{conv: 4} (onnx int8 minmax per tensor)")
     unsupported = record(dtype="uint8", status="unsupported")
-    assert table.varied([given[0], unsupported]) == []
+    assert facts.varied([given[0], unsupported]) == []
 
 
 @pytest.mark.parametrize("key", ["weight_dtype", "data.root", "tracking.root", "calib.name"])
 def test_what_nobody_chose_by_itself_is_no_column(key: str) -> None:
-    assert table.varied([record(**{key: "one"}), record(**{key: "other"})]) == []
+    assert facts.varied([record(**{key: "one"}), record(**{key: "other"})]) == []
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ def test_delta_always_has_a_sign() -> None:
 
 
 def test_reasons_are_grouped() -> None:
-    found = table.notes([UNSUPPORTED, record("torch", "u8s8", "unsupported"), FAILED, OK])
+    found = notes.collect([UNSUPPORTED, record("torch", "u8s8", "unsupported"), FAILED, OK])
     assert found == [
         f"unsupported: {REASON} (torch uint8 minmax per tensor; torch u8s8 minmax per tensor)",
         "failed: calib.percentile: got 120, takes p (torch int8 minmax per tensor)",
-        *table.notes([OK]),
+        *notes.collect([OK]),
     ]
 
 
@@ -257,35 +257,35 @@ def test_columns_without_a_value_are_left_out() -> None:
 
 def test_a_doubtful_baseline_is_told_below_the_table() -> None:
     doubtful = replace(OK, params={**OK.params, "doubt": "FP32 ACCURACY NEAR CHANCE, 9%"})
-    assert any(note.startswith("FP32 ACCURACY NEAR CHANCE") for note in table.notes([doubtful]))
+    assert any(note.startswith("FP32 ACCURACY NEAR CHANCE") for note in notes.collect([doubtful]))
 
 
 def test_speedup_is_a_ratio_in_words() -> None:
-    assert "speedup: FP32's divided by the run's" in table.SPEEDUP_NOTE
+    assert "speedup: FP32's divided by the run's" in notes.SPEEDUP_NOTE
 
 
 def test_p_and_speedup_are_explained_only_where_there_is_one() -> None:
-    assert table.notes([OK])[1:] == [
-        table.P_NOTE.format(test="exact McNemar test", correction=""),
-        table.SPEEDUP_NOTE.format(threads="1"),
+    assert notes.collect([OK])[1:] == [
+        notes.P_NOTE.format(test="exact McNemar test", correction=""),
+        notes.SPEEDUP_NOTE.format(threads="1"),
     ]
-    assert table.notes([UNSUPPORTED])[1:] == []
+    assert notes.collect([UNSUPPORTED])[1:] == []
 
 
 def test_title_names_data_model_and_images() -> None:
-    assert table.title(ALL) == "shapes, resnet8, 5,000 test images"
-    assert table.title([UNSUPPORTED]) == "shapes, resnet8"
+    assert facts.title(ALL) == "shapes, resnet8, 5,000 test images"
+    assert facts.title([UNSUPPORTED]) == "shapes, resnet8"
 
 
 def test_title_names_every_data_set() -> None:
-    text = table.title([OK, with_metrics(record(data="cifar10"), total=9980.0)])
+    text = facts.title([OK, with_metrics(record(data="cifar10"), total=9980.0)])
     assert "cifar10" in text
     assert "shapes" in text
     assert "test images" not in text  # they differ
 
 
 def test_runs_on_different_images_have_tables_of_their_own() -> None:
-    def scored(digest: str, p_value: float, **changes: str) -> Record:
+    def scored(digest: str, p_value: float, **changes: str) -> RunRecord:
         found = with_metrics(record(**changes), p_value=p_value)
         return replace(found, tags={**found.tags, "test_digest": digest})
 
@@ -295,7 +295,7 @@ def test_runs_on_different_images_have_tables_of_their_own() -> None:
         *(scored("2", 0.01, dtype=dtype, **other) for dtype in ("int8", "uint8", "u8s8")),
         record("torch", "uint8", "unsupported", **other),
     ]
-    assert [len(family) for family in families.group(given)] == [2, 4]
+    assert [len(family) for family in facts.group(given)] == [2, 4]
     text = printed(given)
     assert "scored on 2 different sets of images" in text
     first, second = text.split("shapes, resnet8, 5,000 held-out training images")
@@ -307,7 +307,7 @@ def test_runs_on_different_images_have_tables_of_their_own() -> None:
 
 def test_titles_that_are_alike_have_the_digest() -> None:
     given = [replace(OK, tags={"status": "ok", "test_digest": digit * 64}) for digit in "12"]
-    assert table.headings(families.group(given)) == [
+    assert facts.headings(facts.group(given)) == [
         f"shapes, resnet8, 5,000 test images, digest {digit * 16}…" for digit in "12"
     ]
 
@@ -328,10 +328,10 @@ def test_a_family_has_one_digest_and_every_run_one_family(
     given_runs: list[tuple[dict[str, str], str]],
 ) -> None:
     runs = [
-        Record(str(n), params, {}, {"test_digest": digest} if digest else {})
+        RunRecord(str(n), params, {}, {"test_digest": digest} if digest else {})
         for n, (params, digest) in enumerate(given_runs)
     ]
-    found = families.group(runs)
+    found = facts.group(runs)
     assert sorted(r.run_id for family in found for r in family) == [r.run_id for r in runs]
     digests = [{r.tags["test_digest"] for r in family if r.tags} for family in found]
     assert len(found) == max(1, len(set().union(*digests)))
@@ -356,7 +356,7 @@ def test_csv_leaves_unknown_metrics_empty() -> None:
     assert found[1]["accuracy"] == ""
 
 
-def without_limit(records: list[Record]) -> list[tuple[str, ...]]:
+def without_limit(records: list[RunRecord]) -> list[tuple[str, ...]]:
     """The columns of the table without the one of verdicts: there are none."""
     columns = zip(table.columns(records), *table.rows(records), strict=True)
     return [column for column in columns if column[0] != table.LIMIT]
@@ -365,10 +365,10 @@ def without_limit(records: list[Record]) -> list[tuple[str, ...]]:
 def test_verdicts_have_a_column_and_a_note() -> None:
     judged = table.Judged({OK.run_id: "pass", CHANNEL.run_id: "undecided (about 900)"})
     assert [row[-3] for row in table.rows(ALL, judged)[1:3]] == ["pass", "undecided (about 900)"]
-    (note,) = [note for note in table.notes(ALL, judged) if note.startswith("limit:")]
+    (note,) = [note for note in notes.collect(ALL, judged) if note.startswith("limit:")]
     assert "at most 1 point worse than FP32" in note
     assert "corrected for 2 models (Holm)" in note
-    assert not any(note.startswith("limit:") for note in table.notes(ALL))
+    assert not any(note.startswith("limit:") for note in notes.collect(ALL))
 
 
 def test_a_pipe_gets_whole_cells() -> None:
@@ -377,7 +377,7 @@ def test_a_pipe_gets_whole_cells() -> None:
     lines = [line.strip("│┃").replace("┃", "│") for line in text.splitlines() if line[0] in "│┃"]
     cells = [[cell.strip() for cell in line.split("│")] for line in lines]
     assert cells == [list(row) for row in zip(*without_limit(ALL), strict=True)]
-    assert table.title(ALL) in text
+    assert facts.title(ALL) in text
 
 
 def test_a_terminal_of_80_columns_gets_whole_figures() -> None:
@@ -395,7 +395,7 @@ def test_brackets_in_a_reason_are_printed_as_they_are() -> None:
 def test_what_calibrates_otherwise_says_so_in_its_column() -> None:
     given = [OK, record(method="dynamic"), record(method="qat")]
     assert [row[2] for row in table.rows(given)[1:]] == ["minmax", "dynamic", "qat, minmax"]
-    assert table.varied(given) == []
+    assert facts.varied(given) == []
 
 
 def test_second_flow_of_a_framework_is_named() -> None:
@@ -403,4 +403,4 @@ def test_second_flow_of_a_framework_is_named() -> None:
     frameworks = [(row[0], row[1]) for row in table.rows(given)]
     assert set(frameworks[:2]) == {("torch", "fp32"), ("torch pt2e", "fp32")}
     assert frameworks[2:] == [("torch", "int8"), ("torch pt2e", "uint8")]
-    assert "torch pt2e uint8 minmax per tensor" in table.labels(given)
+    assert "torch pt2e uint8 minmax per tensor" in facts.labels(given)

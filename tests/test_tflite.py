@@ -105,9 +105,9 @@ def test_other_networks_are_unsupported(
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("dtype=w4a8", "stay as they are"),
-        ("+precision.plan={conv2d: 4}", "stay as they are"),
-        ("corrections.bias_correction=true", "stay as they are"),
+        ("dtype=w4a8", "stay unchanged"),
+        ("+precision.plan={conv2d: 4}", "stay unchanged"),
+        ("corrections.bias_correction=true", "stay unchanged"),
     ],
 )
 def test_dynamic_takes_the_converters_weights(override: str, reason: str) -> None:

@@ -20,8 +20,8 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.deploy import example
 from resnet8ptq.sweep import final_race
 from resnet8ptq.tracking import origin
-from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.record import RunRecord
 
 
 class Foreign:
@@ -214,8 +214,8 @@ def test_only_a_folder_below_runs_with_the_runs_own_record_was_made_here(
     (tmp_path / "runs" / "other").mkdir()
     Journal("another", "resnet8ptq", run_id="1").save(tmp_path / "runs" / "other")
 
-    def record(folder: str, key: str = kept.key) -> Record:
-        return Record("1", {}, {}, {"folder": folder, "record": key})
+    def record(folder: str, key: str = kept.key) -> RunRecord:
+        return RunRecord("1", {}, {}, {"folder": folder, "record": key})
 
     assert origin.own_folder(record(str(places["runs/mine"]))) == places["runs/mine"]
     for folder in (
@@ -239,7 +239,7 @@ def test_a_race_takes_no_files_from_where_a_store_says(
         folder.mkdir(parents=True)
         kept.save(folder)
     tags = {"folder": str(sweep / "0"), "record": kept.key}
-    cell = SimpleNamespace(record=Record("1", {}, {}, tags))
+    cell = SimpleNamespace(record=RunRecord("1", {}, {}, tags))
     assert final_race._folder(cell, sweep) == sweep / "0"
     cell.record.tags["folder"] = str(elsewhere)
     with pytest.raises(TrackingError, match="run 1 was not made below"):

@@ -3,7 +3,7 @@
 from cells import predictions, sweep
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import page, table, verdicts
+from resnet8ptq.report import notes, page, table, verdicts
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
 
 
@@ -56,8 +56,8 @@ def test_grouped_samples_decide_nothing() -> None:
     found = sweep(("a", predictions(), {"grouped": "true"}))
     (verdict,) = verdicts.judge(found, ReportConfig()).values()
     assert str(verdict) == "undecided"
-    notes = table.notes(found.records, verdicts.in_words([found], ReportConfig()))
-    assert table.GROUPED_NOTE in notes
+    texts = notes.collect(found.records, verdicts.in_words([found], ReportConfig()))
+    assert notes.GROUPED_NOTE in texts
 
 
 DOUBT = "FP32 ACCURACY NEAR CHANCE, 10.01% (1001 of 10000, 10 classes)"
@@ -70,7 +70,7 @@ def test_beside_a_broken_fp32_all_is_void() -> None:
     assert {str(verdict) for verdict in selected.judged.values()} == {VOID}
     assert (selected.recommendations, selected.within) == ([], [])
     text = page.to_markdown([selected], {})
-    for part in (DOUBT.replace("(", "(")[:20], "1 void", "every verdict is void", table.VOID_NOTE):
+    for part in (DOUBT.replace("(", "(")[:20], "1 void", "every verdict is void", notes.VOID_NOTE):
         assert part.replace("_", "\\_") in text
     assert "## Recommendation" not in text
     mixed = sweep(

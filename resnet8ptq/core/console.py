@@ -1,18 +1,16 @@
-"""What a person sees while it runs: one console on stderr, and progress bars on it.
-
-stdout is left to results (the tables), so that they can be piped.
-"""
+"""The consoles: log and progress bars on stderr, tables of results on stdout, for pipes."""
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from logging import LogRecord
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from rich.console import Console, ConsoleRenderable
+from rich.box import SIMPLE
+from rich.console import Console, ConsoleRenderable, JustifyMethod
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
@@ -23,6 +21,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 from resnet8ptq.core.text import show
 
@@ -53,6 +53,54 @@ def stdout(console: Console | None, width: int) -> Console:
     if not console.is_terminal:
         console.width = width
     return console
+
+
+def say(console: Console, text: object) -> None:
+    """Print a line as it is: neither folded, nor read as markup."""
+    console.print(show(text), soft_wrap=True, markup=False, highlight=False)
+
+
+def print_table(
+    console: Console,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    title: str = "",
+    right: Collection[int] = (),
+    whole: bool = True,
+    styles: Sequence[str] = (),
+    totals: int = 0,
+    compact: bool = False,
+) -> None:
+    """Print a table; its texts may come from a file.
+
+    Args:
+        right: indices of the columns aligned right.
+        whole: their cells are never folded.
+        styles: rich's style of each row; empty for the plain one.
+        totals: how many of the last rows are set apart by a line.
+        compact: without lines between columns, for a narrow terminal.
+    """
+    frame: dict[str, Any] = {"box": SIMPLE, "padding": 0, "collapse_padding": True}
+    table = Table(
+        title=Text(show(title)) if title else None, title_justify="left", **frame if compact else {}
+    )
+    for column, head in enumerate(heads):
+        number = column in right
+        justify: JustifyMethod = "right" if number else "left"
+        table.add_column(
+            Text(show(head)),
+            justify=justify,
+            no_wrap=number and whole,
+            overflow="fold",
+            min_width=5,
+        )
+    for index, row in enumerate(rows):
+        if totals and index == len(rows) - totals:
+            table.add_section()
+        style = styles[index] if styles else None
+        table.add_row(*(Text(show(cell)) for cell in row), style=style or None)
+    console.print(table)
 
 
 class LogHandler(RichHandler):

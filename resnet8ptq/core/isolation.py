@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from resnet8ptq.core.confinement import confine
 from resnet8ptq.core.errors import PtqError
+from resnet8ptq.core.text import one_line
 
 log = logging.getLogger(__name__)
 
@@ -101,5 +102,15 @@ def _answer(content: bytes) -> tuple[bool, object]:
     except PtqError as error:
         return False, error
     except Exception as error:
+        error = _portable(error)
         error.add_note(traceback.format_exc())
         return False, error
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be pickled: those of libraries may hold anything."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # pickle's own, and those of an error's constructor
+        return RuntimeError(one_line(error))
+    return error

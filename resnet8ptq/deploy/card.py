@@ -16,7 +16,8 @@ from resnet8ptq.deploy.interface import Interface
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.report import table
-from resnet8ptq.tasks.contract import Metric, Task
+from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tracking.record import RunRecord
 
 FILE = "README.md"
 _SETTINGS = (
@@ -52,7 +53,7 @@ class Facts:
 def render(source: Source, model: Path, facts: Facts) -> str:
     """Return the card of a model file."""
     record, vectors = source.record, facts.vectors
-    task = table.task_of([record])
+    task = record.task
     environment = Environment(
         loader=PackageLoader("resnet8ptq.deploy"),
         trim_blocks=True,
@@ -63,8 +64,8 @@ def render(source: Source, model: Path, facts: Facts) -> str:
     )
     environment.filters["md"] = _escape
     name = _name(source)
-    settings = {key: record.params.get(key, "null") for key in _SETTINGS}
-    settings["precision.plan"] = record.params.get("planned_bits", "null")
+    settings = dict(zip(_SETTINGS, record.settings(*_SETTINGS), strict=True))
+    settings["precision.plan"] = record.planned_bits
     text = environment.get_template("README.md.j2").render(
         header=_header(source, task, name),
         name=name,
@@ -83,15 +84,15 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         input_shape=str(list(vectors.inputs.shape[1:])),
         steps=example.steps(vectors),
         picture=example.reads_pictures(source, vectors),
-        classes=table.parse_names(record.tags.get("class_names")),
-        measured=_measured(task, record.metrics),
+        classes=record.class_names,
+        measured=_measured(task, record),
         method=f"Intervals: {task.test.intervals}. p of the difference: {task.test.name}.",
         reproduced=f"Run again before this folder was written: {facts.reproduced}.",
         data=_data(source),
         calibration=_calibration(source),
-        machine=", ".join(record.tags.get(key, "not known") for key in ("cpu", "platform")),
+        machine=", ".join(text or "not known" for text in (record.cpu, record.platform)),
         settings=" ".join(
-            f"{key}={value}" for key, value in settings.items() if value not in ("null", "[]", "{}")
+            f"{k}={v}" for k, v in settings.items() if v not in (None, "", "null", "[]", "{}")
         ),
         run_id=record.run_id,
         sha256=files.sha256(model),
@@ -104,19 +105,16 @@ def render(source: Source, model: Path, facts: Facts) -> str:
 
 
 def _name(source: Source) -> str:
-    network, params = source.config.model.name, source.record.params
-    return f"{network} {params.get('backend', '')} {params.get('dtype', '')}".strip()
+    return f"{source.config.model.name} {source.record.backend} {source.record.dtype}".strip()
 
 
 def _summary(source: Source, task: Task) -> str:
     record = source.record
-    value = record.metrics.get(task.metric.name)
+    value = record.value(task.metric)
     shown = "" if value is None else f"; {task.metric.title} {task.metric.show(value)}"
     use = f"; recommended for use={source.use}" if source.use else ""
-    weights, activations = (
-        record.params.get(f"{kind}_dtype", "float32") for kind in ("weight", "activation")
-    )
-    dtypes = f"{weights} weights, {activations} activations"
+    weights, activations = record.settings("weight_dtype", "activation_dtype")
+    dtypes = f"{weights or 'float32'} weights, {activations or 'float32'} activations"
     return f"{source.config.model.name} quantized after training, {dtypes}{shown}{use}"
 
 
@@ -125,15 +123,18 @@ def _header(source: Source, task: Task, name: str) -> str:
     record, metric = source.record, task.metric
     kind = _KINDS.get(task.name, "other")
     values = [
-        {"type": key, "name": title, "value": record.metrics[key]}
-        for key, title in ((metric.name, metric.title), ("delta", f"{metric.title} minus FP32's"))
-        if key in record.metrics
+        {"type": key, "name": title, "value": value}
+        for key, title, value in (
+            (metric.name, metric.title, record.value(metric)),
+            ("delta", f"{metric.title} minus FP32's", record.delta),
+        )
+        if value is not None
     ]
     dataset = {"name": source.config.data.name, "type": source.config.data.name}
     results = [{"task": {"type": kind}, "dataset": dataset, "metrics": values}]
     known: dict[str, Any] = {
         "library_name": example.library_of(source.artifact.suffix),
-        "tags": ["quantization", "post-training-quantization", record.params.get("dtype", "")],
+        "tags": ["quantization", "post-training-quantization", record.dtype],
         "metrics": [metric.name],
         "model-index": [{"name": name, "results": results}],
     }
@@ -144,50 +145,38 @@ def _header(source: Source, task: Task, name: str) -> str:
     return empty + yaml.safe_dump(known, sort_keys=False)
 
 
-def _measured(task: Task, metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    metric = task.metric
-    rows = []
-    for each in (metric, *task.beside):
-        if each.name in metrics:
-            baseline = metrics.get(f"baseline_{each.name}")
-            rows.append(
-                (
-                    each.title,
-                    _with_interval(metric, each, metrics),
-                    "" if baseline is None else each.show(baseline),
-                )
-            )
-    if "delta" in metrics:
-        interval = table.show_interval(metric, metrics)
-        shown = metric.say_change(metrics["delta"]) + (f" ({interval})" if interval else "")
+def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
+    primary, rows = task.metric, []
+    for metric in (primary, *task.beside):
+        value, baseline = record.value(metric), record.value(metric, "baseline_")
+        if value is not None:
+            shown = metric.show(value)
+            if metric is primary and (interval := record.interval("ci95")):
+                shown += f" ({' to '.join(map(metric.show, interval))})"
+            rows.append((metric.title, shown, "" if baseline is None else metric.show(baseline)))
+    if record.delta is not None:
+        ends = table.show_interval(primary, record)
+        shown = primary.say_change(record.delta) + (f" ({ends})" if ends else "")
         rows.append(("difference from FP32 (95% interval)", shown, ""))
-    if "p_value" in metrics:
-        rows.append(("p of the difference", f"{metrics['p_value']:.3g}", ""))
-    for title, name, digits in (
-        ("size, kB", "size_bytes", 1000),
-        ("latency of one sample, ms", "latency_p50_ms", 1),
+    if record.p_value is not None:
+        rows.append(("p of the difference", f"{record.p_value:.3g}", ""))
+    for title, value, baseline, digits in (
+        ("size, kB", record.size_bytes, record.baseline_size_bytes, 1000),
+        ("latency of one sample, ms", record.latency_ms, record.baseline_latency_ms, 1),
     ):
-        if name in metrics:
-            baseline = metrics.get(f"baseline_{name}")
-            shown_baseline = "" if baseline is None else f"{baseline / digits:.3f}".rstrip("0")
-            rows.append((title, f"{metrics[name] / digits:.3f}".rstrip("0"), shown_baseline))
+        if value is not None:
+            rows.append((title, _short(value / digits), _short((baseline or 0) / digits)))
     return rows
 
 
-def _with_interval(primary: Metric, metric: Metric, metrics: Mapping[str, float]) -> str:
-    shown = metric.show(metrics[metric.name])
-    ends = [metrics.get(f"ci95_{end}") for end in ("low", "high")]
-    if metric is not primary or None in ends:
-        return shown
-    low, high = (metric.show(end) for end in ends if end is not None)
-    return f"{shown} ({low} to {high})"
+def _short(value: float) -> str:
+    return f"{value:.3f}".rstrip("0") if value else ""
 
 
 def _data(source: Source) -> str:
-    record, config = source.record, source.config
-    total, digest = record.metrics.get("total"), record.tags.get("test_digest", "")
-    count = "" if total is None else f", {total:g} samples scored"
-    return f"{record.params.get('dataset', config.data.name)}{count} (digest {digest[:12]})"
+    record = source.record
+    count = "" if record.total is None else f", {record.total:g} samples scored"
+    return f"{record.dataset}{count} (digest {record.test_digest[:12]})"
 
 
 def _calibration(source: Source) -> str:
@@ -195,7 +184,7 @@ def _calibration(source: Source) -> str:
     if config.dtype.name == "fp32" or config.method == "dynamic":
         return "none"
     count = record.params.get("calibration_samples", "not known")
-    digest = record.tags.get("calibration_digest", "not known")
+    digest = record.calibration_digest or "not known"
     return (
         f"{config.calib.name}, samples: {count}, seed {config.seed} (digest of their places "
         f"{digest[:12]})"

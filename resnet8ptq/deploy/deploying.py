@@ -89,7 +89,7 @@ def main(words: list[str]) -> None:
     store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
     asked = {"max_drop": given.max_drop, "min_sqnr_db": given.min_sqnr_db}
     record, use, verdict = source.find(store, given.run_id, given.sweep, given.use, asked)
-    name = safe_name(record.tags.get("mlflow.runName", "model")) + f"-{record.run_id[:8]}"
+    name = safe_name(record.name or "model") + f"-{record.run_id[:8]}"
     folder = Path(given.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
         found = source.fetch(store, record, Path(scratch), use, verdict, given.trust)

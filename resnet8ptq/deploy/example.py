@@ -68,7 +68,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         outputs: names, in the network's order.
     """
     suffix = Path(file).suffix
-    imports, load, run = _code(suffix, source.record.params.get("engine"))
+    imports, load, run = _code(suffix, source.record.engine or None)
     environment = Environment(
         loader=PackageLoader("resnet8ptq.deploy"),
         trim_blocks=True,

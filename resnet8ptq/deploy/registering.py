@@ -4,7 +4,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
-from resnet8ptq.tracking import serving
+from resnet8ptq.tracking import mlflow_model
 from resnet8ptq.tracking.store import Store
 
 ALIAS = "recommended"
@@ -27,13 +27,13 @@ def register(store: Store, source: Source, name: str, vectors: Vectors, outputs:
             each: list(found.shape[1:])
             for each, found in zip(outputs, vectors.outputs, strict=True)
         }
-        model_id = serving.add_model(
+        model_id = mlflow_model.add_model(
             store,
             run_id,
             source.folder,
             source.artifact.name,
             shapes,
-            engine=source.record.params.get("engine"),
+            engine=source.record.engine or None,
             image_shape=list(vectors.inputs.shape[1:]),
         )
     try:

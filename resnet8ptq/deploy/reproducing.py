@@ -25,7 +25,7 @@ from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.tasks.contract import Array, Comparison, Task
-from resnet8ptq.tracking.serving import EXAMPLE
+from resnet8ptq.tracking.mlflow_model import EXAMPLE
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
         task = make_task(config.task, data, network, samples.reported)
     except (ConfigError, DataError, ModelError) as error:
         return printable(str(error))
-    known, digest = source.record.tags.get("test_digest"), samples.reported.digest
-    if known is not None and digest != known:
+    known, digest = source.record.test_digest, samples.reported.digest
+    if known and digest != known:
         raise DataError(
             f"{samples.reported.source}: run {source.record.run_id} was scored on other samples "
             f"(their digest is {digest[:12]}, the run has logged {known[:12]})"
@@ -68,7 +68,7 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
 
 
 @dataclass(frozen=True)
-class Ran:
+class Rerun:
     """What the artifact did when it was run again.
 
     Attributes:
@@ -81,7 +81,7 @@ class Ran:
     more: Vectors | None = None
 
 
-def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Ran:
+def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
     """Run the artifact; files of torch, which may hold code, in a process of their own.
 
     Args:
@@ -98,14 +98,14 @@ def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> R
     return isolation.call(_run, source, scored, runtime, many, crashed=crashed)
 
 
-def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Ran:
+def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
     predictor = make_quantizer(source.config, runtime).load(source.artifact, runtime.threads)
     if isinstance(scored, str):
         said = f"not compared on the run's samples, which are not at hand ({scored})"
-        return Ran(said, vectors.of_inputs(_kept_input(source), predictor))
+        return Rerun(said, vectors.of_inputs(_kept_input(source), predictor))
     said = reproduce(source, scored)
     more = vectors.many_of_split(scored.samples, predictor) if many else None
-    return Ran(said, vectors.of_split(scored.samples, predictor), more)
+    return Rerun(said, vectors.of_split(scored.samples, predictor), more)
 
 
 def _kept_input(source: Source) -> NDArray[np.float32]:
@@ -138,7 +138,7 @@ def reproduce(source: Source, scored: Scored) -> str:
 def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
     """Compare outputs for the scored samples with what the run has kept; see `reproduce`."""
     metric, value = task.metric, again.model.value
-    logged = source.record.metrics.get(metric.name)
+    logged = source.record.value(metric)
     differ = _differing(source.folder, task.arrays(again), task.documents(again), samples)
     if differ is None:
         same = logged is not None and abs(value - logged) <= ROUNDING
@@ -147,7 +147,7 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
         same = differ == 0
         said = f"predictions equal to the run's on {samples - differ} of {samples} samples"
     if not same:
-        here, there = machine.describe()["cpu"], source.record.tags.get("cpu")
+        here, there = machine.describe()["cpu"], source.record.cpu
         if here == there:
             raise QuantizationError(
                 f"run {source.record.run_id}: its artifact does not predict what the run has "

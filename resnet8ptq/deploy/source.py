@@ -1,4 +1,4 @@
-"""Which run is deployed: the one that is named, or a sweep's recommendation for a use."""
+"""The run to deploy: by its id, or a sweep's recommendation for a use."""
 
 import json
 import shutil
@@ -13,13 +13,12 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.report import comparison, page, verdicts
 from resnet8ptq.tracking import history, origin
-from resnet8ptq.tracking.history import Record
-from resnet8ptq.tracking.journal import PARENT_TAG
-from resnet8ptq.tracking.serving import EXAMPLE
+from resnet8ptq.tracking.mlflow_model import EXAMPLE
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
 SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")
-TORCH = (".pt", ".pt2")  # torch runs what such a file says
+TORCH = (".pt", ".pt2")  # such a file can run code when torch loads it
 Asked = Mapping[str, float | None]
 _MADE_OF = (EXAMPLE, "predictions.npz", "detections.json")
 
@@ -29,12 +28,12 @@ class Source:
     """A finished run with an artifact, its files copied into a folder.
 
     Attributes:
-        folder: holds the artifact, `config.yaml`, and those of `_MADE_OF` that the run has.
-        use: what it is recommended for; empty for a run that was named.
-        verdict: on its loss, as its sweep's report has it; empty for FP32.
+        folder: holds the artifact, `config.yaml`, and the files of `_MADE_OF` that the run has.
+        use: the use that it is recommended for; empty for a run by its id.
+        verdict: on its loss, as in its sweep's report; empty for FP32.
     """
 
-    record: Record
+    record: RunRecord
     config: RunConfig
     artifact: Path
     use: str = ""
@@ -42,14 +41,14 @@ class Source:
 
     @property
     def cautions(self) -> list[str]:
-        """What whoever deploys it must know: that it does not pass."""
+        """Warnings for the user who deploys it, such as a verdict other than pass."""
         if not self.verdict or self.verdict == verdicts.PASS:
             return []
         return [f"CAUTION: verdict on its loss, as in a report: {self.verdict}"]
 
     @property
     def folder(self) -> Path:
-        """Where the run's files are."""
+        """The folder of the run's files."""
         return self.artifact.parent
 
     @property
@@ -60,17 +59,17 @@ class Source:
 
 def find(
     store: Store, run_id: str | None, sweep: str | None, use: str, asked: Asked
-) -> tuple[Record, str, str]:
-    """Return the run that is meant, the use that it is recommended for, and the verdict on it.
+) -> tuple[RunRecord, str, str]:
+    """Return the run to deploy, the use that it is recommended for, and the verdict on it.
 
     Args:
-        run_id: None: what a sweep recommends.
+        run_id: None: a sweep's recommendation.
         sweep: the id of its parent run; None: the newest.
         use: see `Recommendation.key`.
         asked: limits by the key of `report`; None: the sweep's own.
 
     Raises:
-        ConfigError: there is no such run or sweep; nothing is recommended for that use.
+        ConfigError: no such run or sweep exists; nothing is recommended for that use.
     """
     if run_id is not None:
         record = _load(store, "run_id", run_id)
@@ -84,15 +83,11 @@ def find(
     if not children:
         raise ConfigError(f"sweep: {parent.run_id} has no runs; takes a sweep's parent run")
     selections = page.load_selections(store, parent, children, _limits(children, asked))
-    found = {
-        (each.key, number): each
-        for number, selected in enumerate(selections)
-        for each in selected.recommendations
-    }
-    doubt = next((each.params["doubt"] for each in children if "doubt" in each.params), "")
+    recommended = [r for selected in selections for r in selected.recommendations]
+    doubt = next(filter(None, (child.doubt for child in children)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
-    takes = " | ".join(dict.fromkeys(key for key, _ in found)) or nothing
-    chosen = [each for (key, _), each in found.items() if key == use]
+    takes = " | ".join(dict.fromkeys(r.key for r in recommended)) or nothing
+    chosen = [r for r in recommended if r.key == use]
     if not chosen:
         raise ConfigError(
             f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; takes {takes}"
@@ -110,28 +105,29 @@ def find(
     return chosen[0].choice.record, use, chosen[0].verdict
 
 
-def _judge(store: Store, record: Record, asked: Asked) -> str:
-    """Return the verdict on a run beside the others of its sweep; empty where there is none."""
-    parent = record.tags.get(PARENT_TAG)
+def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
+    """Return the verdict on a run among the others of its sweep; empty without one."""
+    parent = record.parent_id
     together = history.load_compared(store, parent) if parent else []
-    if record.run_id not in {each.run_id for each in together}:
+    if record.run_id not in {other.run_id for other in together}:
         together = [record]
     limits = _limits([record], asked)
     try:
         families = comparison.load(store, together)
-    except TrackingError as error:  # another run's files are gone, which does not concern this one
+    except TrackingError as error:  # files of another run are gone
         return f"not judged ({one_line(error)})"
     return verdicts.in_words(families, limits).texts.get(record.run_id, "")
 
 
-def _limits(children: Sequence[Record], asked: Asked) -> ReportConfig:
-    params = next((each.params for each in children if "report.max_drop" in each.params), {})
+def _limits(children: Sequence[RunRecord], asked: Asked) -> ReportConfig:
     names = ("max_drop", "min_sqnr_db", "min_accuracy")
-    own = {n: json.loads(params[f"report.{n}"]) for n in names if f"report.{n}" in params}
+    logged = (child.settings(*(f"report.{name}" for name in names)) for child in children)
+    texts = next((values for values in logged if values[0] is not None), ())
+    own = {n: json.loads(text) for n, text in zip(names, texts, strict=False) if text is not None}
     return ReportConfig(**own | {n: value for n, value in asked.items() if value is not None})
 
 
-def _load(store: Store, key: str, run_id: str) -> Record:
+def _load(store: Store, key: str, run_id: str) -> RunRecord:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -145,29 +141,28 @@ def _load(store: Store, key: str, run_id: str) -> Record:
 
 def fetch(
     store: Store,
-    record: Record,
+    record: RunRecord,
     folder: Path,
     use: str = "",
     verdict: str = "",
     trust: bool = False,
 ) -> Source:
-    """Copy a run's artifact and what belongs to it into `folder`.
+    """Copy a run's artifact and its files into `folder`.
 
     Args:
-        trust: run code that the store names also where the run was not made here.
+        trust: run code of the store even if the run was not made here.
 
     Raises:
         ConfigError: the run is a sweep's, did not finish, was unsupported, is void, runs on its CPU
             only, or would run code of others.
-        TrackingError: it has no artifact, or another than it measured.
+        TrackingError: it has no artifact, or not the measured one.
     """
-    status = record.tags.get("status", "?")
-    if record.tags.get("kind") == "sweep":
+    if record.kind == "sweep":
         raise ConfigError(f"run_id: {record.run_id} is a sweep; takes sweep={record.run_id} use=")
-    if status != "ok":
-        raise ConfigError(f"run_id: run {record.run_id} is {status}; takes one that is ok")
-    if doubt := record.params.get("doubt"):
-        raise ConfigError(f"run_id: run {record.run_id} is void: {printable(doubt)}")
+    if record.status != "ok":
+        raise ConfigError(f"run_id: run {record.run_id} is {record.status}; takes one that is ok")
+    if record.doubt:
+        raise ConfigError(f"run_id: run {record.run_id} is void: {printable(record.doubt)}")
     names = {item.path for item in store.client.list_artifacts(record.run_id)}
     models = sorted(name for name in names if name in {f"model{end}" for end in SUFFIXES})
     if len(models) != 1 or CONFIG_FILE not in names:
@@ -177,11 +172,11 @@ def fetch(
     for name in (models[0], CONFIG_FILE, *(name for name in _MADE_OF if name in names)):
         with history.artifact(store, record, name) as path:
             shutil.copyfile(path, folder / name)
-    artifact, known = folder / models[0], record.params.get("artifact_sha256")
-    if known is not None and files.sha256(artifact) != known:
+    artifact, measured = folder / models[0], record.artifact_sha256
+    if measured and files.sha256(artifact) != measured:
         raise TrackingError(
             f"run {record.run_id}: {models[0]} is not the file that was measured (its SHA-256 is "
-            f"{files.sha256(artifact)}, the run has logged {known})"
+            f"{files.sha256(artifact)}, the run has logged {measured})"
         )
     trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
     if artifact.suffix in TORCH and not trusted:

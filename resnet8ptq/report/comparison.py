@@ -1,6 +1,6 @@
-"""A sweep read back from MLflow, and what can be said of its differences.
+"""A sweep read back from MLflow, and the tests of its differences.
 
-Only runs on the same images are compared; see `families`. Of those, p-values of one kind are
+Only runs on the same images are compared; see `facts.group`. Their p-values of one kind are
 corrected together (Holm, 1979): the runs against their FP32 baselines, the same by class, and the
 runs against the best one.
 """
@@ -19,12 +19,12 @@ import numpy as np
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.report import families, table
+from resnet8ptq.report import facts
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.contract import CHOICE, Array, Paired, PairedTest, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tracking import history
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
 MAX_BYTES = 2**30  # of one artifact
@@ -38,14 +38,14 @@ class Cell:
 
     Attributes:
         label: the combination in words.
-        adjusted_p: of the run against its baseline, corrected; None where nothing was measured.
+        adjusted_p: of the run against its baseline, corrected; None for a run without a result.
         worse_classes: classes that lost significantly, after correction.
-        choice: on the samples that the sweep chooses by; None where there are none.
-        ranges: `ranges.json` of the run: activations and weights; of the first run alone of each
-            backend and calibration, which the figures show.
+        choice: on the samples that the sweep chooses by; None without such samples.
+        ranges: activations and weights of `ranges.json`; only for the first run of each backend
+            and calibration, which the figures show.
     """
 
-    record: Record
+    record: RunRecord
     label: str
     paired: Paired | None = None
     adjusted_p: float | None = None
@@ -54,30 +54,9 @@ class Cell:
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
-    def backend(self) -> str:
-        """The framework."""
-        return self.record.params.get("backend", "?")
-
-    @property
-    def status(self) -> str:
-        """`ok`, `unsupported`, `failed`, `running` or `killed`."""
-        return self.record.tags.get("status", "?")
-
-    @property
     def quantized(self) -> bool:
         """Whether the run was measured and is not the baseline itself."""
-        return self.paired is not None and self.record.params.get("dtype") != "fp32"
-
-    @property
-    def doubt(self) -> str:
-        """Why FP32 cannot be right, so that nothing is judged beside it; empty where it can."""
-        return self.record.params.get("doubt", "")
-
-    @property
-    def drop(self) -> float:
-        """How much worse than FP32 it is; NaN where it was not measured."""
-        found = self.record.drop
-        return float("nan") if found is None else found
+        return self.paired is not None and self.record.quantized
 
     def metric(self, name: str) -> float:
         """Return a metric; NaN where it was not measured."""
@@ -91,8 +70,8 @@ class Family:
     cells: tuple[Cell, ...]
 
     @property
-    def records(self) -> list[Record]:
-        """The runs as MLflow has them."""
+    def records(self) -> list[RunRecord]:
+        """The records of the cells."""
         return [cell.record for cell in self.cells]
 
     @property
@@ -102,8 +81,8 @@ class Family:
 
     @cached_property
     def task(self) -> Task:
-        """What scored the runs."""
-        return table.task_of(self.records)
+        """The task that scored the runs."""
+        return facts.task_of(self.records)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -115,18 +94,18 @@ class Family:
         return [cell.metric(f"delta_{name}") for name in metric_names(self.class_names)]
 
 
-def load(store: Store, records: Sequence[Record]) -> list[Family]:
+def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs."""
-    return [_load_family(store, family) for family in families.group(records)]
+    return [_load_family(store, family) for family in facts.group(records)]
 
 
-def _load_family(store: Store, records: Sequence[Record]) -> Family:
-    labels, task = table.labels(records), table.task_of(records)
+def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
+    labels, task = facts.labels(records), facts.task_of(records)
     kept: dict[bytes, Array] = {}
     cells, shown = [], set()
     for record, label in zip(records, labels, strict=True):
         cell = _load_cell(store, task, record, label, kept)
-        kind = cell.backend, record.params.get("calib")
+        kind = record.backend, record.calib
         if cell.quantized and kind not in shown:
             with history.artifact(store, record, "ranges.json") as path:
                 cell = replace(cell, ranges=_read(record, path, _read_ranges))
@@ -137,26 +116,26 @@ def _load_family(store: Store, records: Sequence[Record]) -> Family:
 
 
 def _load_cell(
-    store: Store, task: Task, record: Record, label: str, kept: dict[bytes, Array]
+    store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
-    # A run that was killed may have logged its figures and not yet its files.
-    if task.metric.name not in record.metrics or record.tags.get("status") != "ok":
+    # A killed run may have logged its metrics but not its files.
+    if record.value(task.metric) is None or record.status != "ok":
         return Cell(record, label)
     reader = partial(_read_predictions, task.test, kept=kept)
     with history.artifact(store, record, "predictions.npz") as path:
         paired = _read(record, path, reader)
     choice = None
-    if f"{CHOICE}{task.metric.name}" in record.metrics:
+    if record.value(task.metric, CHOICE) is not None:
         with history.artifact(store, record, "choice.npz") as path:
             choice = _read(record, path, reader)
     return Cell(record, label, paired, choice=choice)
 
 
-def _read(record: Record, path: Path, reader: Callable[[Path], T]) -> T:
-    """Read an artifact, which whoever writes to the store may have replaced.
+def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
+    """Read an artifact, which anyone who writes to the store may have replaced.
 
     Raises:
-        TrackingError: it is damaged, or something else.
+        TrackingError: it is damaged, or another file.
     """
     try:
         return reader(path)
@@ -167,7 +146,7 @@ def _read(record: Record, path: Path, reader: Callable[[Path], T]) -> T:
 
 
 def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:
-    """Read predictions; arrays that another run has too, such as labels, are `kept` once."""
+    """Read predictions; equal arrays of several runs, such as labels, are `kept` once."""
     with zipfile.ZipFile(path) as archive:
         if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
@@ -196,9 +175,9 @@ def compare(cells: Sequence[Cell]) -> Family:
     by_class = []
     for cell in measured:
         paired = cell.paired
-        assert paired is not None  # that is what measured means
+        assert paired is not None  # of every measured cell
         by_class += paired.by_class(len(names))
-    adjusted = table.adjusted_p(family.records)
+    adjusted = facts.adjusted_p(family.records)
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {
         id(cell): tuple(

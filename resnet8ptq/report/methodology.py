@@ -1,10 +1,11 @@
-"""What a sweep's runs have in common, in words, read off their parameters and tags."""
+"""How the runs of a sweep were measured, in words, from their params and tags."""
 
 from collections.abc import Callable, Sequence
 
 from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.facts import images_of
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 10  # values of one setting
 BASELINE = ", against the FP32 baseline of the same framework"
@@ -12,7 +13,7 @@ BASELINE = ", against the FP32 baseline of the same framework"
 
 def describe(family: Family) -> list[tuple[str, str]]:
     """Return (subject, text) pairs; where runs differ, up to `NAMED` values are named."""
-    runs = [record for record in family.records if "total" in record.metrics]
+    runs = [record for record in family.records if record.total is not None]
     task = family.task
     if not runs:
         return [("runs", "none was measured")]
@@ -27,7 +28,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
     latency = (
         f"{param('latency.threads')} thread(s), quantized and FP32 model measured in turns in one "
         "process, medians"
-        if any("latency_p50_ms" in run.metrics for run in runs)
+        if any(run.latency_ms is not None for run in runs)
         else "not measured"
     )
     at_once = max(int(run.tags.get("jobs_at_once", 1)) for run in runs)
@@ -36,13 +37,13 @@ def describe(family: Family) -> list[tuple[str, str]]:
         threads += f" for each job, {at_once} jobs at once"
         if latency != "not measured":
             latency += (
-                f"; while up to {at_once - 1} other job(s) ran, which lengthens times: a ratio, "
-                "whose two models were both affected, is more reliable than a latency"
+                f"; up to {at_once - 1} other job(s) ran at the same time, which lengthens times: "
+                "a ratio of two models is more reliable than a latency"
             )
     flags = {"avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8"}
     present = [flag for flag in tag("cpu_flags").split() if flag in flags]
-    kind = "held-out training" if param("evaluate.split") == "held_out" else "test"
-    total = _values(runs, lambda record: f"{record.metrics['total']:.0f}")
+    kind = images_of(runs)
+    total = _values(runs, lambda record: f"{record.total:.0f}")
     return [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
         ("data", f"{param('data.name')}; {total} {kind} images, digest {tag('test_digest')[:16]}…"),
@@ -52,7 +53,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
             f"{param('seed')}, digest of the draw {tag('calibration_digest')[:16]}…",
         ),
         ("task", f"{task.name}, judged by {task.metric.title}"),
-        ("what is evaluated", "the artifact as it was written, loaded again from disk"),
+        ("evaluated artifact", "the file that was written, loaded again from disk"),
         (
             "tests",
             f"{task.test.name}, paired on the same images{'' if task.note else BASELINE}; Holm's "
@@ -61,10 +62,9 @@ def describe(family: Family) -> list[tuple[str, str]]:
         ("intervals", task.test.intervals),
         (
             "choice",
-            f"by {param('chosen_by')}, which neither calibrate nor are reported on"
-            if any("chosen_by" in run.params for run in runs)
-            else "the best are chosen on the images they are reported on, so that the winner's "
-            "result is biased towards good",
+            f"on {param('chosen_by')}, which neither calibrate nor are reported"
+            if any(run.chosen_by for run in runs)
+            else "the best are chosen on the reported images, so that their results are optimistic",
         ),
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(present) or 'no vector flags known'})"),
@@ -74,7 +74,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
     ]
 
 
-def _values(runs: Sequence[Record], read: Callable[[Record], str | None]) -> str:
+def _values(runs: Sequence[RunRecord], read: Callable[[RunRecord], str | None]) -> str:
     values = list(dict.fromkeys(value for run in runs if (value := read(run)) is not None))
     more = f" / and {len(values) - NAMED} more" if len(values) > NAMED else ""
     return " / ".join(values[:NAMED]) + more or "unknown"

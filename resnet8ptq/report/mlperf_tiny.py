@@ -1,15 +1,11 @@
-"""MLPerf Tiny's tasks (`benchmark=`) in one table, each beside what the suite asks."""
+"""MLPerf Tiny's tasks (`benchmark=`) in one table, each beside the suite's target."""
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from resnet8ptq.core.console import stdout
-from resnet8ptq.core.text import show
-from resnet8ptq.report.table import PIPE_WIDTH, VOID, combination, task_of
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.core.console import print_table, stdout
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.terminal import PIPE_WIDTH
+from resnet8ptq.tracking.record import RunRecord
 
 COLUMNS = (
     *("network", "framework", "dtype", "samples", "metric", "FP32", "found", "95% interval"),
@@ -17,45 +13,38 @@ COLUMNS = (
 )
 
 
-def is_suite(records: Sequence[Record]) -> bool:
+def is_suite(records: Sequence[RunRecord]) -> bool:
     """Tell whether the runs are of tasks of a suite."""
-    return any(record.params.get("benchmark.name", "null") != "null" for record in records)
+    return any(record.settings("benchmark.name")[0] not in (None, "null") for record in records)
 
 
-def rows(records: Sequence[Record]) -> list[list[str]]:
+def rows(records: Sequence[RunRecord]) -> list[list[str]]:
     """Return cells under COLUMNS, a row for each run; `met` is of the metric as measured."""
     return [_row(record) for record in records]
 
 
-def _row(record: Record) -> list[str]:
-    metrics, found, metric = record.metrics, combination(record), task_of([record]).metric
-    target = float(record.params.get("benchmark.target", "nan"))
-    names = [record.params.get("model", "?"), found.framework, found.dtype]
-    status = record.tags.get("status", "?")
-    if metric.name not in metrics:
-        return [*names, *[""] * 5, f"{target:g}", "", "", status]
-    interval = [metrics.get(f"ci95_{end}") for end in ("low", "high")]
+def _row(record: RunRecord) -> list[str]:
+    metric, target = record.task.metric, float(record.params.get("benchmark.target", "nan"))
+    names = [record.model, record.combination.framework, record.combination.dtype]
+    value, fp32 = record.value(metric), record.value(metric, "baseline_")
+    if value is None or fp32 is None or record.total is None or record.size_bytes is None:
+        return [*names, *[""] * 5, f"{target:g}", "", "", record.status]
     return [
         *names,
-        f"{metrics['total']:,.0f}",
+        f"{record.total:,.0f}",
         metric.title,
-        metric.show(metrics[f"baseline_{metric.name}"]),
-        metric.show(metrics[metric.name]),
-        " to ".join(metric.show(end) for end in interval if end is not None),
+        metric.show(fp32),
+        metric.show(value),
+        " to ".join(map(metric.show, record.interval("ci95") or ())),
         metric.show(target),
-        VOID if "doubt" in record.params else "yes" if metrics[metric.name] >= target else "no",
-        f"{metrics['size_bytes'] / 1000:.1f}",
-        status,
+        VOID if record.doubt else "yes" if value >= target else "no",
+        f"{record.size_bytes / 1000:.1f}",
+        record.status,
     ]
 
 
-def print_table(records: Sequence[Record]) -> None:
+def print_suite(records: Sequence[RunRecord]) -> None:
     """Print the table to stdout."""
-    console = stdout(None, PIPE_WIDTH)
-    table = Table(title="The suite", title_justify="left", box=box.HEAVY_HEAD)
-    for column in COLUMNS:
-        table.add_column(column)
-    for cells in rows(records):
-        style = None if cells[-1] == "ok" else "yellow"
-        table.add_row(*(Text(show(cell)) for cell in cells), style=style)
-    console.print(table)
+    lines = rows(records)
+    styles = ["" if line[-1] == "ok" else "yellow" for line in lines]
+    print_table(stdout(None, PIPE_WIDTH), COLUMNS, lines, title="The suite", styles=styles)

@@ -4,10 +4,10 @@
     python -m resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
     python -m resnet8ptq report run_id=ID              the sweep with that parent run
 
-`max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set the limits,
-`reference=NAME` puts other tools' results beside (see `report.reference`), `folder=PATH` where the
-files go (the sweep's own folder), `uri=` and `root=` the MLflow store. The files are logged on the
-parent run.
+`max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set the limits.
+`reference=NAME` adds results of other tools (see `report.reference`). `folder=PATH` is the folder
+of the files (default: the sweep's own), `uri=` and `root=` set the MLflow store. The files are
+also logged on the parent run.
 """
 
 import base64
@@ -29,26 +29,28 @@ from matplotlib.figure import Figure
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files
-from resnet8ptq.core.console import stdout
 from resnet8ptq.core.errors import PtqError, TrackingError
-from resnet8ptq.core.text import one_line, printable, safe_name, show
-from resnet8ptq.evaluation.race import FILE, Race
+from resnet8ptq.core.text import one_line, printable, safe_name
+from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
     comparison,
     methodology,
+    notes,
     pareto,
     plots,
     reference,
     spread,
     table,
+    terminal,
     verdicts,
 )
 from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.facts import best_first, headings
 from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, why_none
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -68,7 +70,7 @@ def write(
         chosen: of each family.
 
     Returns:
-        Its files.
+        The paths of the files.
     """
     images: dict[str, bytes] = {}
     families = [selected.family for selected in chosen]
@@ -87,7 +89,7 @@ def write(
     records = [record for family in families for record in family.records]
     for name, text in (
         ("report.md", markdown),
-        (table.REPORT, to_html(markdown, _title(families), images)),
+        (terminal.REPORT, to_html(markdown, _title(families), images)),
         ("runs.csv", table.to_csv(records)),
     ):
         files.write_text(folder / name, text)
@@ -97,7 +99,9 @@ def write(
 
 
 def select(
-    families: Sequence[Family], limits: ReportConfig, races: Sequence[Race | None] | None = None
+    families: Sequence[Family],
+    limits: ReportConfig,
+    races: Sequence[PairedLatency | None] | None = None,
 ) -> list[Selection]:
     """Judge the models of each family."""
     return [
@@ -107,7 +111,7 @@ def select(
 
 
 def load_selections(
-    store: Store, parent: Record, records: Sequence[Record], limits: ReportConfig
+    store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[Selection]:
     """Read the runs of a sweep back, and judge the models of each family."""
     families = comparison.load(store, records)
@@ -133,7 +137,7 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     families = [selected.family for selected in chosen]
     text = environment.get_template("report.md.j2").render(
         title=_title(families),
-        note=table.FAMILIES_NOTE.format(count=len(families)),
+        note=notes.FAMILIES_NOTE.format(count=len(families)),
         sections=[
             (heading, _render(environment, selected, figures, prefix))
             for heading, selected, prefix in zip(
@@ -145,7 +149,7 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
 
 
 def _headings(families: Sequence[Family]) -> list[str]:
-    return table.headings([found.records for found in families])
+    return headings([family.records for family in families])
 
 
 def _title(families: Sequence[Family]) -> str:
@@ -153,20 +157,20 @@ def _title(families: Sequence[Family]) -> str:
 
 
 def _prefixes(families: Sequence[Family]) -> list[str]:
-    """Return what the names of each family's figures begin with; nothing where there is one."""
+    """Return the prefix of the figure names of each family; empty for a single family."""
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
 def _render(
     environment: Environment, selected: Selection, figures: Collection[str], prefix: str
 ) -> str:
-    """Return all that is said of one family, whose figures' names begin with `prefix`."""
-    found, limits = selected.family, selected.limits
+    """Return the section of one family, whose figure names begin with `prefix`."""
+    family, limits = selected.family, selected.limits
     recommendations = selected.recommendations
-    judged = verdicts.in_words([found], limits, [selected.judged])
-    lines = table.rows(found.records, judged)
-    heads, (shown, cut) = table.columns(found.records), table.shorten(found.records, lines)
-    losses = [(cell.label, cell.worse_classes) for cell in found.measured if cell.worse_classes]
+    judged = verdicts.in_words([family], limits, [selected.judged])
+    lines = table.rows(family.records, judged)
+    heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
+    losses = [(cell.label, cell.worse_classes) for cell in family.measured if cell.worse_classes]
     return environment.get_template("family.md.j2").render(
         level="###" if prefix else "##",
         summary=summarize(selected, recommendations),
@@ -175,16 +179,16 @@ def _render(
         passing=bool(selected.passing),
         recommendations=recommendations,
         limits=limits,
-        front=pareto.find(found),
-        metric=found.task.metric,
-        least=verdicts.least_of(found.task.metric, limits),
+        front=pareto.find(family),
+        metric=family.task.metric,
+        least=verdicts.least_of(family.task.metric, limits),
         table=table.without_empty(heads, shown),
         cut=cut,
-        folds=_fold(selected, heads, lines[len(lines) - len(found.records) :]) if cut else [],
-        numeric=table.numeric(found.records),
+        folds=_fold(selected, heads, lines[len(lines) - len(family.records) :]) if cut else [],
+        numeric=table.numeric(family.records),
         many=table.MANY,
-        notes=table.notes(found.records, judged),
-        class_names=found.class_names,
+        notes=notes.collect(family.records, judged),
+        class_names=family.class_names,
         losses=losses,
         losing=Counter(name for _, classes in losses for name in classes).most_common(),
         figures={
@@ -193,64 +197,41 @@ def _render(
         },
         drawn={
             f"{prefix}{name}": caption
-            for name, caption in found.task.figure_files.items()
+            for name, caption in family.task.figure_files.items()
             if f"{prefix}{name}" in figures
         },
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
-        spreads=spread.measure(found),
+        spreads=spread.measure(family),
         reference_headings=reference.HEADINGS,
-        reference_rows=reference.rows(_ranked(found, limits)),
-        methodology=methodology.describe(found),
+        reference_rows=reference.rows(_ranked(family, limits)),
+        methodology=methodology.describe(family),
     )
-
-
-def print_recommendations(chosen: Sequence[Selection]) -> None:
-    """Say in a line for each use what to deploy, and what deploys the first."""
-    console = stdout(None, table.PIPE_WIDTH)
-    for heading, selected in zip(_headings([s.family for s in chosen]), chosen, strict=True):
-        if not selected.family.measured:
-            continue
-        begin = "Recommended" + f" for {heading}" * (len(chosen) > 1)
-        if selected.recommendations and selected.apart:
-            begin += ", chosen by other samples than the table's (the report has both)"
-        lines = [f"{begin}:{'' if selected.recommendations else ' nothing; the report says why'}"]
-        for found in selected.recommendations:
-            lines.append(
-                f"  {found.use}: {found.label}{f' ({found.verdict})' * bool(found.verdict)}"
-            )
-        if selected.race is not None:
-            lines.append("  the fastest were timed once more, in turns")
-        commands = [found.command for found in selected.recommendations if found.command]
-        lines += [f"Deploy: {command}" for command in commands[:1]]
-        for line in lines:
-            console.print(show(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def _fold(
     selected: Selection, heads: Sequence[str], lines: Sequence[list[str]]
 ) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
-    """Return a heading and a table for the runs of each combination, the best one's first."""
+    """Return a heading and a table for each combination, that of the best run first."""
     records, metric = selected.family.records, selected.family.task.metric
     groups: dict[Combination, list[int]] = {}
-    for place in table.best_first(records):
-        groups.setdefault(table.combination(records[place]), []).append(place)
+    for index in best_first(records):
+        groups.setdefault(records[index].combination, []).append(index)
     return [
         (
-            _head(name, [records[place] for place in places], selected.judged, metric),
-            table.without_empty(heads, [lines[place] for place in places]),
+            _head(name, [records[index] for index in members], selected.judged, metric),
+            table.without_empty(heads, [lines[index] for index in members]),
         )
-        for name, places in groups.items()
+        for name, members in groups.items()
     ]
 
 
 def _head(
-    name: Combination, records: Sequence[Record], judged: Mapping[str, Verdict], metric: Metric
+    name: Combination, records: Sequence[RunRecord], judged: Mapping[str, Verdict], metric: Metric
 ) -> str:
-    """Say of the runs of a combination how many there are, and what they came to."""
-    values = [run.metrics[metric.name] for run in records if metric.name in run.metrics]
+    """Return the heading of a combination: number of runs, range of the metric, outcomes."""
+    values = [value for run in records if (value := run.value(metric)) is not None]
     outcomes = Counter(
-        judged[run.run_id].outcome if run.run_id in judged else run.tags.get("status", "?")
-        for run in records
+        judged[run.run_id].outcome if run.run_id in judged else run.status for run in records
     )
     parts = [f"{len(records):,} runs" if len(records) > 1 else "1 run"]
     if values:
@@ -277,19 +258,19 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     return page.render(title=printable(f"Quantization report: {title}"), body=body)
 
 
-def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], place: int, *_: object) -> str:
-    """Let through what folds, and no other HTML."""
-    text = tokens[place].content
+def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
+    """Keep the HTML of folded sections, and escape all other."""
+    text = tokens[index].content
     return text if FOLD.fullmatch(text.strip()) else escapeHtml(text)
 
 
 def summarize(selected: Selection, recommendations: Sequence[Recommendation]) -> list[str]:
-    """Return what a reader must know first, in sentences."""
+    """Return the sentences of the summary."""
     family, limits = selected.family, selected.limits
     measured = family.measured
     counts = [f"{len(family.cells)} combinations asked for: {len(measured)} measured"]
     for status in ("unsupported", "failed", "killed"):
-        number = sum(cell.status == status for cell in family.cells)
+        number = sum(cell.record.status == status for cell in family.cells)
         if number:
             counts.append(f"{number} {status}")
     lines = [", ".join(counts) + "."]
@@ -298,7 +279,7 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
     task = family.task
     if task.note:
         lines.append(task.note)
-    lines += dict.fromkeys(cell.doubt for cell in measured if cell.doubt)
+    lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
     outcomes = Counter(verdict.outcome for verdict in selected.judged.values())
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
     limit = task.metric.say_limit(limits)
@@ -309,15 +290,15 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
     lines.append(f"The best by {task.metric.title} is {best.label}: {best.why}; {best.verdict}.")
     if best.equals:
         lines.append(
-            f"Not significantly different from it: {len(best.equals)} more; choose between them by "
+            f"{len(best.equals)} more do not differ significantly from it; choose among them by "
             "size and speed."
         )
     if not selected.passing:
         lines.append(
             f"No model passes{' on the samples to choose by' * selected.apart}"
             + (
-                "; the smallest and the fastest are chosen among those whose loss is within the "
-                "limit as it was measured"
+                "; the smallest and the fastest are chosen among those whose measured loss is "
+                "within the limit"
                 if selected.within
                 else ", so that none is chosen for its size or speed"
             )
@@ -328,7 +309,7 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
 
 
 def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
-    """Return the sweep's configurations beside other tools' results, where there are any."""
+    """Return the sweep's configurations and the results of other tools; empty without these."""
     counted = all("expected_correct" in cell.record.metrics for cell in family.measured)
     if limits.reference is None or not family.measured or not counted:
         return []
@@ -352,7 +333,7 @@ def _draw_ranges(family: Family) -> dict[str, bytes]:
     return _to_png(
         {
             f"ranges_{safe_name(backend)}.png": plots.activation_ranges(family, backend)
-            for backend in sorted({cell.backend for cell in family.measured})
+            for backend in sorted({cell.record.backend for cell in family.measured})
         }
     )
 
@@ -361,8 +342,8 @@ def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 
-def _figures_of(store: Store, record: Record, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the figures that a run has drawn."""
+def _figures_of(store: Store, record: RunRecord, names: Iterable[str]) -> dict[str, bytes]:
+    """Return figures of a run."""
     images = {}
     for name in names:
         with history.artifact(store, record, name) as path:
@@ -376,7 +357,7 @@ def _escape(text: object) -> str:
 
 @dataclass
 class Arguments:
-    """What `python -m resnet8ptq report` takes, as key=value."""
+    """The settings of `python -m resnet8ptq report`, as key=value."""
 
     experiment: str = "resnet8ptq"
     run_id: str | None = None
@@ -391,43 +372,46 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Make a sweep's report again."""
-    given = command.parse_words(words, Arguments, __doc__)
-    store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
-    parent = history.load_run(store, given.run_id) if given.run_id else history.find_parent(store)
+    asked = command.parse_words(words, Arguments, __doc__)
+    store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
+    parent = history.load_run(store, asked.run_id) if asked.run_id else history.find_parent(store)
     if parent is None:
-        raise TrackingError(f"experiment: {given.experiment!r} has no sweep to report on")
-    folder = Path(given.folder or _folder_of(parent))
+        raise TrackingError(f"experiment: {asked.experiment!r} has no sweep to report on")
+    folder = Path(asked.folder or _folder_of(parent))
     folder.mkdir(parents=True, exist_ok=True)
     limits = ReportConfig(
-        max_drop=given.max_drop,
-        min_sqnr_db=given.min_sqnr_db,
-        min_accuracy=given.min_accuracy,
-        reference=given.reference,
+        max_drop=asked.max_drop,
+        min_sqnr_db=asked.min_sqnr_db,
+        min_accuracy=asked.min_accuracy,
+        reference=asked.reference,
     )
-    families = comparison.load(store, history.load_compared(store, parent.run_id))
-    chosen = select(families, limits, _load_races(store, parent, len(families)))
+    records = history.load_compared(store, parent.run_id)
+    chosen = load_selections(store, parent, records, limits)
     for path in write(store, parent.run_id, chosen, folder):
         print(path)
 
 
-def _load_races(store: Store, parent: Record, families: int) -> list[Race | None]:
-    """Return the latencies that the sweep has measured of the best models of each family."""
+def _load_races(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
+    """Return the race of the best models of each family; None without one."""
     try:
         with history.artifact(store, parent, FILE) as path:
             kept = json.loads(files.read_bytes(path, comparison.MAX_BYTES))
-        races = [None if race is None else Race.of(race) for race in kept]
-    except TrackingError:  # there was no race
+        races = [None if race is None else PairedLatency.of(race) for race in kept]
+    except TrackingError:  # no race took place
         races = []
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise TrackingError(f"run {parent.run_id}: {FILE} is damaged ({one_line(error)})") from None
     return races if len(races) == families else [None] * families
 
 
-def _folder_of(parent: Record) -> Path:
-    """Return the sweep's own folder where it is here; else this one: a store may name any."""
-    folder = Path(parent.tags.get("folder", "."))
+def _folder_of(parent: RunRecord) -> Path:
+    """Return the sweep's own folder if it is on this machine, else the current folder.
+
+    A store may name any folder.
+    """
+    folder = Path(parent.folder)
     try:
         own = Sweep.load(folder).parent_id == parent.run_id
-    except PtqError:  # gone, or not what a sweep wrote
+    except PtqError:  # gone, or not a sweep's
         own = False
     return folder if own else Path()

@@ -1,10 +1,9 @@
-"""The Pareto front of a search: the runs that no other beats in everything it looked for."""
+"""The Pareto front of a search: no other run is as good on every objective and better on one."""
 
 import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.report.comparison import Cell, Family
 
-SAME_SIZE = 0.005  # of files: names and padding differ by as much
-SAME_SPEED = 0.05  # of latencies of different runs: one file's differ by as much, see `race`
+SAME_SIZE = 0.005  # file sizes differ by so much in names and padding
+SAME_SPEED = 0.05  # latencies of one file differ by so much between runs
 
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -29,14 +28,14 @@ def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def thin(costs: NDArray[np.float64], tolerances: Sequence[float]) -> NDArray[np.bool_]:
-    """Tell of each point of a front [n, objectives] whether it is worth a place of its own [n].
+    """Tell which points of a front [n, objectives] stay in a short list [n].
 
-    A point is left out beside one that it is not noticeably better than in anything: the front
-    would else list every model that is a few bytes smaller. Of two such points the one stays that
-    is better in what has no tolerance. Equal points stay together.
+    A point goes if another is as good on every objective within the tolerances. Without this, the
+    front would list every model that is a few bytes smaller. The point that is better on objectives
+    without tolerance stays. Equal points stay together.
 
     Args:
-        tolerances: for each objective the fraction of a value by which others count as equal.
+        tolerances: for each objective, the fraction of a value within which others count as equal.
     """
     slack = np.abs(costs) * tolerances
     exact = np.array(tolerances) == 0
@@ -52,7 +51,7 @@ def thin(costs: NDArray[np.float64], tolerances: Sequence[float]) -> NDArray[np.
 
 @dataclass(frozen=True)
 class Front:
-    """The members, the best first, and what they were looked for by."""
+    """The members, the best first, with the objectives of the search."""
 
     objectives: tuple[str, ...]
     members: tuple[Cell, ...]
@@ -74,23 +73,22 @@ class Front:
     @property
     def on_training_images(self) -> bool:
         """Whether accuracies are those of held-out training images."""
-        splits = {cell.record.params.get("evaluate.split") for cell in self.members}
-        return "held_out" in splits
+        return any(cell.record.held_out for cell in self.members)
 
     @property
     def commands(self) -> list[str]:
-        """What to type to evaluate each member on the test images."""
-        overrides = [cell.record.tags.get("job_overrides") for cell in self.members]
-        return [_command(shlex.split(given)) for given in overrides if _is_line(given)]
+        """The commands that evaluate each member on the test images."""
+        lines = [cell.record.job_overrides for cell in self.members]
+        return [_command(shlex.split(line)) for line in lines if _is_line(line)]
 
 
 def find(family: Family) -> Front | None:
-    """Return the front of a search; None where there was none, or nothing was measured."""
+    """Return the front of a search; None without a search or without measured runs."""
     objectives = _objectives(family)
     cells = [
         cell
         for cell in family.measured
-        if not cell.doubt and all(name in cell.record.metrics for name in objectives)
+        if not cell.record.doubt and all(name in cell.record.metrics for name in objectives)
     ]
     if not objectives or not cells:
         return None
@@ -98,30 +96,30 @@ def find(family: Family) -> Front | None:
     costs = signs * np.array([[cell.metric(name) for name in objectives] for cell in cells])
     front = np.flatnonzero(mask(costs))
     front = front[thin(costs[front], [_tolerance(name) for name in objectives])]
-    on_front = [(tuple(costs[place]), cells[place]) for place in front]
+    on_front = [(tuple(costs[index]), cells[index]) for index in front]
     on_front.sort(key=lambda pair: pair[0])
     return Front(objectives, tuple(cell for _, cell in on_front), len(cells))
 
 
 def _tolerance(name: str) -> float:
-    """Return by which fraction values of an objective differ without meaning."""
+    """Return the fraction within which values of an objective count as equal."""
     if name.endswith("_bytes"):
         return SAME_SIZE
     return SAME_SPEED if name.startswith(("latency", "speedup")) else 0.0
 
 
 def _objectives(family: Family) -> tuple[str, ...]:
-    """Return what the runs were told to look for; of a search all were told the same."""
+    """Return the objectives of the search, which all of its runs have."""
     for record in family.records:
         if names := json.loads(record.params.get("objectives", "null")):
             return tuple(name for name in names if name in OBJECTIVES)
     return ()
 
 
-def _is_line(given: str | None) -> TypeGuard[str]:
-    """Tell whether a tag is what run.py has written: words for the shell, on one line."""
+def _is_line(text: str) -> bool:
+    """Tell whether a tag is one line of words for the shell, as run.py writes it."""
     try:
-        return given is not None and given.isprintable() and bool(shlex.split(given))
+        return text.isprintable() and bool(shlex.split(text))
     except ValueError:  # an open quote
         return False
 

@@ -15,9 +15,11 @@ from matplotlib.patches import Rectangle
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
-from resnet8ptq.report import pareto, table
+from resnet8ptq.report import pareto
 from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.reference import Entry
+from resnet8ptq.report.table import FIRST, MANY
 from resnet8ptq.tasks.contract import Metric
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -38,10 +40,9 @@ def class_impact(family: Family) -> Figure | None:
     if not cells or not names:
         return None
     shown = ""
-    if len(cells) > table.MANY:
-        shown = f"\nthe {table.FIRST} best of {len(cells):,} runs by {family.task.metric.title}"
-        places = table.best_first([cell.record for cell in cells])[: table.FIRST]
-        cells = [cells[place] for place in places]
+    if len(cells) > MANY:
+        shown = f"\nthe {FIRST} best of {len(cells):,} runs by {family.task.metric.title}"
+        cells = [cells[index] for index in best_first([c.record for c in cells])[:FIRST]]
     change = 100 * np.array([family.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
@@ -63,11 +64,11 @@ def class_impact(family: Family) -> Figure | None:
 
 
 def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = ()) -> Figure | None:
-    """The loss against FP32 over size, and over latency where it was measured; Pareto fronts.
+    """The loss against FP32 over size and, where measured, over latency; with Pareto fronts.
 
     Args:
-        limits: of which the one of the loss is drawn.
-        others: other tools' results on the same samples, drawn over size.
+        limits: the one of the loss is drawn.
+        others: results of other tools on the same samples, drawn over size.
     """
     cells = family.measured
     if not cells:
@@ -75,7 +76,7 @@ def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = (
     panels: list[tuple[str, str, float, Sequence[Cell]]] = [
         ("model file, kB", "size_bytes", 1e-3, cells)
     ]
-    timed = [cell for cell in cells if "latency_p50_ms" in cell.record.metrics]
+    timed = [cell for cell in cells if cell.record.latency_ms is not None]
     if timed:  # what is simulated is not
         panels.append(("latency of one image, p50, ms", "latency_p50_ms", 1, timed))
     searched = pareto.find(family)
@@ -100,19 +101,19 @@ def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = (
 
 def _style(cell: Cell, kinds: Sequence[str]) -> dict[str, Any]:
     """Marker: framework and dtype; colour: calibration; filled: per channel."""
-    called = table.combination(cell.record)
+    called = cell.record.combination
     colour, filled = _CALIBRATIONS.get(_method(cell), "C7"), called.per_channel
     marker = _MARKERS[kinds.index(_kind(cell)) % len(_MARKERS)]
     return {"marker": marker, "color": colour, "markerfacecolor": colour if filled else "white"}
 
 
 def _method(cell: Cell) -> str:
-    called = table.combination(cell.record)
+    called = cell.record.combination
     return "dynamic" if called.method == "dynamic" else called.calib
 
 
 def _kind(cell: Cell) -> str:
-    called = table.combination(cell.record)
+    called = cell.record.combination
     method = "" if called.method == "static" else f" {called.method}"
     return f"{called.framework} {called.dtype}{method}"
 
@@ -133,7 +134,7 @@ def _legend(cells: Sequence[Cell], limit: str) -> list[Line2D]:
         for name in calibrations
     ]
     for filled, name in ((False, "per tensor"), (True, "per channel")):
-        if any(table.combination(cell.record).per_channel == filled for cell in cells):
+        if any(cell.record.combination.per_channel == filled for cell in cells):
             face = "0.3" if filled else "white"
             lines.append(
                 Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor=face, label=name)
@@ -165,13 +166,13 @@ def _scatter(
         if cell.record.run_id in members:
             axes.plot(x, loss, linestyle="", **_RING)
         points.append((x, loss))
-    for place, (framework, x) in enumerate(_baselines(cells, name).items()):
+    for index, (framework, x) in enumerate(_baselines(cells, name).items()):
         points.append((scale * x, 0.0))
         axes.plot(scale * x, 0, marker="*", ms=11, color="black", linestyle="")
         axes.annotate(
             plain(f"FP32 {framework}"),
             (scale * x, 0),
-            (0, -18 - 11 * place),
+            (0, -18 - 11 * index),
             textcoords="offset points",
             ha="center",
             fontsize=8,
@@ -188,32 +189,32 @@ def _scatter(
 
 
 def _loss(metric: Metric, cell: Cell) -> float:
-    delta = cell.record.metrics.get("delta")
-    return cell.drop if delta is None else metric.cost(delta)
+    delta = cell.record.delta
+    return cell.metric("drop") if delta is None else metric.cost(delta)
 
 
 def _baselines(cells: Sequence[Cell], name: str) -> dict[str, float]:
     """Return the median of a metric of FP32 in each framework."""
-    found: dict[str, list[float]] = {}
+    by_framework: dict[str, list[float]] = {}
     for cell in cells:
         value = cell.record.metrics.get(f"baseline_{name}")
         if value is not None:
-            found.setdefault(table.combination(cell.record).framework, []).append(value)
-    return {framework: float(np.median(values)) for framework, values in found.items()}
+            by_framework.setdefault(cell.record.combination.framework, []).append(value)
+    return {framework: float(np.median(values)) for framework, values in by_framework.items()}
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Leave out what Keras puts before every name, and tf2onnx behind it."""
+    """Remove Keras's prefix and tf2onnx's suffix from the names."""
     prefix = r"^(?:model|functional|sequential)(?:_\d+)?[/_]"
     return [plain(re.sub(prefix, "", name).removesuffix(":0")) for name in names]
 
 
 def activation_ranges(family: Family, backend: str) -> Figure | None:
-    """For each activation of one framework: what was seen, and what each method kept."""
+    """The range that each calibration method kept, for each activation of one framework."""
     chosen: dict[str, dict[str, list[float]]] = {}
     for cell in family.measured:
-        if cell.backend == backend and cell.ranges.get("activations"):
-            chosen.setdefault(cell.record.params["calib"], cell.ranges["activations"])
+        if cell.record.backend == backend and cell.ranges.get("activations"):
+            chosen.setdefault(cell.record.calib, cell.ranges["activations"])
     if not chosen:
         return None
     names = list(next(iter(chosen.values())))

@@ -1,8 +1,8 @@
-"""Which of a sweep's models to deploy, for what, and how sure that is.
+"""Which of a sweep's models to deploy for which use, and how certain that is.
 
-Models are chosen on samples that have no part in what is reported, see `experiment.choice`: the
-best of many is better on the samples it was chosen by than it is. FP32 is a candidate too, for
-speed.
+Models are chosen on samples that the reported figures do not use, see `experiment.choice`: on the
+samples that choose it, the best of many models looks better than it is. For speed, FP32 is a
+candidate too.
 """
 
 import math
@@ -13,25 +13,24 @@ from functools import cached_property
 from itertools import chain
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.evaluation.race import Blocks, Race, ratio, typical
-from resnet8ptq.report import table, verdicts
+from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, typical
+from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family, indistinguishable
 from resnet8ptq.report.pareto import SAME_SIZE, SAME_SPEED
+from resnet8ptq.report.table import VOID, show_interval
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
 from resnet8ptq.tasks.contract import CHOICE
 from resnet8ptq.tasks.statistics import ROUNDING
 
-TUNED = (  # settings that choose by themselves
-    *(("nodes_to_exclude", "auto"), ("precision.plan", "auto")),
-    ("method", "qat"),
-)
+# Settings that tune others on the samples to choose by.
+TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
 CLOSE = 0.05  # sizes within 5% count as close
-FAMILIAR = 0.02  # by so much FP32 is better on samples that it was probably trained on
-FINALISTS = 3  # of the fastest models in each use, that are timed against each other
+FAMILIAR = 0.02  # FP32 is better by so much on samples that it was probably trained on
+FINALISTS = 3  # the fastest models of each use that are timed against each other
 TO_TRY = (
     "to try: python -m resnet8ptq advise, +analysis=profile, another framework, format or dtype"
 )
-# Where the run is, as `deploy` takes it: the param that says it, and its default.
+# The store of a run, by the words of `deploy`: the param and its default.
 _STORE = {
     "uri": ("tracking.uri", "null"),
     "root": ("tracking.root", "mlruns"),
@@ -41,13 +40,13 @@ _STORE = {
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The choice for one use, and those that are as good as far as can be told.
+    """The choice for one use, and the models without a known difference from it.
 
     Attributes:
-        key: the use as it is typed: `best`, `smallest`, `fastest`, `fastest_batch`, and
-            `best_NAME` for a backend.
+        key: the use as typed: `best`, `smallest`, `fastest`, `fastest_batch`, and `best_NAME` for
+            a backend.
         choice: None for FP32 itself.
-        verdict: on the samples that are reported, see `verdicts`; empty for FP32.
+        verdict: on the reported samples, see `verdicts`; empty for FP32.
     """
 
     use: str
@@ -61,7 +60,7 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """What deploys it; empty for FP32."""
+        """The command that deploys it; empty for FP32."""
         if self.choice is None:
             return ""
         words = [f"run_id={self.choice.record.run_id}"]
@@ -74,22 +73,22 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Selection:
-    """The models of a family that could be deployed, and what they are chosen by.
+    """The models of a family that could be deployed, and the criteria of the choice.
 
     Attributes:
-        race: of the finalists; None where there was none.
+        race: of the finalists; None if none were timed.
     """
 
     family: Family
     limits: ReportConfig
     judged: Mapping[str, Verdict]
-    race: Race | None = None
+    race: PairedLatency | None = None
 
     @cached_property
     def candidates(self) -> list[Cell]:
-        """What is not simulated; none where all of it fails, or FP32 itself is in doubt.
+        """The models that are not simulated; none if all fail, or if FP32 is in doubt.
 
-        Without samples to choose by, only what does not fail and keeps what is asked of it.
+        Without samples to choose by, only models that do not fail and reach their own limits.
         """
         kept = [
             cell
@@ -101,18 +100,18 @@ class Selection:
 
     @cached_property
     def apart(self) -> bool:
-        """Whether there are samples to choose by that are not reported on."""
+        """Whether the samples to choose by are not the reported ones."""
         return all(cell.choice is not None for cell in self._ran)
 
     @cached_property
     def _ran(self) -> list[Cell]:
         cells = self.family.measured
-        ran = [cell for cell in cells if cell.record.params.get("execution") != "simulated"]
-        return [cell for cell in ran if not cell.doubt]
+        ran = [cell for cell in cells if cell.record.execution != "simulated"]
+        return [cell for cell in ran if not cell.record.doubt]
 
     @cached_property
     def passing(self) -> list[Cell]:
-        """Those that pass the limit by what models are chosen by."""
+        """The models that pass the limit on the samples to choose by."""
         metric, limits = self.family.task.metric, self.limits
         if self.apart:
             return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, limits)]
@@ -124,7 +123,7 @@ class Selection:
 
     @cached_property
     def within(self) -> list[Cell]:
-        """The passing ones; without any, those whose loss as measured is within the limit."""
+        """The passing models; without any, those whose measured loss is within the limit."""
         if self.passing:
             return self.passing
         name = f"{CHOICE}drop" if self.apart else "drop"
@@ -133,19 +132,19 @@ class Selection:
 
     @cached_property
     def recommendations(self) -> "list[Recommendation]":
-        """One for each use that the sweep can answer, see `recommend`."""
+        """See `recommend`."""
         return recommend(self)
 
     def cost(self, cell: Cell) -> float:
-        """Return what models are chosen by, lower always better."""
+        """Return the metric on the samples to choose by, lower always better."""
         return self._cost(cell, CHOICE if self.apart else "")
 
     def cost_as_reported(self, cell: Cell) -> float:
-        """Return the same on the samples that are reported on."""
+        """Return the same on the reported samples."""
         return self._cost(cell, "")
 
     def best(self, cells: Sequence[Cell]) -> Cell:
-        """Return the best by what models are chosen by; of equals the faster, then the smaller."""
+        """Return the cell of the least `cost`; of equals the faster, then the smaller."""
         return _first(cells, self.cost)
 
     def _cost(self, cell: Cell, prefix: str) -> float:
@@ -154,13 +153,13 @@ class Selection:
 
 
 def fp32_name(cell: Cell) -> str:
-    """Return what the FP32 network in a run's framework is called in a race."""
-    return f"{table.combination(cell.record).framework} fp32"
+    """Return the name of the FP32 network of a run's framework in a race."""
+    return f"{cell.record.combination.framework} fp32"
 
 
 def finalists(selected: Selection) -> list[Cell]:
-    """Return the models to time against each other and FP32; none where nothing was timed."""
-    timed = [cell for cell in selected.within if "latency_p50_ms" in cell.record.metrics]
+    """Return the models to time against each other and FP32; none without measured latencies."""
+    timed = _timed(selected.within)
     if not timed:
         return []
     fastest = chain.from_iterable(
@@ -172,13 +171,13 @@ def finalists(selected: Selection) -> list[Cell]:
 
 
 def why_none(family: Family, limits: ReportConfig, judged: Mapping[str, Verdict]) -> list[str]:
-    """Say why no model is recommended, and what may help."""
+    """Return the reason why no model is recommended, and what may help."""
     metric, measured = family.task.metric, family.measured
     least = least_of(metric, limits)
-    if all(cell.doubt for cell in measured):
+    if all(cell.record.doubt for cell in measured):
         return [
             "FP32 itself is broken, so that every verdict is void and no model is recommended. "
-            "What FP32 lacks comes first: preprocess, the order of the classes, model.path."
+            "First check preprocess, the order of the classes and model.path."
         ]
     asked = metric.show_limit(limits)
     if least is not None:
@@ -187,73 +186,69 @@ def why_none(family: Family, limits: ReportConfig, judged: Mapping[str, Verdict]
     for value in sorted({cell.metric(f"baseline_{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
-    if all(judged[cell.record.run_id].outcome in (FAIL, table.VOID) for cell in measured):
-        tried = any(cell.record.params.get("per_channel") == "true" for cell in measured)
+    if all(judged[cell.record.run_id].outcome in (FAIL, VOID) for cell in measured):
+        tried = any(cell.record.combination.per_channel for cell in measured)
         lines.append(
             f"To lose less: {'' if tried else 'per_channel=true; '}another calibration (calib=); "
-            "nodes_to_exclude=auto, which leaves layers in float; +analysis=diagnose says why."
+            "nodes_to_exclude=auto, which leaves layers in float. +analysis=diagnose finds the "
+            "cause."
         )
     return lines
 
 
 def recommend(selected: Selection) -> list[Recommendation]:
-    """Return one recommendation for each use that the sweep can answer; none without candidates.
+    """Return one recommendation for each use; none without candidates.
 
-    The smallest and the fastest are chosen among those within the limit.
+    The smallest and the fastest are chosen among the models within the limit.
     """
     candidates = selected.candidates
     if not candidates:
         return []
     title = selected.family.task.metric.title
-    found = {"best": _best(selected, f"best {title}", candidates)}
+    uses = {"best": _best(selected, f"best {title}", candidates)}
     if selected.within:
-        found["smallest"] = _smallest(selected)
+        uses["smallest"] = _smallest(selected)
         ids = {cell.record.run_id for cell in selected.within}
         if selected.race is not None and not ids.isdisjoint(selected.race.single):
             for key, use, times in _uses(selected.race):
-                found[key] = _fastest(selected, use, times)
-        elif any("latency_p50_ms" in cell.record.metrics for cell in selected.within):
-            found["fastest"] = _fastest_of_runs(selected)
-    backends = sorted({cell.backend for cell in candidates})
+                uses[key] = _fastest(selected, use, times)
+        elif _timed(selected.within):
+            uses["fastest"] = _fastest_of_runs(selected)
+    backends = sorted({cell.record.backend for cell in candidates})
     for backend in backends if len(backends) > 1 else []:
-        members = [cell for cell in candidates if cell.backend == backend]
-        found[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
-    return [replace(each, key=key) for key, each in found.items()]
+        members = [cell for cell in candidates if cell.record.backend == backend]
+        uses[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
+    return [replace(recommendation, key=key) for key, recommendation in uses.items()]
 
 
 def other_choice(selected: Selection) -> str:
-    """Say what choosing on the samples that are reported on would have said."""
+    """Return how the models were chosen, and the best on the reported samples."""
     metric = selected.family.task.metric
     if not selected.candidates:
         return ""
     if not selected.apart:
-        return (
-            "The best are chosen on the samples they are reported on, so that their results are "
-            "biased towards good."
-        )
+        return "The best are chosen on the reported samples, so that their results are optimistic."
     ours = selected.best(selected.candidates)
     theirs = _first(selected.candidates, selected.cost_as_reported)
-    samples = ours.record.params.get("chosen_by", "other samples")
-    begin = f"The best were chosen by {samples} that have no part in what is reported."
-    known, reported = (ours.metric(f"{prefix}baseline_{metric.name}") for prefix in (CHOICE, ""))
-    if metric.bounded and metric.cost(reported) - metric.cost(known) > FAMILIAR:
+    samples = ours.record.chosen_by or "other samples"
+    begin = f"The best are chosen on {samples}, which the reported figures do not use."
+    chosen, reported = (ours.metric(f"{prefix}baseline_{metric.name}") for prefix in (CHOICE, ""))
+    if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         begin += (
-            f" FP32 has {metric.show(known)} on them and {metric.show(reported)} on the reported "
-            "ones, as where it was trained on them: losses may look smaller there."
+            f" FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
+            "ones, so that it was probably trained on them: losses may look smaller there."
         )
-    if any(
-        cell.record.params.get(key) == value for cell in selected.candidates for key, value in TUNED
-    ):
+    if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
         begin += (
-            " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat have chosen by "
-            "the same samples, which favours them."
+            " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their "
+            "settings on the same samples, which favours them."
         )
     if ours is theirs:
-        return f"{begin} The best of all on the reported samples would have been the same."
+        return f"{begin} The reported samples would give the same choice."
     value = metric.show(theirs.metric(metric.name))
     return (
-        f"{begin} The best of all on the reported samples would have been {theirs.label}: {value}, "
-        "which that choice biases towards good."
+        f"{begin} The best on the reported samples is {theirs.label}: {value}, an optimistic "
+        "result, as the same samples would choose it."
     )
 
 
@@ -262,13 +257,13 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
     best = selected.best(cells)
     shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
     why = shown + (f" ({fair} with ties at the top broken at random)" if fair != shown else "")
-    if "delta" in best.record.metrics:
-        change = metric.say_change(best.metric("delta"))
-        if interval := table.show_interval(metric, best.record.metrics):
+    if best.record.delta is not None:
+        change = metric.say_change(best.record.delta)
+        if interval := show_interval(metric, best.record):
             change += f", 95% interval {interval}"
         why += f", against FP32 {change}"
     if selected.apart:
-        why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the samples it is chosen by"
+        why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the samples to choose by"
     equals = indistinguishable(best, [cell for cell in cells if cell is not best])
     return _of(selected, use, best, why, equals, f"no significant difference in {metric.title}")
 
@@ -292,7 +287,7 @@ def _smallest(selected: Selection) -> Recommendation:
     return _of(selected, "smallest", best, why, close, f"within {CLOSE:.0%}")
 
 
-def _uses(race: Race) -> list[tuple[str, str, dict[str, Blocks]]]:
+def _uses(race: PairedLatency) -> list[tuple[str, str, dict[str, Blocks]]]:
     uses = [("fastest", "fastest, one image at a time", race.single)]
     if race.batch:
         batch = f"fastest, {race.batch_size} images at a time"
@@ -306,32 +301,31 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
     baselines = [name for name in times if name.endswith(" fp32")]
     ms = {name: typical(blocks) for name, blocks in times.items()}
     fp32, model = (min(names, key=ms.__getitem__) for names in (baselines, cells))
-    # The fastest of several: each is as wrong as one would be alone.
-    found = ratio(times[model], times[fp32], len(cells))
-    if found.value < 1:
+    speedup = ratio(times[model], times[fp32], len(cells))  # the model is the best of several
+    if speedup.value < 1:
         why = (
             f"{ms[fp32]:.3f} ms when timed in turns; of the models within the limit the fastest is "
-            f"{cells[model].label}, {found}; {TO_TRY}"
+            f"{cells[model].label}, {speedup}; {TO_TRY}"
         )
         return Recommendation(use, fp32, why)
-    told = "" if found.faster else ": not faster, as far as can be told"
-    why = f"{ms[model]:.3f} ms when timed in turns, {found} as {fp32}, the fastest FP32{told}"
+    doubt = "" if speedup.faster else ": not significantly faster"
+    why = f"{ms[model]:.3f} ms when timed in turns, {speedup} as {fp32}, the fastest FP32{doubt}"
     equals = [
         cell
         for name, cell in cells.items()
         if name != model and not ratio(times[model], times[name], len(cells)).faster
     ]
-    return _of(selected, use, cells[model], why, equals, "no slower, as far as can be told")
+    return _of(selected, use, cells[model], why, equals, "not significantly slower")
 
 
 def _fastest_of_runs(selected: Selection) -> Recommendation:
-    """Choose by latencies of different runs, where there was no race."""
-    timed = [cell for cell in selected.within if "latency_p50_ms" in cell.record.metrics]
+    """Choose by latencies of different runs, without a race."""
+    timed = _timed(selected.within)
     best = min(timed, key=_latency)
     fp32 = min(timed, key=_baseline_latency)
     use, apart = "fastest, one image at a time", "measured in different runs, minutes apart"
     if _baseline_latency(fp32) <= _latency(best):
-        why = f"{_baseline_latency(fp32):.3f} ms; nothing within the limit is faster; {TO_TRY}"
+        why = f"{_baseline_latency(fp32):.3f} ms; no model within the limit is faster; {TO_TRY}"
         return Recommendation(use, fp32_name(fp32), f"{why} ({apart})")
     times = _baseline_latency(fp32) / _latency(best)
     why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {fp32_name(fp32)} ({apart})"
@@ -357,11 +351,14 @@ def _first(cells: Sequence[Cell], cost: Callable[[Cell], float]) -> Cell:
     """Return the cell of the least cost; of equals the faster, and of those as fast the smaller."""
     least = min(map(cost, cells))
     equals = [cell for cell in cells if cost(cell) - least <= ROUNDING]
-    timed = [_latency(cell) for cell in equals if "latency_p50_ms" in cell.record.metrics]
-    slowest = min(timed, default=math.inf) * (1 + SAME_SPEED)
-    # What was not timed is not known to be slower.
+    slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
+    # A run without a latency is not known to be slower.
     fast = [cell for cell in equals if not _latency(cell) > slowest]
     return min(fast, key=_bytes)
+
+
+def _timed(cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.record.latency_ms is not None]
 
 
 def _bytes(cell: Cell) -> float:

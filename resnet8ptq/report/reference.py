@@ -1,4 +1,4 @@
-"""Other tools' results on the same images, beside a sweep's own runs.
+"""Results of other tools on the same images, beside a sweep's own runs.
 
 A reference is a CSV file with the columns `tool`, `configuration`, `correct`, `expected_correct`
 (ties at the top broken at random; may be empty), `total` (test images) and `size_bytes`: one in
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.spread import group_by_configuration
+from resnet8ptq.report.spread import group_by_configuration, without_seed
 
 COLUMNS = ("tool", "configuration", "correct", "expected_correct", "total", "size_bytes")
 HEADINGS = ("tool", "configuration", "draws", "correct", "with ties at random", "size bytes")
@@ -20,7 +20,7 @@ HEADINGS = ("tool", "configuration", "draws", "correct", "with ties at random", 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table: images right of `total`, means where there are several `draws`."""
+    """One line of the table: correct images of `total`; means over several `draws`."""
 
     tool: str
     configuration: str
@@ -33,7 +33,7 @@ class Entry:
 
     @property
     def fair(self) -> float:
-        """Images right with ties broken at random, where that is known."""
+        """Correct images with ties broken at random, where known."""
         return self.correct if self.expected_correct is None else self.expected_correct
 
 
@@ -41,7 +41,7 @@ def load(name: str) -> list[Entry]:
     """Read a reference.
 
     Raises:
-        ConfigError: there is no such file, or a line does not have the columns.
+        ConfigError: the file is missing, or a line lacks a column.
     """
     shipped = Path(__file__).with_name("references")
     path = shipped / f"{name}.csv" if (shipped / f"{name}.csv").is_file() else Path(name)
@@ -74,9 +74,9 @@ def _entry(path: Path, number: int, line: dict[str, str]) -> Entry:
 
 
 def rank(family: Family, references: Sequence[Entry]) -> list[Entry]:
-    """Return the sweep's configurations and the references together, the most accurate first.
+    """Return the sweep's configurations and the references, the most accurate first.
 
-    Only references on as many test images as the sweep has.
+    References on another number of test images are left out.
     """
     own = [_own(cells) for cells in group_by_configuration(family)]
     totals = {entry.total for entry in own}
@@ -103,12 +103,9 @@ def _own(cells: Sequence[Cell]) -> Entry:
     def mean(name: str) -> float:
         return sum(cell.metric(name) for cell in cells) / len(cells)
 
-    label = cells[0].label
-    if len(cells) > 1:
-        label = label.replace(f" seed={cells[0].record.params['seed']}", "")
     return Entry(
         tool="this sweep",
-        configuration=label,
+        configuration=without_seed(cells[0]) if len(cells) > 1 else cells[0].label,
         correct=mean("correct"),
         expected_correct=mean("expected_correct"),
         total=int(cells[0].metric("total")),

@@ -1,11 +1,11 @@
-"""How far one configuration's result moves with the calibration draw."""
+"""The spread of a configuration's result over several calibration draws."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.table import combination, varied
+from resnet8ptq.report.facts import varied
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,12 @@ class Spread:
 
 
 def group_by_configuration(family: Family) -> list[list[Cell]]:
-    """Return the measured cells, those that differ in nothing but the seed together."""
+    """Return groups of measured cells that differ only in the seed."""
     keys = [key for key in varied(family.records) if key != "seed"]
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in family.measured:
-        params = cell.record.params
-        others = (params.get(key) for key in keys)
-        groups.setdefault((combination(cell.record), *others), []).append(cell)
+        record = cell.record
+        groups.setdefault((record.combination, *record.settings(*keys)), []).append(cell)
     return list(groups.values())
 
 
@@ -41,14 +40,19 @@ def measure(family: Family) -> list[Spread]:
     return [
         _spread(cells, name)
         for cells in group_by_configuration(family)
-        if len({cell.record.params.get("seed") for cell in cells}) > 1
+        if len({cell.record.seed for cell in cells}) > 1
     ]
+
+
+def without_seed(cell: Cell) -> str:
+    """Return a cell's label without the seed."""
+    return cell.label.replace(f" seed={cell.record.seed}", "")
 
 
 def _spread(cells: list[Cell], name: str) -> Spread:
     values = np.array([cell.metric(name) for cell in cells])
     return Spread(
-        label=cells[0].label.replace(f" seed={cells[0].record.params['seed']}", ""),
+        label=without_seed(cells[0]),
         draws=len(cells),
         mean=float(values.mean()),
         standard_deviation=float(values.std(ddof=1)),

@@ -3,8 +3,8 @@
 A model passes where the one-sided 95% bound of its paired loss lies within the limit, and fails
 where the bound from the other side lies beyond; both for all models of a family together (Holm,
 1979). Not being significantly worse than FP32 is no proof of being as good: then it is undecided.
-It is void where FP32 itself is no better than chance, or clearly below what the user expects of it:
-the losses of two broken networks say nothing.
+It is void if FP32 itself is no better than chance, or clearly below the accuracy that the user
+expects: the loss of one broken network against another means nothing.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.table import VOID, Judged
-from resnet8ptq.tasks.contract import CHOICE, GROUPED, Metric
+from resnet8ptq.tasks.contract import CHOICE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin, holm
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
@@ -24,12 +24,12 @@ MOST_NEEDED = 1_000_000  # samples; nobody has more
 
 @dataclass(frozen=True)
 class Verdict:
-    """What can be said of a model and the limit.
+    """The verdict on a model and the limit.
 
     Attributes:
         outcome: `PASS`, `FAIL`, `UNDECIDED` or `VOID`.
-        needed: about how many samples would tell, where it is undecided; NaN where these have no
-            spread to judge by.
+        needed: where undecided, about the sample size for 80% power at the measured loss; NaN if
+            the samples have no spread.
     """
 
     outcome: str
@@ -39,7 +39,7 @@ class Verdict:
         if self.outcome != UNDECIDED:
             return self.outcome
         if math.isnan(self.needed):
-            return self.outcome  # there is no spread to judge by
+            return self.outcome
         if self.needed > MOST_NEEDED:
             return f"undecided (more than {MOST_NEEDED:,})"
         return f"undecided (about {_round(self.needed):,})"
@@ -50,10 +50,10 @@ def in_words(
     limits: ReportConfig,
     judged: Sequence[Mapping[str, Verdict]] | None = None,
 ) -> Judged:
-    """Return what tables say of the runs of all families.
+    """Return the verdicts on the runs of all families, as texts for tables.
 
     Args:
-        judged: what `judge` has said of each family; None: it is asked.
+        judged: the verdicts on each family; None: of `judge`.
     """
     texts = {}
     judged = judged or [judge(family, limits) for family in families]
@@ -65,19 +65,19 @@ def in_words(
 
 
 def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
-    """Return the verdict, and what else is asked of the model and not reached."""
+    """Return the verdict as text, with the metric's own limit if the model does not reach it."""
     if verdict.outcome == VOID or reaches_least(metric, cell, limits):
         return str(verdict)
     return f"{verdict}, {metric.title} < {metric.show(least_of(metric, limits) or 0)}"
 
 
 def least_of(metric: Metric, limits: ReportConfig) -> float | None:
-    """Return what the metric must reach; None where no limit is for it."""
+    """Return the value that the metric must reach; None without such a limit."""
     return getattr(limits, metric.least) if metric.least else None
 
 
 def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
-    """Tell whether a model has what is asked of it by itself, such as `report.min_accuracy`."""
+    """Tell whether a model reaches its metric's own limit, such as `report.min_accuracy`."""
     least = least_of(metric, limits)
     return least is None or metric.cost(cell.metric(metric.name)) <= metric.cost(least)
 
@@ -86,11 +86,12 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
     """Return the verdict on each measured quantized model of a family, by the id of its run."""
     metric = family.task.metric
     drop = metric.limit(limits)
-    verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.doubt}
-    cells = [(c, c.paired) for c in family.measured if c.paired is not None and not c.doubt]
+    verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
+    judged = [cell for cell in family.measured if not cell.record.doubt]
+    cells = [(cell, cell.paired) for cell in judged if cell.paired is not None]
     totals = [int(cell.metric("total")) for cell, _ in cells]
     margins = [
-        UNKNOWN if cell.record.params.get(GROUPED) else paired.margin(metric, drop, total)
+        UNKNOWN if cell.record.grouped else paired.margin(metric, drop, total)
         for (cell, paired), total in zip(cells, totals, strict=True)
     ]
     decided = zip(cells, decide(margins, totals), strict=True)
@@ -101,16 +102,17 @@ def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
     """Return the verdicts on models that are judged together.
 
     Args:
-        totals: how many samples each was scored on.
+        totals: the number of samples that scored each.
     """
     within = holm([margin.p_within for margin in margins])
     beyond = holm([margin.p_beyond for margin in margins])
     level = SIGNIFICANCE / max(len(margins), 1)
-    return [_decide(*each, level) for each in zip(margins, within, beyond, totals, strict=True)]
+    columns = zip(margins, within, beyond, totals, strict=True)
+    return [_decide(*values, level) for values in columns]
 
 
 def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
-    """Tell whether a model passes on the samples that the sweep chooses by, taken by itself."""
+    """Tell whether a model passes individually on the samples that the sweep chooses by."""
     if cell.choice is None:
         return False
     total = int(cell.metric(f"{CHOICE}total"))
@@ -127,5 +129,5 @@ def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level:
 
 
 def _round(count: float) -> int:
-    """Return two leading digits: no more are known."""
+    """Round to two leading digits, as precise as the estimate is."""
     return int(round(count, 2 - len(str(int(count)))))

@@ -1,7 +1,7 @@
 """A sweep: one parent run in MLflow, its jobs as children, and the table at the end.
 
-The parent is made before the first job, which finds it by a file of the sweep's folder. Where the
-jobs run in this process, they are composed while MLflow is imported to make it.
+The parent is made before the first job, which finds it by a file of the sweep's folder. If the
+jobs run in this process, Hydra composes them while MLflow is imported to make it.
 """
 
 import logging
@@ -32,7 +32,7 @@ from resnet8ptq.tracking import address, journal
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
 
-    from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.store import Store
     from resnet8ptq.tracking.sweep_file import Sweep, Worker
 
@@ -42,14 +42,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunningSweep:
-    """A sweep whose jobs run, and that this process is to close.
+    """A sweep whose jobs run; this process closes it.
 
     Attributes:
         open: waits for the store, and returns the sweep with its run.
         worker, several: as of the sweep, before it is open.
-        limits: what a model must keep to be recommended.
+        limits: the limits of a recommended model.
         lock: on the sweep's folder, held as long as the sweep runs.
-        jobs: how many there are, at most; None where that is not known.
+        jobs: the largest number of jobs; None if unknown.
     """
 
     open: "Callable[[], Sweep]"
@@ -73,18 +73,18 @@ class RunningSweep:
             status: `ok`, `failed` or `killed`, as the sweep ended.
 
         Returns:
-            The status that its run got: `failed` where a job has.
+            The status of the sweep's run: `failed` if a job failed.
 
         Raises:
             TrackingError: the store is away, and the runs are in the sweep's folder; or the report
-                could not be made, and the sweep's run is closed all the same.
+                failed, and the sweep's run is closed.
         """
-        # All that draws is imported now, while the last runs are uploaded.
-        from resnet8ptq.report import page, table  # noqa: F401
+        # Everything that draws is imported now, while the last runs are uploaded.
+        from resnet8ptq.report import terminal
         from resnet8ptq.tracking import sync
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
-        records: list[Record] = []
+        records: list[RunRecord] = []
         failure = None
         try:
             background.wait()
@@ -94,21 +94,21 @@ class RunningSweep:
         try:
             records += background.ask(_collect, self.sweep)
             self._report(records, timed=status != "killed")
-        except Exception as error:  # whatever it is, the sweep has ended
+        except Exception as error:  # raised after the sweep is closed
             failure = error
         if status == "killed":
             print(_how_far(records or sync.load_records(folder), self.jobs), file=sys.stderr)
         # A search continues after a failure, and its sweeper reports none.
-        if status == "ok" and any(r.tags.get("status") == "failed" for r in records):
+        if status == "ok" and any(r.status == "failed" for r in records):
             status = "failed"
         if away := background.ask(_end_parent, store, parent_id, status, folder):
-            table.print_table(sync.load_records(folder))
+            terminal.print_runs(sync.load_records(folder))
             raise TrackingError(
                 f"the tracking store does not answer ({away[:200]}); the runs are kept in "
                 f"{folder}: `python -m resnet8ptq sync folder={folder}` logs them when it is back"
             )
         if records:
-            table.print_places(folder, store)
+            terminal.print_places(folder, store)
         if failure is not None:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); `python -m "
@@ -116,14 +116,14 @@ class RunningSweep:
             ) from failure
         return status
 
-    def _report(self, records: "list[Record]", timed: bool) -> None:
+    def _report(self, records: "list[RunRecord]", timed: bool) -> None:
         """Print the comparison; write it to the folder and the parent run.
 
         Args:
-            timed: the best models are timed against each other; whoever interrupts does not wait.
+            timed: time the best models against each other; not after an interruption.
         """
-        from resnet8ptq.evaluation import race
-        from resnet8ptq.report import comparison, mlperf_tiny, page, table, verdicts
+        from resnet8ptq.evaluation import paired_latency
+        from resnet8ptq.report import comparison, mlperf_tiny, page, terminal, verdicts
         from resnet8ptq.sweep import final_race
         from resnet8ptq.tracking import upload
 
@@ -131,41 +131,41 @@ class RunningSweep:
         if records:
             try:
                 families = comparison.load(store, records)
-            except Exception:  # an artifact is gone: the figures are there all the same
-                table.print_table(records)
+            except Exception:  # an artifact is gone, but not the metrics
+                terminal.print_runs(records)
                 raise
             chosen = page.select(families, self.limits)
-            judged = verdicts.in_words(families, self.limits, [each.judged for each in chosen])
-            table.print_table(records, judged=judged)
+            judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
+            terminal.print_runs(records, judged=judged)
             if mlperf_tiny.is_suite(records):
-                mlperf_tiny.print_table(records)
+                mlperf_tiny.print_suite(records)
             races = final_race.run(chosen, folder) if timed else [None] * len(families)
-            raced = [replace(each, race=race) for each, race in zip(chosen, races, strict=True)]
+            raced = [replace(s, race=race) for s, race in zip(chosen, races, strict=True)]
             page.write(store, parent_id, raced, folder)
-            page.print_recommendations(raced)
+            terminal.print_recommendations(raced)
         if self.sweep.resume:
-            skipped = sum(folder not in Path(r.tags["folder"]).parents for r in records)
+            skipped = sum(folder not in Path(r.folder).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        made = [folder / name for name in (RESULTS_FILE, race.FILE)]
+        made = [folder / name for name in (RESULTS_FILE, paired_latency.FILE)]
         paths = [path for path in made if path.exists()]
         background.ask(upload.log_files, store, parent_id, paths)
 
 
-def _how_far(records: "Sequence[Record]", jobs: int | None) -> str:
-    """Say how many runs of an interrupted sweep have finished, and the command that continues."""
-    finished = sum(record.tags.get("status") in ("ok", "unsupported") for record in records)
+def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:
+    """Return the number of finished runs of an interrupted sweep, and the command to continue."""
+    finished = sum(record.status in ("ok", "unsupported") for record in records)
     of = "" if jobs is None else f" of {jobs}"
     resume = "sweep.resume="
     words = [word for word in sys.argv if not word.lstrip("+").startswith(resume)]
     return f"{finished}{of} runs finished; continue: {shlex.join(['python', *words, resume])}true"
 
 
-def _collect(sweep: "Sweep") -> "list[Record]":
-    """Log the runs that the store did not take; return those to compare."""
+def _collect(sweep: "Sweep") -> "list[RunRecord]":
+    """Log the runs that the store lacks; return the runs to compare."""
     from resnet8ptq.tracking import history, sync
 
     sweep.store.check_answers()
-    # Also those whose processes ended with the sweep.
+    # Including those whose processes ended with the sweep.
     done = sync.sync(sweep.store, sweep.folder, wait_s=10 if sweep.worker else 0)
     if len(done.running) > 1:  # besides the sweep itself
         log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
@@ -173,7 +173,7 @@ def _collect(sweep: "Sweep") -> "list[Record]":
 
 
 def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> str:
-    """Close the sweep's run; return why the store does not answer, empty where it does."""
+    """Close the sweep's run; return the error of a store that does not answer, else nothing."""
     from resnet8ptq.tracking.run import end_parent
     from resnet8ptq.tracking.store import is_away
 
@@ -190,7 +190,7 @@ _current: RunningSweep | None = None  # of this process
 
 
 def find_current() -> RunningSweep | None:
-    """Return the sweep that this process has started, to be closed also after a failure."""
+    """Return the sweep that this process has started; it is closed after a failure too."""
     return _current
 
 
@@ -198,15 +198,15 @@ def open_current() -> "Sweep":
     """Return the sweep that this process has started, once it is open.
 
     Raises:
-        SystemExit: it cannot be opened; the error is printed. Hydra would go on with the next job,
-            and none could be recorded.
+        SystemExit: it cannot be opened; the error is printed. Hydra would go on with the next job
+            without a record.
     """
     global _current
     assert _current is not None
     try:
         return _current.sweep
     except command.EXPECTED as error:
-        _current = None  # there is nothing to close
+        _current = None  # nothing to close
         raise SystemExit(command.report(error)) from None
 
 
@@ -214,7 +214,7 @@ class SweepCallback(Callback):
     """Hydra calls this before a run, or the first job of a multirun, and before it writes."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """End the program where the settings hold a password, which Hydra would write down."""
+        """End the program if the settings hold a password, which Hydra would write to a file."""
         try:
             address.check(config.tracking.uri or "", written=True)
         except command.EXPECTED as error:
@@ -237,10 +237,10 @@ class SweepCallback(Callback):
 
 
 def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> RunningSweep:
-    """Check what can be wrong before the first job, and begin to open the store."""
+    """Check the settings before the first job, and begin to open the store."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import identity
-    from resnet8ptq.tracking import mirror
+    from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.sweep_file import Sweep
 
     if config.analysis.name == "inspect":
@@ -267,7 +267,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         begun = _continue(settings, folder, tags)
     else:
         begun = background.put(_begin, settings, folder, tags)
-    background.prepare(mirror.warm_up)
+    background.prepare(sender.warm_up)
     if worker is None:
         from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
 
@@ -279,12 +279,12 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
 
 
 def _find_swept(sweeper: DictConfig) -> list[Override]:
-    """Return what the sweeper's own settings sweep over."""
+    """Return the overrides in the sweeper's own settings."""
     return [words.parse(f"{key}={value}") for key, value in (sweeper.get("params") or {}).items()]
 
 
 def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
-    """Return how many jobs there are; None where Hydra alone knows, as of `glob(*)`.
+    """Return the number of jobs; None if only Hydra knows it, as for `glob(*)`.
 
     The last override of a key wins.
     """
@@ -293,13 +293,13 @@ def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | Non
     last = {override.key_or_group: override for override in overrides}
     swept = [override for override in last.values() if override.is_sweep_override()]
     try:
-        return math.prod(sum(1 for _ in each.sweep_string_iterator()) for each in swept)
+        return math.prod(sum(1 for _ in override.sweep_string_iterator()) for override in swept)
     except HydraException:
         return None
 
 
 def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
-    """Open the store and make the sweep's run; return its id too."""
+    """Open the store and make the sweep's run; return the store and the run's id."""
     from resnet8ptq.tracking.run import start_parent
     from resnet8ptq.tracking.store import in_one_line, open_store
 
@@ -312,7 +312,7 @@ def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "
 def _continue(
     settings: TrackingConfig, folder: Path, tags: Mapping[str, str]
 ) -> "Future[tuple[Store, str]]":
-    """Open the store and the newest sweep of the same overrides; without one, begin another."""
+    """Open the store and the newest sweep of the same overrides; without one, begin a new one."""
     from resnet8ptq.sweep import resume
     from resnet8ptq.tracking import sync
     from resnet8ptq.tracking.run import restart_parent
@@ -324,9 +324,9 @@ def _continue(
     if earlier is None:
         log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
         return background.put(_begin, settings, folder, tags)
-    print(f"Resume: continuing {earlier.tags['mlflow.runName']}")  # no log is set up yet
-    found: Future[tuple[Store, str]] = Future()
+    print(f"Resume: continuing {earlier.name}")  # no log is set up yet
+    opened: Future[tuple[Store, str]] = Future()
     with in_one_line(store):
-        sync.sync(store, Path(earlier.tags["folder"]), wait_s=5)
-        found.set_result((store, restart_parent(store, earlier, folder)))
-    return found
+        sync.sync(store, Path(earlier.folder), wait_s=5)
+        opened.set_result((store, restart_parent(store, earlier, folder)))
+    return opened

@@ -13,10 +13,10 @@ from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.core import files, machine
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation import paired_latency
+from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import as_fp32, loader
-from resnet8ptq.evaluation.pace import Load
-from resnet8ptq.evaluation.race import Race
+from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.report.comparison import Cell
@@ -26,38 +26,38 @@ from resnet8ptq.tracking import origin
 log = logging.getLogger(__name__)
 
 
-def run(chosen: Sequence[Selection], folder: Path) -> list[Race | None]:
+def run(chosen: Sequence[Selection], folder: Path) -> list[PairedLatency | None]:
     """Time the finalists of each family, and keep the latencies in `folder`.
 
     Returns:
-        None for a family of which nothing was timed, or not on this machine.
+        None for a family without latencies, or with latencies of another machine.
     """
     races = [_race(selected, folder) for selected in chosen]
     if any(races):
-        kept = [None if found is None else asdict(found) for found in races]
-        files.write_text(folder / race.FILE, json.dumps(kept, indent=2))
+        kept = [None if timed is None else asdict(timed) for timed in races]
+        files.write_text(folder / paired_latency.FILE, json.dumps(kept, indent=2))
     return races
 
 
-def _race(selected: Selection, folder: Path) -> Race | None:
+def _race(selected: Selection, folder: Path) -> PairedLatency | None:
     models = finalists(selected)
-    timed = [cell for cell in selected.family.measured if "speedup" in cell.record.metrics]
+    timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
     if not models or not timed:
         return None
-    cpu = machine.describe().get("cpu")
-    if any(cell.record.tags.get("cpu") != cpu for cell in (*models, *timed)):
+    cpu = machine.describe().get("cpu", "")
+    if any(cell.record.cpu != cpu for cell in (*models, *timed)):
         log.warning("the best models ran on other machines, and are not timed against each other")
         return None
     try:
         baselines = {fp32_name(cell): _folder(cell, folder) for cell in timed}
         return _run({cell.record.run_id: _folder(cell, folder) for cell in models}, baselines)
-    except Exception as error:  # the runs are whole without it
+    except Exception as error:  # the runs are complete without it
         log.warning("the best models could not be timed against each other: %s", one_line(error))
         return None
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return the folder of a run that was made here: its files run as code."""
+    """Return a run's folder, if the run was made here: its files run as code."""
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(
@@ -66,12 +66,12 @@ def _folder(cell: Cell, sweep: Path) -> Path:
     return own
 
 
-def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
+def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
     """Load models again from the folders of their runs, and time them in turns.
 
     Args:
-        models: the folders by name; of the same network and data.
-        baselines: the folder of a run of each framework whose FP32 network takes part, by name.
+        models: the folders by name; all of the same network and data.
+        baselines: by name, the folder of a run of each framework; its FP32 network takes part.
 
     Raises:
         PtqError: a file of a run is gone or damaged.
@@ -84,11 +84,11 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
     loads: dict[str, Load] = {}
     with ExitStack() as stack:
         for name, folder in models.items():
-            [path] = [each for each in folder.glob("model.*") if each.suffix != ".json"]
+            [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
             loads[name] = loader(configs[folder], runtime, path)
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             plain = as_fp32(configs[folder])
             made = make_quantizer(plain, runtime).quantize(fp32, data.test, scratch)
             loads[name] = loader(plain, runtime, made.path)
-        return race.run(loads, data.test, settings.config.latency)
+        return paired_latency.run(loads, data.test, settings.config.latency)

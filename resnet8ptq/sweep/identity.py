@@ -1,4 +1,4 @@
-"""What identifies a run: a hash of its settings, code, versions, network and images."""
+"""The identity of a run: a hash of its settings, code, versions, network and images."""
 
 import hashlib
 import json
@@ -13,16 +13,16 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import locate as networks
 from resnet8ptq.tasks import registry as tasks
 
-# Where things are kept, and what is done with the results: no run depends on it. Paths of inputs
-# neither, since their contents are hashed.
+# Storage and reporting, on which no run depends. Nor does it depend on paths of inputs, whose
+# contents are hashed.
 _IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
-_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # the same among a sweep's overrides
+_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # the same, in a sweep's overrides
 
 
 def find(settings: Settings) -> str:
-    """Return a hash, in hexadecimal, that two runs share only if they would give the same.
+    """Return a hash, in hexadecimal, that two runs share only if their results would be equal.
 
-    The same settings, code of this package, versions of the frameworks, network, training and
+    It covers settings, code of this package, versions of the frameworks, network, training and
     test images. The CPU is not part of it: the jobs of a sweep may run on several kinds.
 
     Raises:
@@ -45,7 +45,7 @@ def find(settings: Settings) -> str:
 
 
 def sweep_key(overrides: Sequence[str]) -> str:
-    """Return a hash of what a sweep asks for, and the code and versions it runs with."""
+    """Return a hash of a sweep's overrides, code and versions."""
     return _hash([word for word in overrides if not word.lstrip("+~").startswith(_ELSEWHERE)])
 
 

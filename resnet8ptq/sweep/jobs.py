@@ -1,6 +1,6 @@
-"""Jobs of a sweep that run in processes of their own, here or on other machines.
+"""Jobs of a sweep in separate processes, here or on other machines.
 
-Each takes its share of the cores; what it hands back must survive pickling.
+Each takes its share of the cores; its result or error must survive pickling.
 """
 
 import logging
@@ -21,18 +21,18 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking.sweep_file import Worker
 
-# Environment variables that jobs depend on. MLflow's: credentials of a server, time limits.
+# Environment variables that jobs depend on. MLflow's are credentials of a server and time limits.
 _PATHS = ("CIFAR10_DIR", "RESNET8_H5")
 _PREFIXES = (*_PATHS, "RESNET8PTQ_CACHE", "MLFLOW_")
 
 
 def enter(worker: Worker) -> None:
-    """Make this process one that the job can run in.
+    """Prepare this process for a job.
 
     Raises:
         ConfigError: this machine does not see a folder or file that the job needs.
     """
-    # loky leaves its own start method, which processes that the job starts do not know.
+    # loky sets its own start method, which fails in processes that the job starts.
     if multiprocessing.get_start_method() == "loky":
         multiprocessing.set_start_method("spawn", force=True)
     logging.getLogger("submitit").setLevel(logging.WARNING)  # says that a job is done
@@ -49,9 +49,9 @@ def enter(worker: Worker) -> None:
 
 
 def plan(launcher: DictConfig) -> Worker | None:
-    """Return how the launcher's jobs run; None where one after the other in this process.
+    """Return how the launcher's jobs run; None for one after the other in this process.
 
-    A launcher of ours says so itself.
+    This package's launchers have their own `plan`.
 
     Raises:
         ConfigError: a setting leaves no room for a job.
@@ -72,7 +72,7 @@ def plan(launcher: DictConfig) -> Worker | None:
 
 
 def fit(key: str, cpus: object, cores: int) -> int:
-    """Return how many jobs of so many CPUs fit.
+    """Return how many jobs with `cpus` each fit on `cores`.
 
     Raises:
         ConfigError: not even one fits.
@@ -84,7 +84,7 @@ def fit(key: str, cpus: object, cores: int) -> int:
 
 
 def variables() -> dict[str, str]:
-    """Return those of the environment that jobs depend on, without paths that do not exist."""
+    """Return the environment variables that jobs depend on, without paths that do not exist."""
     kept = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
     kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's store is known
     for key in _PATHS:
@@ -94,14 +94,14 @@ def variables() -> dict[str, str]:
 
 
 def prepare_workers() -> None:
-    """Set in the parent process what the workers, and the processes that they start, inherit."""
+    """Set the environment that the workers and their child processes inherit."""
     os.environ["TTY_INTERACTIVE"] = "0"  # rich's: the progress bars of several would mix
     # Python counts the semaphores of workers that Ctrl-C has ended, and cleans them up.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 
 def to_picklable(error: Exception) -> Exception:
-    """Return what the parent process can be told of an error: it, or its text; with its traceback.
+    """Return an error that the parent process can load: itself or its text, with the traceback.
 
     An error that cannot be pickled would end the whole sweep.
     """

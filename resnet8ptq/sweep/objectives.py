@@ -1,7 +1,7 @@
-"""Searches: what a run hands back to Hydra's sweeper, and what has to fit before the first trial.
+"""Searches: the return value of a run for Hydra's sweeper, and checks before the first trial.
 
-`objectives` names the metrics that a search weighs against each other. Without any, sweepers get
-the drop: how much worse than FP32 the task finds the model.
+`objectives` names the metrics that a search weighs against each other. Without them, sweepers get
+the drop: how much worse than FP32 the model is by the task's metric.
 """
 
 import logging
@@ -15,24 +15,23 @@ from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.core.errors import ConfigError
 
 if TYPE_CHECKING:  # run.py imports this module for --help too
-    from resnet8ptq.tracking.history import Record
+    from resnet8ptq.tracking.record import RunRecord
 
 
 log = logging.getLogger(__name__)
 
-RESULTS_FILE = "optimization_results.yaml"  # which Optuna's sweeper leaves in the sweep's folder
+RESULTS_FILE = "optimization_results.yaml"  # written by Optuna's sweeper in the sweep's folder
 _OPTUNA = "hydra_plugins.hydra_optuna_sweeper"
 
 
 def to_return_value(
-    record: "Record", objectives: Sequence[str] | None
+    record: "RunRecord", objectives: Sequence[str] | None
 ) -> float | list[float] | None:
-    """Return what a sweeper is told of a run: the drop, or the metrics it asked for.
+    """Return the value of a run for the sweeper: the drop, or its objectives.
 
     Returns:
-        One metric, or a list of several; None where they were not measured: an unsupported
-        combination, or no latency. Optuna's sweeper then takes the trial for a failed one, which
-        its samplers leave out of account.
+        One metric, or a list of several; None if one was not measured: an unsupported combination,
+        or no latency. Optuna's sweeper then counts the trial as failed, and its samplers ignore it.
     """
     if not objectives:
         return record.drop
@@ -65,8 +64,8 @@ def prepare(config: DictConfig) -> dict[str, str]:
     return {"objectives": " ".join(objectives)} if objectives else {}
 
 
-def _check_directions(objectives: Sequence[str], given: Any) -> None:
-    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+def _check_directions(objectives: Sequence[str], asked: Any) -> None:
+    several = asked if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
     directions = [str(getattr(direction, "name", direction)) for direction in several]
     expected = [OBJECTIVES[name] for name in objectives] or ["minimize"]
     if directions != expected:
@@ -77,13 +76,13 @@ def _check_directions(objectives: Sequence[str], given: Any) -> None:
 
 
 def _quiet_optuna() -> None:
-    """Leave it to run.py to say what becomes of a run."""
+    """Silence Optuna's messages on runs, which run.py reports."""
     import warnings
 
     with warnings.catch_warnings():
-        # Optuna 2.10's SQL storage, which is not used here, with the SQLAlchemy that MLflow wants.
+        # From Optuna 2.10's SQL storage, unused here, with the SQLAlchemy that MLflow requires.
         warnings.filterwarnings("ignore", message=".*declarative_base")
         import optuna
     optuna.logging.set_verbosity(logging.WARNING)
-    # It calls an unsupported combination a failure to return a list of numbers.
+    # It reports an unsupported combination as an error: no list of numbers.
     logging.getLogger(_OPTUNA).setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""`sweep.resume=true`: continue a sweep, and run nothing that has finished.
+"""`sweep.resume=true`: continue a sweep without repeating its finished jobs.
 
-A run has finished if MLflow has it as FINISHED, which is set last of all. It
-is what a job would find again if both have the same `identity`.
+A run has finished if its status in MLflow is FINISHED, which is set last. A job would repeat a run
+with the same `identity`.
 """
 
 import logging
@@ -10,44 +10,44 @@ from pathlib import Path
 from resnet8ptq.core import background
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking import history, journal
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, is_away
 from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)
 
 
-def find_sweep(store: Store, key: str) -> Record | None:
-    """Return the newest sweep of that key; None where there is none.
+def find_sweep(store: Store, key: str) -> RunRecord | None:
+    """Return the newest sweep of that key, or None.
 
     Raises:
         TrackingError: it is still running.
     """
     sweep = history.find_parent(store, f"tags.sweep_key = '{key}'")
-    if sweep is not None and journal.is_alive(Path(sweep.tags["folder"])):
+    if sweep is not None and journal.is_alive(Path(sweep.folder)):
         raise TrackingError(
-            f"sweep.resume: the sweep of these overrides is still running in {sweep.tags['folder']}"
+            f"sweep.resume: the sweep of these overrides is still running in {sweep.folder}"
         )
     return sweep
 
 
 def find_finished(
     sweep: Sweep, number: int, identity: str | None, again: bool = False
-) -> Record | None:
-    """Return the finished run that a job would repeat; None where there is none.
+) -> RunRecord | None:
+    """Return the finished run that a job would repeat, or None.
 
-    Its own, where a launcher starts a job again that had finished. With `sweep.resume`, of any
-    sweep: one of another is named on this sweep's run as the job's own. With `again`, of any job of
-    this sweep; it stays that job's.
+    The job's own run, if a launcher starts a finished job again. With `sweep.resume`, a run of any
+    sweep; that of another sweep is tagged on this sweep as the job's. With `again`, a run of any
+    job of this sweep.
     """
     if identity is None or not (again or _may_repeat(sweep)):
         return None
-    background.rest()  # what has just ended may not be in the store yet
+    background.rest()  # a run that has just ended may not be in the store yet
     finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
     matching = _find(sweep.store, finished)
-    ours = [r for r in matching if r.tags.get(journal.PARENT_TAG) == sweep.parent_id]
+    ours = [r for r in matching if r.parent_id == sweep.parent_id]
     for record in ours:
-        if record.tags["job_number"] == str(number):
+        if record.job_number == str(number):
             return record
     if again and ours:
         return ours[0]
@@ -57,10 +57,10 @@ def find_finished(
     return matching[0]
 
 
-def find_attempts(sweep: Sweep, number: int) -> list[Record]:
+def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:
     """Return a job's earlier runs in this sweep that did not finish.
 
-    After `sweep.resume`, or where the launcher starts a job again whose process was killed.
+    Such runs exist after `sweep.resume`, or if the launcher restarts a job after its process died.
 
     Raises:
         TrackingError: one of them is still running.
@@ -73,8 +73,8 @@ def find_attempts(sweep: Sweep, number: int) -> list[Record]:
     )
     attempts = _find(sweep.store, unfinished)
     for record in attempts:
-        if not record.ended and journal.is_alive(Path(record.tags["folder"])):
-            raise TrackingError(f"job {number} is still running in {record.tags['folder']}")
+        if not record.ended and journal.is_alive(Path(record.folder)):
+            raise TrackingError(f"job {number} is still running in {record.folder}")
     return attempts
 
 
@@ -83,10 +83,10 @@ def _may_repeat(sweep: Sweep) -> bool:
     return sweep.resume or sweep.worker is not None
 
 
-def _find(store: Store, filters: str) -> list[Record]:
-    """Return the runs that the filter lets through; none, with a warning, where the store is away.
+def _find(store: Store, filters: str) -> list[RunRecord]:
+    """Return the runs that match the filter; none, with a warning, if the store is away.
 
-    The job then runs, and its folder keeps what it finds.
+    The job then runs, and its folder keeps the result.
     """
     if store.answers:
         try:
@@ -94,5 +94,5 @@ def _find(store: Store, filters: str) -> list[Record]:
         except Exception as error:
             if not is_away(error):
                 raise
-    log.warning("the tracking store does not answer: what has finished is not known")
+    log.warning("the tracking store does not answer: finished runs are unknown, and the job runs")
     return []

@@ -17,9 +17,9 @@ from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import journal, mirror, serving, upload
-from resnet8ptq.tracking.history import Record
+from resnet8ptq.tracking import journal, mlflow_model, sender, upload
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -47,11 +47,9 @@ class Run:
         return opened.result()
 
     @property
-    def record(self) -> Record:
-        """What is known of the run so far."""
-        kept = self.journal
-        found = kept.params, kept.metrics, kept.tags
-        return Record(self.run_id or kept.key, *found, self.folder.as_uri())
+    def record(self) -> RunRecord:
+        """The run's record so far."""
+        return RunRecord.of_journal(self.journal, self.folder, self.run_id)
 
     def log_config(self, config: RunConfig) -> None:
         """Log `backend`, `dtype`, `calib`, `per_channel`, and the whole config as flat params."""
@@ -103,7 +101,7 @@ class Run:
         """Log a file of the run's folder as an MLflow model too; see `Recorder`."""
         shapes = {name: list(shape) for name, shape in outputs.items()}
         self.journal.model = {"file": path.name, "outputs": shapes, "engine": engine}
-        self._send(serving.log_model, self.journal, path.parent)
+        self._send(mlflow_model.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:
         """Log metrics and what the settings came to; the status when the run ends."""
@@ -115,12 +113,12 @@ class Run:
         self._send(upload.log_batch, points, result.resolved)
 
     def _send(self, call: Callable[..., object], *what: Any) -> None:
-        background.put(mirror.send, self.store, self.folder, call, *what)
+        background.put(sender.send, self.store, self.folder, call, *what)
 
     def open(self) -> None:
         """Note the run in its folder, and make it in the store."""
         self.journal.save(self.folder)
-        self._opened = background.put(mirror.open_run, self.store, self.journal, self.folder)
+        self._opened = background.put(sender.open_run, self.store, self.journal, self.folder)
 
     def upload_folder(self) -> None:
         """Log the run's files as artifacts; Hydra's own hidden folder stays behind."""
@@ -143,7 +141,7 @@ class Run:
         self.journal.run_id = self.run_id or None
         self.journal.end(status)
         _try_to_save(self.journal, self.folder)
-        background.put(mirror.close_run, self.store, self.journal, self.folder)
+        background.put(sender.close_run, self.store, self.journal, self.folder)
 
 
 def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, Any]:
@@ -231,13 +229,13 @@ def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str])
 
 
 @interrupts.deferred()
-def restart_parent(store: Store, earlier: Record, folder: Path) -> str:
+def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
     """Open a sweep's run again, to go on with it in another folder; return its id.
 
     The earlier record goes last. Should this process be killed in between, the store names a folder
     that has a record, and of two records `sync` takes the newer.
     """
-    before = Path(earlier.tags["folder"])
+    before = Path(earlier.folder)
     kept = _load_parent(store, earlier, before)
     kept.status, kept.end_ms = "RUNNING", None
     kept.tags |= {"status": "running", "folder": str(folder)}
@@ -249,7 +247,7 @@ def restart_parent(store: Store, earlier: Record, folder: Path) -> str:
     return earlier.run_id
 
 
-def _is_of(folder: Path, sweep: Record) -> bool:
+def _is_of(folder: Path, sweep: RunRecord) -> bool:
     """Tell whether a folder is a sweep's own; a store may name any, and nothing goes there."""
     try:
         return Sweep.load(folder).parent_id == sweep.run_id
@@ -257,9 +255,9 @@ def _is_of(folder: Path, sweep: Record) -> bool:
         return False
 
 
-def _load_parent(store: Store, earlier: Record, folder: Path) -> Journal:
+def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
     """Read a sweep's record; where it is gone or damaged, make it again from the store."""
-    key = earlier.tags["record"]
+    key = earlier.key
     try:
         kept = Journal.load(folder)
         if kept.key == key:
@@ -267,7 +265,7 @@ def _load_parent(store: Store, earlier: Record, folder: Path) -> Journal:
         log.warning("%s: holds another run's record; the sweep's is made again", folder)
     except TrackingError as error:
         log.warning("%s; it is made again from the tracking store", error)
-    name, tags = earlier.tags.get("mlflow.runName", "sweep"), dict(earlier.tags)
+    name, tags = earlier.name or "sweep", dict(earlier.tags)
     start_ms = store.client.get_run(earlier.run_id).info.start_time
     return Journal(name, store.experiment_name, None, earlier.run_id, key, start_ms, tags=tags)
 
@@ -287,7 +285,7 @@ def _try_to_save(kept: Journal, folder: Path) -> None:
         log.error("the run's own record could not be written: %s", error)
 
 
-def replace_runs(store: Store, earlier: Sequence[Record], run: Run) -> None:
+def replace_runs(store: Store, earlier: Sequence[RunRecord], run: Run) -> None:
     """Delete runs of a job that did not finish, now that it runs again as `run`."""
     if earlier:
         background.rest()  # until it has an id

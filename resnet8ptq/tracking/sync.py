@@ -19,8 +19,8 @@ from resnet8ptq.core import command
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.tracking import history, journal, upload
-from resnet8ptq.tracking.history import Record
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -83,10 +83,10 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
     return synced
 
 
-def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, Record]:
-    """Return what the store has of the runs, by their keys."""
+def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecord]:
+    """Return those of the runs that the store has, by the keys of their journals."""
     by_id = history.load_runs(store, [kept.run_id for kept in journals if kept.run_id])
-    known = {record.tags["record"]: record for record in by_id.values() if "record" in record.tags}
+    known = {record.key: record for record in by_id.values() if record.key}
     for kept in journals:
         if kept.key not in known:  # logged under another id, if at all
             there = history.find_logged(store, kept.key)
@@ -95,11 +95,11 @@ def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, Record]:
     return known
 
 
-def load_records(root: Path) -> list[Record]:
+def load_records(root: Path) -> list[RunRecord]:
     """Return the runs of a sweep from their folders, in the order of its jobs."""
-    journals = [kept for _, kept in _load_all(root) if kept.parent_id is not None]
-    journals.sort(key=lambda kept: int(kept.tags.get("job_number", 0)))
-    return [Record(k.run_id or k.key, k.params, k.metrics, k.tags) for k in journals]
+    pairs = [pair for pair in _load_all(root) if pair[1].parent_id is not None]
+    pairs.sort(key=lambda pair: int(pair[1].tags.get("job_number", 0)))
+    return [RunRecord.of_journal(kept, folder) for folder, kept in pairs]
 
 
 def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:

@@ -6,18 +6,16 @@ from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
-from resnet8ptq.core.console import stdout
+from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.experiment.diagnosis.changes import Outcome
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
-from resnet8ptq.experiment.diagnosis.measuring import Activation, Measured, Weight
+from resnet8ptq.experiment.diagnosis.measuring import Activation, TensorMeasurements, Weight
 from resnet8ptq.tasks.contract import Metric
 
 SHOWN = 8  # tensors of each kind in the terminal; diagnosis.csv has all of them
@@ -41,7 +39,7 @@ def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
     figures.save(draw(result, describe(config)), folder / "diagnosis.png")
 
 
-def to_csv(measured: Measured) -> str:
+def to_csv(measured: TensorMeasurements) -> str:
     """Return one line for each tensor that is rounded, the lowest SQNR first: activations, weights.
 
     Shares are of the tensor's values.
@@ -81,14 +79,14 @@ def print_tables(result: DiagnosisResult, title: str, console: Console | None = 
     console = stdout(console, 130)
     console.print(show(title), style="bold", highlight=False, markup=False)
     for line in (*result.conclusion, *result.notes):
-        console.print(show(line), highlight=False, markup=False)
+        say(console, line)
     if result.findings:
         _print(console, FINDINGS, _findings(result))
     _print(console, _changes_columns(result.metric), _changes(result))
     _print(console, ACTIVATIONS, _activations(result.measured)[:SHOWN])
     _print(console, WEIGHTS, _weights(result.measured)[:SHOWN])
     for line in _notes(result):
-        console.print(line, highlight=False, markup=False)
+        say(console, line)
 
 
 FINDINGS = ("finding", "in", "answer", "won back")
@@ -125,7 +123,7 @@ def _change(outcome: Outcome, metric: Metric) -> list[str]:
     return [metric.show(outcome.value), won, f"{outcome.sqnr_db:.1f}", f"{outcome.won_db:+.1f}"]
 
 
-def _activations(measured: Measured) -> list[list[str]]:
+def _activations(measured: TensorMeasurements) -> list[list[str]]:
     rows = []
     for found in _worst_activations(measured):
         ratios = [found.network.sqnr_db, found.layer.sqnr_db, found.rounding_db]
@@ -138,18 +136,18 @@ def _activations(measured: Measured) -> list[list[str]]:
     return rows
 
 
-def _weights(measured: Measured) -> list[list[str]]:
+def _weights(measured: TensorMeasurements) -> list[list[str]]:
     return [
         [each.name, f"{each.sqnr_db:.1f}", f"{each.spread.peak:.3g}", f"{each.spread.reach:.3g}"]
         for each in _worst_weights(measured)
     ]
 
 
-def _worst_activations(measured: Measured) -> list[Activation]:
+def _worst_activations(measured: TensorMeasurements) -> list[Activation]:
     return sorted(measured.activations, key=lambda found: found.network.sqnr_db)
 
 
-def _worst_weights(measured: Measured) -> list[Weight]:
+def _worst_weights(measured: TensorMeasurements) -> list[Weight]:
     return sorted(measured.weights, key=lambda weight: weight.sqnr_db)
 
 
@@ -167,13 +165,8 @@ def _notes(result: DiagnosisResult) -> list[str]:
 
 
 def _print(console: Console, columns: Sequence[str], rows: Rows) -> None:
-    table = Table()
-    for place, column in enumerate(columns):
-        left = place == 0 or columns is FINDINGS
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(show(cell)) for cell in row))
-    console.print(table)
+    right = () if columns is FINDINGS else range(1, len(columns))
+    print_table(console, columns, rows, right=right, whole=False)
 
 
 def _markdown(columns: Sequence[str], rows: Rows) -> str:

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import console as consoles
 from resnet8ptq.core import figures, files
-from resnet8ptq.core.console import stdout
-from resnet8ptq.core.text import plain, show
+from resnet8ptq.core.text import plain
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.tasks.contract import Metric
 
@@ -51,24 +49,20 @@ def to_csv(result: SensitivityResult) -> str:
 
 def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
     """Print the ranking and notes on it to stdout."""
-    console = stdout(console, 130)
-    table = Table(title=Text(show(title)), title_justify="left")
-    name = result.metric.title
-    for column in ("rank", "layer", "SQNR dB", f"{name} lost", name, "saved kB"):
-        table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
-    for rank, layer in enumerate(result.layers, 1):
-        table.add_row(str(rank), *_cells(result.metric, layer))
+    console, name = consoles.stdout(console, 130), result.metric.title
+    heads = ("rank", "layer", "SQNR dB", f"{name} lost", name, "saved kB")
+    rows = [(str(r), *_cells(result.metric, layer)) for r, layer in enumerate(result.layers, 1)]
     if result.whole is not None:
-        table.add_section()
-        table.add_row("", *_cells(result.metric, result.whole))
-    console.print(table)
+        rows.append(("", *_cells(result.metric, result.whole)))
+    totals = int(result.whole is not None)
+    consoles.print_table(console, heads, rows, title=title, right=(0, 2, 3, 4, 5), totals=totals)
     for note in _notes(result):
-        console.print(note, highlight=False, markup=False)
+        consoles.say(console, note)
 
 
-def _cells(metric: Metric, layer: Layer) -> Sequence[str | Text]:
+def _cells(metric: Metric, layer: Layer) -> tuple[str, ...]:
     return (
-        Text(show(layer.name)),
+        layer.name,
         f"{layer.sqnr_db:.1f}",
         metric.show_lost(layer.lost),
         metric.show(layer.value),

@@ -5,16 +5,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from resnet8ptq.backends.contract import Node
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
-from resnet8ptq.core.console import stdout
-from resnet8ptq.core.text import plain, show
+from resnet8ptq.core.console import print_table, say, stdout
+from resnet8ptq.core.text import plain
 from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
 
 _LISTED = 8  # nodes in float, by name; the others are counted
@@ -47,40 +45,29 @@ def to_csv(breakdowns: Sequence[Breakdown]) -> str:
 def print_tables(result: ProfileResult, title: str, console: Console | None = None) -> None:
     """Print the conclusions, then a table for each batch size, to stdout."""
     console = stdout(console, 130)
-
-    def say(text: str) -> None:
-        console.print(Text(show(text)))
-
-    say(title)
-    for each in result.breakdowns:
-        say(each.conclude())
-    for each in result.breakdowns:
-        console.print(_table(each))
-        for note in _notes(each):
-            say(note)
+    say(console, title)
+    for breakdown in result.breakdowns:
+        say(console, breakdown.conclude())
+    for breakdown in result.breakdowns:
+        heads = ("operator", "FP32 ms", "nodes", "8-bit ms", "nodes", "share")
+        title, right = f"batch {breakdown.batch_size}", range(1, len(heads))
+        print_table(console, heads, _rows(breakdown), title=title, right=right, totals=2)
+        for note in _notes(breakdown):
+            say(console, note)
 
 
-def _table(found: Breakdown) -> Table:
-    table = Table(title=Text(f"batch {found.batch_size}"), title_justify="left")
-    table.add_column("operator")
-    for column in ("FP32 ms", "nodes", "8-bit ms", "nodes", "share"):
-        table.add_column(column, justify="right", no_wrap=True)
+def _rows(found: Breakdown) -> list[list[object]]:
+    """Return a row for each operator, then one for all nodes and one for the run."""
+    rows: list[list[object]] = []
     whole = found.total_ms() or 1
-    for each in found.operators():
-        fp32 = (f"{each.fp32_ms:.3f}", str(each.fp32_count)) if each.fp32_count else ("", "")
-        model = ("", "", "")
-        if each.count:
-            model = (f"{each.ms:.3f}", str(each.count), f"{each.ms / whole:.0%}")
-        table.add_row(Text(show(each.name)), *fp32, *model)
-    table.add_section()
-    sums = (sum(node.ms for node in found.fp32), len(found.fp32), whole, len(found.model))
-    table.add_row(
-        "all nodes", f"{sums[0]:.3f}", str(sums[1]), f"{sums[2]:.3f}", str(sums[3]), "100%"
-    )
-    table.add_row(
-        "the run, without a profiler", f"{found.fp32_ms:.3f}", "", f"{found.ms:.3f}", "", ""
-    )
-    return table
+    for kind in found.operators():
+        fp32 = (f"{kind.fp32_ms:.3f}", kind.fp32_count) if kind.fp32_count else ("", "")
+        model = (f"{kind.ms:.3f}", kind.count, f"{kind.ms / whole:.0%}") if kind.count else [""] * 3
+        rows.append([kind.name, *fp32, *model])
+    fp32_ms = f"{sum(node.ms for node in found.fp32):.3f}"
+    rows.append(["all nodes", fp32_ms, len(found.fp32), f"{whole:.3f}", len(found.model), "100%"])
+    times = f"{found.fp32_ms:.3f}", "", f"{found.ms:.3f}"
+    return [*rows, ["the run, without a profiler", *times, "", ""]]
 
 
 def _notes(found: Breakdown) -> list[str]:

@@ -1,0 +1,287 @@
+"""Summarizes a network's file: inputs, outputs, operators, and the requirements to run it here.
+
+An ONNX file is only parsed; the graph of other formats is exported first. Both happen in a separate
+process, and the cache keeps the graph. Nothing is run or quantized.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from resnet8ptq.config.schema import ModelConfig
+from resnet8ptq.core import cache, code, isolation, machine
+from resnet8ptq.core.console import print_table, say, stdout
+from resnet8ptq.core.errors import ModelError, PtqError
+from resnet8ptq.core.text import one_line
+from resnet8ptq.graph.layers import RECURRENT, attribute
+from resnet8ptq.models import sources
+from resnet8ptq.models.batch import static_tensors
+from resnet8ptq.models.contract import (
+    Contract,
+    Tensor,
+    ask_for_values,
+    picture_size,
+    read_contract,
+)
+from resnet8ptq.models.conversion import CRASHED
+from resnet8ptq.models.gates import onnx as gate
+from resnet8ptq.models.locate import digest, locate
+from resnet8ptq.models.normalization import opset
+from resnet8ptq.models.sources import Module, Shape
+
+# Operators with integer kernels in torch's FX quantization and TFLite's converter, by ONNX name.
+_SHARED = {
+    *("Conv", "Gemm", "Add", "Mul", "Relu", "Clip", "Sigmoid", "LeakyRelu", "Concat", "Flatten"),
+    *("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean", "Reshape", "Transpose"),
+    *("Squeeze", "Unsqueeze"),
+}
+_TORCH = _SHARED | {"MatMul", "HardSwish", "Elu"}
+_TFLITE = _SHARED | {
+    *("MatMul", "ConvTranspose", "Sub", "Softmax", "LogSoftmax", "Tanh", "HardSwish", "PRelu"),
+    *("Slice", "Split", "Gather", "Pad", "Resize", "ReduceMax", "ReduceSum", "ArgMax"),
+    *("DepthToSpace", "SpaceToDepth", "Minimum", "Maximum"),
+}
+FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
+BACKENDS = ("onnx", "torch", "tflite")
+TFLITE_FORMATS = ("keras", "saved_model")  # its converter takes
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The facts of a network that are known without running it.
+
+    Attributes:
+        format: name of the file format, in words.
+        contract: inputs and outputs; sizes that the file leaves free are None.
+        opset: of an ONNX file; of other formats, of the export.
+        operators: number of nodes of each operator, without those that only compute shapes.
+        layers: number of convolutions and matrix products with constant weights.
+        depthwise: number of grouped convolutions.
+        parameters: number of values in all constants.
+        quantized: the operators that each backend quantizes by default, judged by name; operators
+            in `FOLDED` are folded, all others stay in float. A backend that does not take the
+            format is missing.
+        final: the operator that makes the first output.
+        inner_layers: number of layers inside the graphs of If or Loop, by that operator; no
+            backend quantizes these.
+    """
+
+    path: Path
+    format: str
+    contract: Contract
+    opset: int
+    operators: dict[str, int]
+    layers: int
+    depthwise: int
+    parameters: int
+    quantized: dict[str, frozenset[str]]
+    final: str
+    inner_layers: dict[str, int] = field(default_factory=dict)
+
+    def treatment(self, operator: str, backend: str) -> str:
+        """Return how a backend computes an operator.
+
+        `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded` or `-`.
+        """
+        if backend not in self.quantized:
+            return "-"
+        if operator in FOLDED:
+            return "folded"
+        if backend == "onnx" and operator in RECURRENT:
+            return "dynamic"
+        return "8 bits" if operator in self.quantized[backend] else "float"
+
+
+def summarize(
+    path: Path, cache_root: Path, shape: Shape = None, module: Module | None = None
+) -> Summary:
+    """Read a network's file or folder.
+
+    Args:
+        shape: of a sample; used if the file does not declare the network's input.
+        module: the class of a torch network; `path` holds its weights.
+
+    Raises:
+        ModelError: no model, unsafe, or nothing to quantize.
+    """
+    file_format = None if module else sources.find_format(path)
+    if file_format is None and module is None:
+        raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
+    name = file_format.name if file_format else "module"
+    words = file_format.takes.split(" ", 1)[1] if file_format else ""
+    proto = _export(path, name, cache_root, shape, module)
+    graph = proto.graph
+    constants = list(gate.find_all(graph, onnx.TensorProto))
+    backends = [b for b in BACKENDS if b != "tflite" or name in TFLITE_FORMATS]
+    quantized = {backend: quantized_operators(backend) for backend in backends}
+    makers = {output: node.op_type for node in graph.node for output in node.output}
+    return Summary(
+        path=path,
+        format=words or f"torch module {module and module.name}",
+        contract=read_contract(graph),
+        opset=opset(proto),
+        operators=dict(Counter(_operators(graph)).most_common()),
+        layers=sum(1 for _ in gate.find_weights(graph)),
+        depthwise=sum(n.op_type == "Conv" and attribute(n, "group", 1) > 1 for n in graph.node),
+        parameters=sum(math.prod(tensor.dims) for tensor in constants),
+        quantized=quantized,
+        final=makers.get(graph.output[0].name, ""),
+        inner_layers=dict(Counter(gate.find_inner_layers(graph))),
+    )
+
+
+def find_picture_size(
+    config: ModelConfig, data_name: str, cache_root: Path
+) -> tuple[int, int] | None:
+    """Return height and width of the pictures that the network takes.
+
+    Returns:
+        None if a size is free, the network takes no pictures, or it is a module.
+
+    Raises:
+        ModelError: no model, or unsafe.
+    """
+    if config.module is not None:
+        return None
+    path = locate(config, data_name)
+    file_format = sources.find_format(path)
+    name = file_format.name if file_format else ""
+    proto = _export(path, name, cache_root, None, None)
+    return picture_size(read_contract(proto.graph), config.inputs or {})
+
+
+def _operators(graph: onnx.GraphProto) -> Iterator[str]:
+    static = static_tensors(graph)
+    return (node.op_type for node in graph.node if not static.issuperset(node.output))
+
+
+def _export(
+    path: Path, name: str, cache_root: Path, shape: Shape, module: Module | None
+) -> onnx.ModelProto:
+    config = (
+        ModelConfig(module=module.name, module_args=module.arguments) if module else ModelConfig()
+    )
+    key: cache.Key = {
+        "model": digest(config, path),
+        "format": name,
+        "shape": str(shape) if module else "",
+        "code": code.behind(__name__),
+        **machine.versions(),
+    }
+
+    crashed = ModelError(f"{path}: {CRASHED}")
+
+    def make(folder: Path) -> None:
+        network = module is not None  # the user's code, which may download
+        exported = isolation.call(
+            _read, path, name, shape, module, crashed=crashed, network=network
+        )
+        (folder / "network.onnx").write_bytes(exported)
+
+    return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
+
+
+def _read(path: Path, name: str, shape: Shape, module: Module | None) -> bytes:
+    """Return the graph, with the shapes that follow from it; an ONNX file's as it is."""
+    import warnings
+
+    warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
+    try:
+        if name == "onnx":
+            proto = gate.read(path)
+        else:
+            proto = sources.read(path, shape if module else None, module).proto
+        return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
+    except PtqError:
+        raise
+    except Exception as error:  # TensorFlow's, torch's and ONNX's own
+        raise ModelError(f"{path}: cannot be read ({one_line(error)})") from None
+
+
+def quantized_operators(backend: str) -> frozenset[str]:
+    """Return the operators that a backend has integer kernels for, by ONNX name."""
+    if backend != "onnx":
+        return frozenset({"torch": _TORCH, "tflite": _TFLITE}[backend])
+    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+
+    return frozenset({*QDQRegistry, *QLinearOpsRegistry})
+
+
+def requirements(summary: Summary) -> list[str]:
+    """Return the requirements to run a network here, one text each."""
+    contract = summary.contract
+    lines = [f"samples that are {_describe(tensor)}" for tensor in contract.inputs]
+    if len(contract.inputs) > 1:
+        setting = ask_for_values(contract.inputs[1:])
+        lines.append(f"one input, and values for the others, the same for every sample: {setting}")
+    if [value.shape for value in contract.inputs] == [value.shape for value in contract.outputs]:
+        lines.append("no labels, or labels of anomalies: input and output have the same shape")
+    elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:
+        kind = "probabilities" if summary.final == "Softmax" else "logits or values"
+        size = contract.outputs[0].shape[0] or "?"
+        lines.append(f"labels of {size} classes, if these are classes: {kind}")
+    else:
+        lines.append(
+            "no labels: its outputs are compared with FP32, value by value; or, if it is a "
+            "detector, boxes (data=coco)"
+        )
+    if recurrent := [name for name in RECURRENT if name in summary.operators]:
+        lines.append(f"method=dynamic with backend=onnx, to quantize {', '.join(recurrent)}")
+    for name, count in summary.inner_layers.items():
+        lines.append(f"an export without {name}, to quantize the {count} layers inside it")
+    if contract.batch is not None:
+        lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
+    if missing := [backend for backend in BACKENDS if backend not in summary.quantized]:
+        lines.append(f"another backend than {missing[0]}, which does not take this format")
+    return lines
+
+
+def _describe(tensor: Tensor) -> str:
+    sizes = ", ".join(map(str, tensor.shape)).replace("None", "any size")
+    text = f"[{sizes}] {tensor.dtype}"
+    if len(tensor.shape) != 3:
+        return text
+    colours = {1: "grey", 3: "RGB or BGR"}
+    for channels, plane in ((tensor.shape[0], tensor.shape[1:]), (tensor.shape[2], tensor.shape)):
+        if channels in colours:
+            height, width = (size or "any size" for size in plane[:2])
+            layout = "NCHW" if plane is not tensor.shape else "NHWC"
+            return (
+                f"{text}, as pictures of {height} x {width} in {colours[channels]} are ({layout})"
+            )
+    return text
+
+
+def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
+    """Print a summary as tables on stdout.
+
+    Args:
+        settings: lines on the settings of the run.
+    """
+    console = stdout(None, 130)
+    say(
+        console,
+        f"{summary.path}: {summary.format}, opset {summary.opset}, "
+        f"{sum(summary.operators.values())} nodes, {summary.layers} layers with weights, "
+        f"{summary.parameters:,} parameters",
+    )
+    tensors = [
+        (kind[:-1], tensor.name, str(list(tensor.shape)).replace("None", "?"), tensor.dtype)
+        for kind in ("inputs", "outputs")
+        for tensor in getattr(summary.contract, kind)
+    ]
+    print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
+    operators = [
+        (name, count, *(summary.treatment(name, backend) for backend in BACKENDS))
+        for name, count in summary.operators.items()
+    ]
+    print_table(console, ("operator", "nodes", *BACKENDS), operators)
+    for title, lines in (("It takes:", requirements(summary)), ("With these settings:", settings)):
+        if lines:
+            say(console, title)
+        for line in lines:
+            say(console, f"  - {line}")

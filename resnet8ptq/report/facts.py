@@ -1,0 +1,139 @@
+"""Facts of several runs: families, task, settings that vary, titles, labels, corrected p-values."""
+
+import math
+from collections.abc import Sequence
+
+from resnet8ptq.tasks import registry
+from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tasks.statistics import holm
+from resnet8ptq.tracking.record import RunRecord
+
+_SCORED_BY = ("scored_as", "metric", "task.metric._target_")
+_VARY = (  # settings beyond the four of every table
+    *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
+    *("format", "reduce_range", "float_output", "float_tail", "slim"),
+    *("max_drop", "held_out_images", "precision.max_bytes", "precision.max_drop"),
+    "planned_bits",  # stands for precision.plan, which is a key for each layer
+)
+_VARY_BELOW = (
+    *("backend.", "calib.", "model.", "evaluate.", "latency."),
+    *("symmetric.", "corrections.", "qat.", "task."),
+)
+
+
+def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Return families of runs: those scored alike on the same images, in the order of the first.
+
+    Only runs of one family are ranked, tested and drawn together. A run without images joins the
+    runs with the same settings of images, else the first family. No runs make one empty family.
+    """
+    asked: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
+    for record in records:
+        if record.test_digest:
+            asked.setdefault(_asked(record), _scored(record))
+    first = next(iter(asked.values()), ())
+    families: dict[tuple[str | None, ...], list[RunRecord]] = {}
+    for record in records:
+        scored = _scored(record) if record.test_digest else asked.get(_asked(record), first)
+        families.setdefault(scored, []).append(record)
+    return list(families.values()) or [[]]
+
+
+def _scored(record: RunRecord) -> tuple[str | None, ...]:
+    return (record.test_digest, *record.settings(*_SCORED_BY))
+
+
+def _asked(record: RunRecord) -> tuple[str | None, ...]:
+    """Return the settings that determine the scored images."""
+    held_out = ["held_out_images"] * record.held_out
+    return record.settings("data", "evaluate.split", "task", *held_out)
+
+
+def task_of(records: Sequence[RunRecord]) -> Task:
+    """Return the task of a family; a classification where no run was scored."""
+    scored = next((record for record in records if record.total is not None), None)
+    return registry.recall({}) if scored is None else scored.task
+
+
+def best_first(records: Sequence[RunRecord]) -> list[int]:
+    """Return the indices of the runs by their metric, the best first, those without it last."""
+    metric = task_of(records).metric
+
+    def cost(index: int) -> float:
+        value = records[index].value(metric)  # as the column has it
+        return math.inf if value is None else metric.cost(value)
+
+    return sorted(range(len(records)), key=cost)
+
+
+def varied(records: Sequence[RunRecord]) -> list[str]:
+    """Return the settings, beyond the four of every table, that differ between runs."""
+    keys = set()
+    for backend in {record.backend for record in records}:
+        members = [record for record in records if record.backend == backend]
+        for key in filter(_is_setting, {key for record in members for key in record.params}):
+            if len({r.params.get(key) for r in members if _is_settled(r, key)}) > 1:
+                keys.add(key)
+    return sorted(keys)
+
+
+def _is_settled(record: RunRecord, key: str) -> bool:
+    """Tell whether a setting is the resolved one, not only the one asked for."""
+    if record.status == "unsupported":
+        return key not in ("data.name", "planned_bits")
+    return record.status != "failed" or record.params.get(key) not in (None, "null")
+
+
+def _is_setting(key: str) -> bool:
+    """Tell settings that a person chooses from derived values and from storage paths."""
+    shown = key.endswith(".name") or key == "backend.flow"  # in columns of their own
+    return key in _VARY or (key.startswith(_VARY_BELOW) and not shown)
+
+
+def labels(records: Sequence[RunRecord]) -> list[str]:
+    """Return each run's combination in words, with the other settings that vary."""
+    keys = varied(records)
+    return [
+        " ".join(
+            [*filter(None, record.combination.cells)]
+            + [f"{key}={record.params[key]}" for key in keys if key in record.params]
+        )
+        for record in records
+    ]
+
+
+def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """Return the title of each family; equal titles get the digest of the images.
+
+    Args:
+        families: as `group` makes them.
+    """
+    titles = [title(family) for family in families]
+    digests = [max((r.test_digest for r in family), default="") for family in families]
+    return [
+        text if titles.count(text) == 1 else f"{text}, digest {digest[:16]}…"
+        for text, digest in zip(titles, digests, strict=True)
+    ]
+
+
+def title(records: Sequence[RunRecord]) -> str:
+    """Return the data sets and models of the runs, and how many images were scored."""
+    measured = [record for record in records if record.total is not None] or records
+    names = {(record.dataset, record.model) for record in measured}
+    totals = {int(record.total) for record in records if record.total is not None}
+    kind = images_of(measured)
+    images = f", {totals.pop():,} {kind} images" if len(totals) == 1 else ""
+    scored = {r.params.get("scored_as", "classification") for r in measured} - {"classification"}
+    tasks = "".join(f", task={name}" for name in sorted(scored))
+    return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks
+
+
+def images_of(records: Sequence[RunRecord]) -> str:
+    """Return the kind of images that the runs were scored on."""
+    return "held-out training" if any(record.held_out for record in records) else "test"
+
+
+def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
+    """Return the p-value of each measured quantized run by its id, corrected for their number."""
+    p_values = {r.run_id: r.p_value for r in records if r.quantized and r.p_value is not None}
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))

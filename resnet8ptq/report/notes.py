@@ -1,0 +1,117 @@
+"""The notes below a table of runs: reasons, and how its columns are to be read."""
+
+from collections.abc import Sequence
+
+from resnet8ptq.report.facts import adjusted_p, labels, task_of, varied
+from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
+from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tracking.record import RunRecord
+
+NAMED = 12  # runs behind one note
+P_NOTE = (
+    "p: {test} against the FP32 baseline of the same framework, on the same images{correction}."
+)
+LIMIT_NOTE = (
+    "limit: {limit} ({key}). pass or fail: the one-sided 95% bound of the loss{several} lies "
+    "within or beyond it. undecided: these samples prove neither; in brackets, the sample size for "
+    "80% power at the measured loss. Without brackets, the samples have no spread."
+)
+VOID_NOTE = (
+    "void: FP32 itself is not shown to be better than chance, or is below report.expected_accuracy:"
+    " a loss against it means nothing."
+)
+GROUPED_NOTE = (
+    "groups: samples of one group are alike, but the tests take each as independent: intervals are "
+    "too narrow, p is too small, and no limit is decided."
+)
+DYNAMIC_NOTE = (
+    "{label}: ranges are taken from each batch, so that {title} depends on evaluate.batch_size; "
+    "one image at a time it is {value}."
+)
+SIMULATED_NOTE = (
+    "execution: a simulated run computes in float what integer kernels would; its latency means "
+    "nothing and is not measured."
+)
+INTERVAL_NOTE = "interval: of delta, 95%; {how}."
+SPEEDUP_NOTE = (
+    "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
+    "run's. A run and its FP32 are measured in turns, two runs at different times."
+)
+FAMILIES_NOTE = (
+    "The runs were scored on {count} different sets of images, or by different metrics. Each set "
+    "has its own table: runs are ranked, tested and recommended only among runs on the same images."
+)
+
+
+def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
+    """Return the notes on the runs of one family."""
+    task, named = task_of(records), list(zip(records, labels(records), strict=True))
+    lines = [*_reasons(named, "planned_bits" in varied(records)), *_on_tests(task, records)]
+    lines += _on_limits(task, records, judged)
+    if task.note and any(record.value(task.metric) is not None for record in records):
+        lines.append(task.note)
+    lines += _on_batches(task, named)
+    if any(record.execution == "simulated" for record in records):
+        lines.append(SIMULATED_NOTE)
+    timed = [record for record in records if record.speedup is not None]
+    if threads := {record.params.get("latency.threads", "?") for record in timed}:
+        lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
+    return lines
+
+
+def _reasons(named: Sequence[tuple[RunRecord, str]], bits_shown: bool) -> list[str]:
+    """Return what single runs say, each text once with the labels of its runs."""
+    reasons: dict[str, list[str]] = {}
+    for record, label in named:
+        bits = "" if bits_shown else record.planned_bits
+        for begin, text in (
+            (f"{record.status}: ", record.reason),
+            ("", record.doubt),
+            ("in float: ", record.float_operators),
+            ("bits of weights (the others as dtype sets them): ", bits),
+        ):
+            if text:
+                reasons.setdefault(begin + text, []).append(label)
+    return [f"{text} ({_join(members)})" for text, members in reasons.items()]
+
+
+def _join(members: Sequence[str]) -> str:
+    more = f"; and {len(members) - NAMED:,} more" if len(members) > NAMED else ""
+    return "; ".join(members[:NAMED]) + more
+
+
+def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
+    lines = []
+    if any(record.interval("delta_ci95") for record in records):
+        lines.append(INTERVAL_NOTE.format(how=task.test.intervals))
+    if tested := len(adjusted_p(records)):
+        correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
+        lines.append(P_NOTE.format(test=task.test.name, correction=correction))
+    return lines
+
+
+def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list[str]:
+    texts = [judged.texts[r.run_id] for r in records if r.run_id in judged.texts]
+    if not texts:
+        return []
+    together = len(texts) - texts.count(VOID)
+    several = f", corrected for {together} models (Holm)," if together > 1 else ""
+    limit, key = task.metric.say_limit(judged.limits), f"report.{task.metric.limit_key}"
+    void, grouped = VOID in texts, any(record.grouped for record in records)
+    return [
+        LIMIT_NOTE.format(limit=limit, key=key, several=several),
+        *[VOID_NOTE] * void,
+        *[GROUPED_NOTE] * grouped,
+    ]
+
+
+def _on_batches(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    metric, alone = task.metric, f"batch1_{task.metric.name}"
+    dynamic = [(record.metrics[alone], text) for record, text in named if alone in record.metrics]
+    lines = [
+        DYNAMIC_NOTE.format(label=label, title=metric.title, value=metric.show(value))
+        for value, label in dynamic[:NAMED]
+    ]
+    if len(dynamic) > NAMED:
+        lines.append(f"The same for {len(dynamic) - NAMED:,} more runs ({alone} in runs.csv).")
+    return lines

@@ -1,0 +1,183 @@
+"""A run as it is read back, typed: the one place that names params, metrics and tags."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from resnet8ptq.config.naming import Combination
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.tasks import registry
+from resnet8ptq.tasks.contract import GROUPED, Metric, Task
+from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
+
+T = TypeVar("T")
+
+
+class _Value(Generic[T]):
+    """An attribute of a record: a param, metric or tag of the run; `default` without it."""
+
+    def __init__(self, kind: str, key: str, default: T) -> None:
+        self.kind, self.key, self.default = kind, key, default
+
+    def __get__(self, record: "RunRecord", owner: type | None = None) -> T:
+        value: T = getattr(record, self.kind).get(self.key, self.default)
+        return value
+
+
+def _param(key: str, default: str = "") -> _Value[str]:
+    return _Value("params", key, default)
+
+
+def _metric(key: str) -> _Value[float | None]:
+    return _Value("metrics", key, None)
+
+
+def _tag(key: str, default: str = "") -> _Value[str]:
+    return _Value("tags", key, default)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run: finished, in progress, or a sweep that other runs stand under.
+
+    A store is untrusted: texts may be any. A missing text is empty, or `?` where people see it; a
+    metric that was not measured is None.
+
+    Attributes:
+        params: the settings by their config keys, and what they were resolved to.
+        metrics: each metric's last value; `value` reads those that depend on the task.
+        artifact_uri: where the run's files are.
+        ended: no more follows.
+    """
+
+    run_id: str
+    params: dict[str, str]
+    metrics: dict[str, float]
+    tags: dict[str, str] = field(repr=False)
+    artifact_uri: str = ""
+    ended: bool = True
+
+    name = _tag("mlflow.runName")
+    status = _tag("status", "?")  # ok, unsupported, failed, running or killed
+    reason = _tag("reason")
+    kind = _tag("kind")  # "sweep", or empty
+    key = _tag("record")  # of its journal
+    parent_id = _tag(PARENT_TAG)
+    job_number = _tag("job_number")
+    job_overrides = _tag("job_overrides")
+    folder = _tag("folder")
+    cpu = _tag("cpu")
+    cpu_flags = _tag("cpu_flags")
+    platform = _tag("platform")
+    test_digest = _tag("test_digest")  # of the scored samples
+    calibration_digest = _tag("calibration_digest")
+
+    backend = _param("backend", "?")
+    dtype = _param("dtype")
+    calib = _param("calib", "?")
+    model = _param("model", "?")
+    seed = _param("seed")
+    split = _param("evaluate.split")
+    execution = _param("execution")  # integer, float or simulated
+    doubt = _param("doubt")  # why FP32 cannot be right, so that nothing is judged beside it
+    chosen_by = _param("chosen_by")
+    float_operators = _param("float_operators")
+    planned_bits = _param("planned_bits")
+    engine = _param("engine")  # torch's
+    artifact_sha256 = _param("artifact_sha256")
+
+    total = _metric("total")  # scored samples
+    drop = _metric("drop")  # how much worse than FP32; lower is better
+    delta = _metric("delta")
+    p_value = _metric("p_value")
+    size_bytes = _metric("size_bytes")
+    size_reduction = _metric("size_reduction")
+    baseline_size_bytes = _metric("baseline_size_bytes")
+    latency_ms = _metric("latency_p50_ms")
+    batch_latency_ms = _metric("latency_batch_p50_ms")
+    baseline_latency_ms = _metric("baseline_latency_p50_ms")
+    speedup = _metric("speedup")
+
+    @classmethod
+    def of_mlflow(cls, run: Any) -> "RunRecord":
+        """Return the record of a run as MLflow returns it."""
+        info, data = run.info, run.data
+        values = dict(data.params), dict(data.metrics), dict(data.tags)
+        return cls(info.run_id, *values, info.artifact_uri, info.status in ENDED)
+
+    @classmethod
+    def of_journal(cls, journal: Journal, folder: Path, run_id: str = "") -> "RunRecord":
+        """Return the record of a run from its own folder."""
+        tags = {**journal.tags, "record": journal.key, "mlflow.runName": journal.name}
+        run_id = run_id or journal.run_id or journal.key
+        return cls(run_id, journal.params, journal.metrics, tags, folder.as_uri(), journal.ended)
+
+    @property
+    def combination(self) -> Combination:
+        """The framework, dtype, calibration and granularity."""
+        return Combination.of_params(self.params)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it is not a run of the FP32 network itself."""
+        return self.dtype != "fp32"
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data set, or of its source where the run has not read it."""
+        return self.params.get("dataset", self.params.get("data", "?"))
+
+    @property
+    def is_analysis(self) -> bool:
+        """Whether it has no result to compare."""
+        return self.params.get("analysis.name", "null") != "null"
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it was scored on held-out training images, not on test images."""
+        return self.split == "held_out"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether samples of one group were scored as if each stood by itself."""
+        return bool(self.params.get(GROUPED))
+
+    @property
+    def task(self) -> Task:
+        """The task that scored it.
+
+        Raises:
+            TrackingError: its params or class names are not those of a run.
+        """
+        return registry.recall(self.params, self.class_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes.
+
+        Raises:
+            TrackingError: the tag is no list of names.
+        """
+        text = self.tags.get("class_names", "[]")
+        try:
+            names = json.loads(text)
+        except (ValueError, RecursionError):
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TrackingError(f"class_names: got {text[:100]!r}, takes a list of names")
+        return tuple(names)
+
+    def value(self, metric: Metric, prefix: str = "") -> float | None:
+        """Return the run's value of a task's metric; with `baseline_`, that of FP32."""
+        return self.metrics.get(prefix + metric.name)
+
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """Return a 95% interval: `ci95` of the metric, `delta_ci95` of its difference from FP32."""
+        ends = [self.metrics.get(f"{name}_{end}") for end in ("low", "high")]
+        low, high = ends
+        return None if low is None or high is None else (low, high)
+
+    def settings(self, *keys: str) -> tuple[str | None, ...]:
+        """Return params by their keys; None for those that the run lacks."""
+        return tuple(map(self.params.get, keys))
