@@ -20,9 +20,10 @@ from omegaconf import OmegaConf
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures
-from resnet8ptq.data.dataset import CalibrationSet, Split
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import outputs
+from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import class_plots, classification
 from resnet8ptq.tasks.classification import ClassScores
@@ -41,8 +42,6 @@ FILES = {
 
 Write = Callable[..., tuple[RunConfig, RunResult]]
 
-EXAMPLE = np.zeros((1, 32, 32, 3), np.float32)
-
 
 def scores(predictions: np.ndarray) -> ClassScores:
     probabilities = np.full((len(predictions), len(NAMES)), 0.1, dtype=np.float32)
@@ -55,14 +54,14 @@ def written(shapes_model: Fp32Model) -> Write:
     """Write the files of a run into a folder; return its config and result."""
 
     def write(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
-        config, result, artifact, calibration = made(folder, *overrides)
-        outputs.write(folder, config, result, artifact, calibration, shapes_model, EXAMPLE)
+        config, result, artifact, samples = made(folder, *overrides)
+        outputs.write(folder, config, result, artifact, samples, shapes_model)
         return config, result
 
     return write
 
 
-def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact, CalibrationSet]:
+def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact, Samples]:
     task = classification.build(NAMES)
     measurement = Measurement(
         task=task,
@@ -82,7 +81,9 @@ def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact,
     artifact = Artifact(folder / "model.onnx", 10, {"input": (0.0, 255.0)})
     images = np.zeros((3, 32, 32, 3), dtype=np.uint8)
     calibration = CalibrationSet(Split(images, np.array([2, 0, 1]), "here"), np.array([4, 7, 9]))
-    return config, result, artifact, calibration
+    reported = Split(np.zeros((1, 32, 32, 3), np.uint8), np.array([0]), "here")
+    dataset = Dataset("shapes", NAMES, calibration.split, reported)
+    return config, result, artifact, Samples(dataset, calibration)
 
 
 def both(model: np.ndarray, baseline: np.ndarray) -> tuple[Hits, Hits]:
@@ -278,8 +279,8 @@ def test_plots_take_extremes_and_classes_without_images(
 
 
 def test_only_measured_runs_leave_files(tmp_path: Path, shapes_model: Fp32Model) -> None:
-    config, result, artifact, calibration = made(tmp_path)
+    config, result, artifact, samples = made(tmp_path)
     unmeasured = replace(result, measurement=None)
     with pytest.raises(AssertionError):
-        outputs.write(tmp_path, config, unmeasured, artifact, calibration, shapes_model, EXAMPLE)
+        outputs.write(tmp_path, config, unmeasured, artifact, samples, shapes_model)
     assert list(tmp_path.iterdir()) == []
