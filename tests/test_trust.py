@@ -7,17 +7,23 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
+import onnx
 import pytest
 import torch
 import yaml
 from calling import Called, call_beside
+from onnx import helper, numpy_helper
 
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.config.loading import load_config
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.deploy import example
+from resnet8ptq.deploy.source import Source
 from resnet8ptq.sweep import final_race
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.journal import Journal
@@ -82,6 +88,51 @@ def test_an_onnx_run_of_others_is_deployed_and_a_torch_run_only_if_it_is_trusted
     trusted = foreign.deploy(run_id, "trust=true")
     assert trusted.code == 0, trusted.err
     assert (foreign.called.folder / "out" / "model.pt").exists()
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_an_artifact_of_others_is_loaded_in_a_process_of_its_own(
+    foreign: Foreign, trusted: bool
+) -> None:
+    """Neither ONNX Runtime nor LiteRT is written to withstand hostile files."""
+    run_id, paths = foreign.run("onnx")
+    record = cast(RunRecord, SimpleNamespace(run_id=run_id))
+    for name, apart in (("model.onnx", not trusted), ("model.pt", True)):
+        artifact = paths["model.onnx"].with_name(name)
+        source = Source(record, cast(RunConfig, None), artifact, trusted=trusted)
+        assert (source.call(os.getpid) != os.getpid()) == apart
+
+
+def test_an_artifact_of_others_that_asks_for_all_memory_is_refused_in_one_line(
+    foreign: Foreign,
+) -> None:
+    run_id, paths = foreign.run("onnx")
+    proto = onnx.load(paths["model.onnx"])
+    graph, given = proto.graph, proto.graph.output[0].name
+    graph.initializer.append(numpy_helper.from_array(np.array([2**42]), "size"))
+    graph.node.extend(
+        [
+            helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
+            helper.make_node("ReduceSum", ["zeros"], ["sum"], keepdims=0),
+            helper.make_node("Add", [given, "sum"], ["more"]),
+        ]
+    )
+    graph.output[0].name = "more"
+    onnx.save(proto, paths["model.onnx"])
+    foreign.put(run_id, paths["model.onnx"])
+    done = foreign.deploy(run_id)
+    assert (done.code, len(done.errors)) == (1, 1), done.err
+    assert f"run {run_id}: model.onnx cannot be run (" in done.errors[0]
+    assert not (foreign.called.folder / "out").exists()
+
+
+def test_a_device_in_the_place_of_a_file_is_not_read(foreign: Foreign) -> None:
+    run_id, paths = foreign.run("onnx")
+    paths["predictions.npz"].unlink()
+    paths["predictions.npz"].symlink_to("/dev/null")  # as /dev/zero, which never ends
+    done = foreign.deploy(run_id)
+    assert "no artifact predictions.npz" in done.errors[0]
+    assert not (foreign.called.folder / "out").exists()
 
 
 def hostile_settings(mark: Path) -> dict[str, dict[str, object]]:

@@ -24,8 +24,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
@@ -152,7 +154,7 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
     model, change = _convert(found, given.target, folder)
     scored = reproducing.open_samples(found, given.cache_dir)
     older = given.target.onnxruntime is not None
-    ran = reproducing.run(found, scored, runtime, many=given.verify and older)
+    ran = reproducing.run(found, scored, given.cache_dir, runtime, given.verify and older)
     if isinstance(scored, Scored):
         names = [output.name for output in scored.evaluator.network.contract.outputs]
     else:
@@ -160,7 +162,7 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
     tested, figures = _add_integers(found, ran.tested, folder)
     tested.save(folder / vectors.FILE)
     facts = Facts(
-        interface.read(model, tested, names),
+        found.call(interface.read, model, tested, names),
         tested,
         ran.said,
         microcontroller=figures,
@@ -202,15 +204,22 @@ def _convert(found: Source, target: Target, folder: Path) -> tuple[Path, str]:
         raise ConfigError(f"target.{asked}: takes an ONNX file; the run has {found.artifact.name}")
     if target.format == "ort":
         path = folder / "model.ort"
-        older_runtime.to_ort(found.artifact, path)
+        found.call(older_runtime.to_ort, found.artifact, path)
         return path, f"written in the ORT format by {example.requirements('.ort', False)[0]}"
+    assert target.onnxruntime is not None
+    path, version = folder / found.artifact.name, older_runtime.check_version(target.onnxruntime)
+    lowered = found.call(_lower, found.artifact, path, version)
+    return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}"
+
+
+def _lower(artifact: Path, path: Path, version: int) -> str:
+    """Write a file for ONNX Runtime 1.`version`; return what was changed."""
     import onnx
 
-    assert target.onnxruntime is not None
-    path, proto = folder / found.artifact.name, onnx.load(found.artifact)
-    lowered = older_runtime.lower(proto, older_runtime.check_version(target.onnxruntime))
+    proto = onnx.load(artifact)
+    lowered = older_runtime.lower(proto, version)
     onnx.save(proto, path)
-    return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}"
+    return lowered
 
 
 def _add_integers(
@@ -219,14 +228,20 @@ def _add_integers(
     """Write the C files of a TFLite file, and add what it takes and returns to the vectors."""
     if found.artifact.suffix != ".tflite":
         return tested, None
+    figures, raw = found.call(_write_integers, found.artifact, folder, tested.inputs)
+    return replace(tested, raw=raw), figures
+
+
+def _write_integers(
+    artifact: Path, folder: Path, inputs: NDArray[Any]
+) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    """Write the C files; return their figures, and inputs and outputs as the file has them."""
     from resnet8ptq.deploy import microcontroller  # imports LiteRT
 
-    content = found.artifact.read_bytes()
-    figures = microcontroller.write(content, folder / microcontroller.FOLDER, tested.inputs[:1])
-    runs = [
-        microcontroller.run(content, tested.inputs[n : n + 1]) for n in range(len(tested.inputs))
-    ]
+    content = artifact.read_bytes()
+    figures = microcontroller.write(content, folder / microcontroller.FOLDER, inputs[:1])
+    runs = [microcontroller.run(content, inputs[n : n + 1]) for n in range(len(inputs))]
     raw = {"raw_inputs": np.concatenate([taken for taken, _ in runs])}
     for number, each in enumerate(zip(*(given for _, given in runs), strict=True)):
         raw[f"raw_output_{number}"] = np.concatenate(each)
-    return replace(tested, raw=raw), figures
+    return figures, raw

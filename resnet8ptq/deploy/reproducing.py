@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.core import cache, isolation, machine
+from resnet8ptq.core import cache, machine
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import printable
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.deploy import vectors
-from resnet8ptq.deploy.source import TORCH, Source
+from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
@@ -81,21 +81,25 @@ class Rerun:
     more: Vectors | None = None
 
 
-def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
-    """Run the artifact; files of torch, which may hold code, in a process of their own.
+def run(
+    source: Source, scored: Scored | str, cache_dir: str | None, runtime: Runtime, many: bool
+) -> Rerun:
+    """Run the artifact; see `Source.apart` for where.
 
     Args:
         scored: a text says why they are not at hand: the sample that the run has kept is run.
+        cache_dir: another process opens the samples anew, as `open_samples` does.
 
     Raises:
         QuantizationError: see `reproduce`; there is no sample; the process ended.
     """
-    if source.artifact.suffix not in TORCH:
-        return _run(source, scored, runtime, many)
-    crashed = QuantizationError(
-        f"run {source.record.run_id}: {source.artifact.name} ended the process that ran it"
-    )
-    return isolation.call(_run, source, scored, runtime, many, crashed=crashed)
+    if source.apart:
+        return source.call(_open_and_run, source, cache_dir, runtime, many)
+    return _run(source, scored, runtime, many)
+
+
+def _open_and_run(source: Source, cache_dir: str | None, runtime: Runtime, many: bool) -> Rerun:
+    return _run(source, open_samples(source, cache_dir), runtime, many)
 
 
 def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:

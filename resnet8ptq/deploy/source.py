@@ -2,14 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import ReportConfig, RunConfig
-from resnet8ptq.core import files
-from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core import files, isolation
+from resnet8ptq.core.errors import ConfigError, PtqError, QuantizationError, TrackingError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.report import comparison, page, verdicts
 from resnet8ptq.tracking import history, origin
@@ -19,6 +20,7 @@ from resnet8ptq.tracking.store import Store
 
 SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")
 TORCH = (".pt", ".pt2")  # such a file can run code when torch loads it
+T = TypeVar("T")
 Asked = Mapping[str, float | None]
 _MADE_OF = (EXAMPLE, "predictions.npz", "detections.json")
 
@@ -38,6 +40,31 @@ class Source:
     artifact: Path
     use: str = ""
     verdict: str = ""
+    trusted: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether a process of its own loads the artifact: of others, or of torch, with code."""
+        return not self.trusted or self.artifact.suffix in TORCH
+
+    def call(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function that loads the artifact, where `apart` says.
+
+        Raises:
+            QuantizationError: the artifact does not run, or asks for more memory than is free.
+        """
+        if not self.apart:
+            return function(*args)
+        crashed = QuantizationError(
+            f"run {self.record.run_id}: {self.artifact.name} ended the process that ran it"
+        )
+        try:
+            return isolation.call(function, *args, crashed=crashed)
+        except PtqError:
+            raise
+        except Exception as error:  # ONNX Runtime's, LiteRT's and torch's own
+            reason = f"{self.artifact.name} cannot be run ({one_line(error)})"
+            raise QuantizationError(f"run {self.record.run_id}: {reason}") from None
 
     @property
     def cautions(self) -> list[str]:
@@ -191,4 +218,4 @@ def fetch(
             f"run_id: run {record.run_id} has backend.flow=inductor, a shared object that runs on "
             "its own CPU and cannot be checked; takes a run of another flow or backend"
         )
-    return Source(record, config, artifact, use, verdict)
+    return Source(record, config, artifact, use, verdict, trusted)

@@ -119,7 +119,7 @@ def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
     address = urlsplit(record.artifact_uri)
     if address.scheme in ("", "file"):
         path = Path(url2pathname(address.path), name)
-        if not path.exists():
+        if not path.is_file():  # a device would never end, a pipe would wait
             raise TrackingError(f"run {record.run_id}: no artifact {name} in {path.parent}")
         yield path
         return
