@@ -1,5 +1,6 @@
 """Pictures in class folders: decoding, resizing, splits, and what is refused."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from PIL import Image
 
 from resnet8ptq.config.schema import FolderConfig, PreprocessConfig
-from resnet8ptq.core.errors import ConfigError, PtqError
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.data import locate, pictures, registry
 
 RED, GREEN = (200, 30, 10), (20, 180, 40)
@@ -270,3 +272,15 @@ def test_a_line_of_pixels_is_not_cut_from_what_would_fill_the_memory(tmp_path):
     ):
         read(root, size=224, resize="crop")
     assert read(root, size=224, resize="fit").image_shape == (224, 224, 3)
+
+
+def test_pictures_that_would_fill_the_disk_are_refused(tmp_path, monkeypatch):
+    """Few bytes of a picture of one colour are many when it is decoded."""
+    write_classes(tmp_path / "a")
+    free = shutil.disk_usage(tmp_path)._replace(free=500)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: free)
+    with pytest.raises(
+        DataError, match=r"^preprocess\.size: got null, .* 8 pictures of 4x6: .*500"
+    ):
+        read(tmp_path / "a")
+    assert not list((tmp_path / "cache").rglob("images.npy"))

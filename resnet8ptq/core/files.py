@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -49,6 +50,17 @@ def read_bytes(path: Path, most: int) -> bytes:
         if state.st_size > most:
             raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
         return file.read(state.st_size)
+
+
+def check_room(size: int, folder: Path) -> None:
+    """Refuse what would fill a disk: a process that writes to a mapped file is killed then.
+
+    Raises:
+        ValueError: it has less free.
+    """
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ValueError(f"it unpacks to {size:,} bytes, of which the cache has {free:,} free")
 
 
 _FULL = re.compile("no space left on device|disk is full|quota exceeded", re.IGNORECASE)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from resnet8ptq.data.lazy import Images, LazyImages
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 64  # pictures that are held until they are written
 LISTED = 10  # unreadable pictures that are named
 
 
@@ -94,15 +96,17 @@ def _write(
     whole: NDArray[np.uint8] | None = None
     first = ""
     decode_one = partial(_try_decode, preprocess=preprocess)
+    at_once = threads if preprocess.size is None else AT_ONCE  # each may have 90 million pixels
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
-        for start in track(range(0, len(found), 64), f"Decoding {len(found)} pictures"):
-            some = found[start : start + 64]
+        for start in track(range(0, len(found), at_once), f"Decoding {len(found)} pictures"):
+            some = found[start : start + at_once]
             for place, image in enumerate(pool.map(decode_one, some), start):
                 if isinstance(image, str):
                     bad[str(place)] = image
                     continue
                 if whole is None:
                     shape = (len(found), *image.shape)
+                    _check_room(shape, preprocess.size, to.parent)
                     whole = np.lib.format.open_memmap(to, "w+", np.uint8, shape)
                     first = found[place].name
                 if image.shape != whole.shape[1:]:
@@ -115,6 +119,17 @@ def _write(
         raise DataError(f"{found[0].name}: cannot be read ({bad['0']}), and neither can any other")
     whole.flush()  # type: ignore[attr-defined]
     return bad
+
+
+def _check_room(shape: tuple[int, ...], size: object, folder: Path) -> None:
+    try:
+        files.check_room(math.prod(shape), folder)
+    except ValueError as error:
+        got = "null" if size is None else size
+        raise DataError(
+            f"preprocess.size: got {got}, which makes {shape[0]:,} pictures of "
+            f"{shape[1]}x{shape[2]}: {error}; takes a smaller size"
+        ) from None
 
 
 def _try_decode(picture: Picture, preprocess: PreprocessConfig) -> NDArray[np.uint8] | str:

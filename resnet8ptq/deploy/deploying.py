@@ -154,7 +154,7 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
     model, change = _convert(found, given.target, folder)
     scored = reproducing.open_samples(found, given.cache_dir)
     older = given.target.onnxruntime is not None
-    ran = reproducing.run(found, scored, given.cache_dir, runtime, given.verify and older)
+    ran = reproducing.run(found, scored, runtime, many=given.verify and older)
     if isinstance(scored, Scored):
         names = [output.name for output in scored.evaluator.network.contract.outputs]
     else:

@@ -81,25 +81,16 @@ class Rerun:
     more: Vectors | None = None
 
 
-def run(
-    source: Source, scored: Scored | str, cache_dir: str | None, runtime: Runtime, many: bool
-) -> Rerun:
-    """Run the artifact; see `Source.apart` for where.
+def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
+    """Run the artifact; see `Source.call` for where.
 
     Args:
         scored: a text says why they are not at hand: the sample that the run has kept is run.
-        cache_dir: another process opens the samples anew, as `open_samples` does.
 
     Raises:
         QuantizationError: see `reproduce`; there is no sample; the process ended.
     """
-    if source.apart:
-        return source.call(_open_and_run, source, cache_dir, runtime, many)
-    return _run(source, scored, runtime, many)
-
-
-def _open_and_run(source: Source, cache_dir: str | None, runtime: Runtime, many: bool) -> Rerun:
-    return _run(source, open_samples(source, cache_dir), runtime, many)
+    return source.call(_run, source, scored, runtime, many)
 
 
 def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:

@@ -42,18 +42,15 @@ class Source:
     verdict: str = ""
     trusted: bool = False
 
-    @property
-    def apart(self) -> bool:
-        """Whether a process of its own loads the artifact: of others, or of torch, with code."""
-        return not self.trusted or self.artifact.suffix in TORCH
-
     def call(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function that loads the artifact, where `apart` says.
+        """Call a function that loads the artifact: of others, in a process of its own.
+
+        Files of torch run there in any case: they may hold code.
 
         Raises:
             QuantizationError: the artifact does not run, or asks for more memory than is free.
         """
-        if not self.apart:
+        if self.trusted and self.artifact.suffix not in TORCH:
             return function(*args)
         crashed = QuantizationError(
             f"run {self.record.run_id}: {self.artifact.name} ended the process that ran it"

@@ -182,9 +182,7 @@ def _check_room(size: int, packed: int, to: Path) -> None:
     most = max(PACKED_BYTES, packed * PACKED_RATIO)
     if size > most:
         raise ValueError(f"it unpacks to {size:,} bytes, takes {most:,} at most from {packed:,}")
-    free = shutil.disk_usage(to.parent).free
-    if size > free:
-        raise ValueError(f"it unpacks to {size:,} bytes, of which the cache has {free:,} free")
+    files.check_room(size, to.parent)
 
 
 def _is_idx(path: Path) -> bool:
