@@ -280,6 +280,14 @@ def test_mse_tries_sixteenths_and_then_closer_on_both_sides_of_the_best():
 # By hand
 
 
+def test_a_tensor_may_be_empty():
+    """As the boxes that a detector finds are, in a picture without any."""
+    none = np.zeros((0, 4), np.float32)
+    assert (observe(none).low, observe(none).high) == (0, 0)
+    stats = observe(none, np.array([-1, 2], np.float32), none)
+    assert (stats.low, stats.high, int(stats.counts.sum())) == (-1, 2, 2)
+
+
 def test_minmax_is_what_was_seen():
     stats = observe(np.array([-1, 2], np.float32), np.array([[0.5], [-3.25]], np.float32))
     assert find_range(stats, make_config("minmax")) == (-3.25, 2.0)

@@ -605,6 +605,14 @@ def test_operators_of_others_are_refused(refused):
     assert "operator 'Own' of domain 'evil.example'" in refused(proto)
 
 
+@pytest.mark.parametrize("name", ["EPContext", "PythonOp", "Tokenizer", "BeamSearch"])
+def test_operators_of_onnx_runtime_that_do_more_than_compute_are_refused(refused, name):
+    domain = "com.microsoft"
+    proto = build(middle=[helper.make_node(name, ["relu"], ["middle"], domain=domain)])
+    proto.opset_import.append(helper.make_opsetid(domain, 1))
+    assert f"operator '{name}' of domain 'com.microsoft'" in refused(proto)
+
+
 def test_functions_are_refused(refused):
     proto = build()
     node = helper.make_node("Relu", ["x"], ["y"])

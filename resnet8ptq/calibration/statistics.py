@@ -69,7 +69,9 @@ class TensorStats:
             count_into(self.counts, values.reshape(-1), self.threshold)
             self.zeros += int(np.count_nonzero(values == 0))  # twice as fast as on floats
             return
-        low, high = float(values.min()), float(values.max())
+        low, high = 0.0, 0.0  # of a tensor without values, such as the boxes found where none are
+        if values.size:
+            low, high = float(values.min()), float(values.max())
         if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
             raise QuantizationError("an activation of the calibration images is NaN or infinite")
         self.low, self.high = min(self.low, low), max(self.high, high)
