@@ -30,17 +30,16 @@ _QUANTIZED = re.compile(
 _FUSED = re.compile(r"com\.microsoft (Fused|Nhwc)\w+|com\.microsoft\.nchwc .*", re.DOTALL)
 # Operators of ONNX Runtime's own, "com.microsoft", that compute floats from floats. Of the others
 # some name files (EPContext), functions (PythonOp) or patterns of text (Tokenizer).
-_CONTRIBUTED = frozenset(
-    """
-    Attention BiasAdd BiasDropout BiasGelu BiasSoftmax BiasSplitGelu CDist ComplexMul ComplexMulConj
-    ConvTransposeWithDynamicPads CropAndResize DecoderAttention EmbedLayerNormalization ExpandDims
-    FastGelu GatedRelativePositionBias GatherND Gelu GemmaRotaryEmbedding GridSample GroupNorm
-    GroupQueryAttention Inverse Irfft IsAllFinite LinearAttention LongformerAttention
-    MaxpoolWithMask MultiHeadAttention Pad QuickGelu Range RelativePositionBias Rfft RotaryEmbedding
-    SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization SparseToDenseMatMul
-    TorchEmbedding TransposeMatMul Trilu UnfoldTensor Unique
-    """.split()
-)
+_CONTRIBUTED = """
+Attention BiasAdd BiasDropout BiasGelu BiasSoftmax BiasSplitGelu CDist ComplexMul ComplexMulConj
+ConvTransposeWithDynamicPads CropAndResize DecoderAttention EmbedLayerNormalization ExpandDims
+FastGelu GatedRelativePositionBias GatherND Gelu GemmaRotaryEmbedding GridSample GroupNorm
+GroupQueryAttention Inverse Irfft IsAllFinite LinearAttention LongformerAttention MaxpoolWithMask
+MultiHeadAttention Pad QuickGelu Range RelativePositionBias Rfft RotaryEmbedding SkipGroupNorm
+SkipLayerNormalization SkipSimplifiedLayerNormalization SparseToDenseMatMul TorchEmbedding
+TransposeMatMul Trilu UnfoldTensor Unique
+"""
+CONTRIBUTED = frozenset(_CONTRIBUTED.split())
 _NARROW = {
     getattr(TensorProto, name)
     for name in ("INT8", "UINT8", "INT4", "UINT4", "FLOAT8E4M3FN", "FLOAT8E5M2")
@@ -111,7 +110,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     if proto.functions:
         yield "holds functions; takes an export with those inlined"
     for node in nodes:
-        known = node.domain == "com.microsoft" and node.op_type in _CONTRIBUTED
+        known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED
         if not known and node.domain not in ONNX_DOMAINS:
             yield f"operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own"
     weights = list(find_weights(proto.graph))
