@@ -245,6 +245,11 @@ def wrong_files(folder):
     yield folder / "lies.npz", "lies.npz: x: cannot be read"
     (folder / "text.txt").write_text("no array")
     yield folder / "text.txt", "is no array; takes an .npz, .npy or idx file"
+    (folder / "packed.npy").write_bytes(content)
+    yield folder / "packed.npy", "packed.npy: cannot be read (ValueError: it is an archive"
+    with zipfile.ZipFile(folder / "inner.npz", "w") as packed:
+        packed.writestr("x.npy", content)
+    yield folder / "inner.npz", "inner.npz: x: cannot be read (ValueError: it is an archive"
     (folder / "cut.idx").write_bytes(pack_idx(INPUTS)[:-1])
     yield folder / "cut.idx", "cut.idx: cannot be read"
     yield folder / "gone.npz", "data.root: got "

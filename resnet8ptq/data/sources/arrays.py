@@ -224,7 +224,11 @@ def _exactly(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _map(path: Path, source: Path, member: str = "") -> Array:
     with _reading(source, member), np.errstate(over="ignore"):  # sizes that no file has
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(values, np.ndarray):  # numpy goes by the content
+            values.close()
+            raise ValueError("it is an archive, takes one array")
+        return values
 
 
 @contextmanager
