@@ -156,7 +156,7 @@ def test_a_reader_says_what_is_wrong(folder):
         reader(folder, stride=0)
     with pytest.raises(DataError, match="has no pictures from index 24 on"):
         reader(folder, start_index=24)
-    with pytest.raises(ValueError, match="takes one with annotations and is_evaluation"):
+    with pytest.raises(ValueError, match="expected annotations and is_evaluation=True"):
         evaluator(folder, "yolox").predict(reader(folder, is_evaluation=False))
 
 

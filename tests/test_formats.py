@@ -582,7 +582,7 @@ def config_of(**settings: object) -> ModelConfig:
     [
         ({"module": "a.B"}, "model.state_dict: not set"),
         ({"module": "a.B", "state_dict": "/gone.pt"}, "model.state_dict: got /gone.pt, no such"),
-        ({"module": "a.B", "state_dict": "w.pt", "path": "x"}, "model.path: set beside"),
+        ({"module": "a.B", "state_dict": "w.pt", "path": "x"}, "model.path: set together with"),
     ],
 )
 def test_a_module_is_named_with_its_weights_alone(settings, says):

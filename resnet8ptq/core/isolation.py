@@ -15,6 +15,8 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+import cloudpickle  # takes lambdas too, which a task may hold
+
 from resnet8ptq.core.confinement import confine
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import one_line
@@ -39,7 +41,7 @@ def call(function: Callable[..., T], *args: object, crashed: PtqError, network: 
     """
     with start(network) as process:
         try:
-            process.send((function, args))
+            process.send_bytes(cloudpickle.dumps((function, args)))
             returned, result, connected = process.recv()
         except (EOFError, OSError) as error:
             raise crashed from error
