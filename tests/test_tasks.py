@@ -1,6 +1,7 @@
 """The contract of every task, and the statistics against published values."""
 
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,6 +189,14 @@ every = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 def test_every_task_has_a_case():
     assert {case.task.name for case in CASES.values()} == set(registry.TASKS)
+
+
+@every
+def test_a_task_is_pickled_to_another_process(case):
+    """Deployment runs the artifact in a process of its own."""
+    task = pickle.loads(pickle.dumps(case.task))
+    comparison = compare(replace(case, task=task), 0.5)
+    assert task.metrics(comparison) == case.task.metrics(compare(case, 0.5))
 
 
 def compare(case: Case, noise: float, other: float = 0.0):

@@ -26,6 +26,7 @@ from resnet8ptq.tasks.contract import (
     Outputs,
     Scores,
     Setting,
+    Table,
     Targets,
     Task,
     TaskType,
@@ -92,13 +93,9 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
         figures=partial(_draw, class_names),
         pair_metrics=partial(_pair_metrics, class_names),
         arrays=classification.keep_probabilities,
-        tables=lambda pair: classification.class_tables(
-            class_names, pair.model.classes, pair.baseline.classes
-        ),
+        tables=partial(_tables, class_names),
         doubt=doubt_auc,
-        summary=lambda pair: (
-            f"{summarize(pair)}, {pair.model.classes.value:.2%} correct above {threshold:g}"
-        ),
+        summary=partial(_summarize, threshold),
     )
 
 
@@ -129,6 +126,16 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
         "accuracy_p_value": model.hits.against(baseline.hits)[1],
         **classification.class_metrics(names, model, baseline),
     }
+
+
+def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
+    model, baseline = comparison.model.classes, comparison.baseline.classes
+    return classification.class_tables(names, model, baseline)
+
+
+def _summarize(threshold: float, comparison: Comparison) -> str:
+    accuracy = comparison.model.classes.value
+    return f"{summarize(comparison)}, {accuracy:.2%} correct above {threshold:g}"
 
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":

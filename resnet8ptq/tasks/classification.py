@@ -249,7 +249,7 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
         },
         figures=partial(_draw, class_names),
         arrays=keep_probabilities,
-        tables=lambda pair: class_tables(class_names, pair.model, pair.baseline),
+        tables=partial(_tables, class_names),
         doubt=_doubt,
         summary=_summarize,
     )
@@ -266,6 +266,10 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
         **changes(model, baseline),
         **class_metrics(names, model, baseline),
     }
+
+
+def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
+    return class_tables(names, comparison.model, comparison.baseline)
 
 
 def _summarize(comparison: Comparison) -> str:

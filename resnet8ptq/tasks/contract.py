@@ -378,6 +378,22 @@ class Comparison:
         return Paired(self.model.per_sample, self.baseline.per_sample)
 
 
+def _measure_distance(comparison: Comparison) -> Metrics:
+    return {"sqnr_db": comparison.sqnr_db}
+
+
+def _keep_paired(comparison: Comparison) -> dict[str, Array]:
+    return comparison.paired.arrays()
+
+
+def _nothing(*arguments: object) -> dict[str, Any]:
+    return {}
+
+
+def _no_doubt(baseline: Scores, expected: float | None) -> None:
+    return None
+
+
 def summarize(comparison: Comparison) -> str:
     """Return the primary metric and its change."""
     metric = comparison.metric
@@ -388,6 +404,8 @@ def summarize(comparison: Comparison) -> str:
 @dataclass(frozen=True)
 class Task:
     """A way to score outputs and to compare two models, composed of its parts.
+
+    Its parts are functions of a module, or `partial`s of them: a task is pickled.
 
     Attributes:
         metric: the primary metric.
@@ -424,12 +442,12 @@ class Task:
     reduction: Reduction | None = None
     params: Mapping[str, str] = field(default_factory=dict)
     figure_files: Mapping[str, str] = field(default_factory=dict)
-    figures: "Callable[[Comparison, str], dict[str, Figure]]" = lambda pair, title: {}
-    pair_metrics: Callable[[Comparison], Metrics] = lambda pair: {"sqnr_db": pair.sqnr_db}
-    arrays: Callable[[Comparison], dict[str, Array]] = lambda pair: pair.paired.arrays()
-    tables: Callable[[Comparison], dict[str, Table]] = lambda pair: {}
-    documents: Callable[[Comparison], dict[str, str]] = lambda pair: {}
-    doubt: Callable[[Any, float | None], str | None] = lambda baseline, expected: None
+    figures: "Callable[[Comparison, str], dict[str, Figure]]" = _nothing
+    pair_metrics: Callable[[Comparison], Metrics] = _measure_distance
+    arrays: Callable[[Comparison], dict[str, Array]] = _keep_paired
+    tables: Callable[[Comparison], dict[str, Table]] = _nothing
+    documents: Callable[[Comparison], dict[str, str]] = _nothing
+    doubt: Callable[[Any, float | None], str | None] = _no_doubt
     summary: Callable[[Comparison], str] = summarize
 
     @property

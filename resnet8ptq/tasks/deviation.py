@@ -176,6 +176,10 @@ def _score(outputs: Outputs, targets: Targets) -> DeviationScores:
     return DeviationScores(outputs, outputs)
 
 
+def _relate(model: DeviationScores, baseline: DeviationScores) -> DeviationScores:
+    return DeviationScores(model.outputs, baseline.outputs)
+
+
 def build(outputs: Sequence[str] = ()) -> Task:
     """Return the task for a network with these outputs, of any kind."""
     return Task(
@@ -185,7 +189,7 @@ def build(outputs: Sequence[str] = ()) -> Task:
         TEST,
         beside=(SQNR,),
         note=NOTE.format(measure="the relative error of the outputs"),
-        relate=lambda model, baseline: DeviationScores(model.outputs, baseline.outputs),
+        relate=_relate,
         pair_metrics=partial(_pair_metrics, outputs),
         tables=partial(_tables, outputs),
         summary=summarize,

@@ -64,9 +64,9 @@ def build(
         figures=partial(_draw, class_names),
         pair_metrics=_pair_metrics,
         tables=partial(_tables, class_names),
-        documents=lambda pair: {RESULTS: json.dumps(pair.model.results)},
+        documents=_write_results,
         doubt=_doubt,
-        summary=lambda pair: f"{summarize(pair)}, AP50 {AP.show(pair.model.more()['ap50'] or 0)}",
+        summary=_summarize,
     )
 
 
@@ -99,6 +99,14 @@ def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
     ]
     head = ["class", "pictures", "ap", "baseline_ap", "delta", "p_value_holm"]
     return {"per_class.csv": [head, *rows]}
+
+
+def _write_results(comparison: Comparison) -> dict[str, str]:
+    return {RESULTS: json.dumps(comparison.model.results)}
+
+
+def _summarize(comparison: Comparison) -> str:
+    return f"{summarize(comparison)}, AP50 {AP.show(comparison.model.more()['ap50'] or 0)}"
 
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
