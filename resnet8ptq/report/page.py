@@ -11,7 +11,6 @@ also logged on the parent run.
 """
 
 import base64
-import html
 import json
 import re
 from collections import Counter
@@ -19,7 +18,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 from markdown_it.renderer import RendererHTML
@@ -28,9 +26,9 @@ from matplotlib.figure import Figure
 
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import background, command, figures, files
+from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.errors import PtqError, TrackingError
-from resnet8ptq.core.text import one_line, printable, safe_name
+from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.race import FILE, Race
 from resnet8ptq.report import (
     comparison,
@@ -123,27 +121,14 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
         chosen: of one family or more.
         figures: the file names of those to link.
     """
-    environment = Environment(
-        loader=PackageLoader("resnet8ptq.report"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        autoescape=False,  # Markdown: the filter `md` escapes; the page takes no HTML but `FOLD`
-    )
-    environment.filters["md"] = _escape
-    environment.filters["html"] = lambda text: html.escape(printable(text))
     families = [selected.family for selected in chosen]
-    text = environment.get_template("report.md.j2").render(
+    parts = zip(_headings(families), chosen, _prefixes(families), strict=True)
+    text = templates.load("resnet8ptq.report", "report.md.j2").render(
         title=_title(families),
         note=notes.FAMILIES_NOTE.format(count=len(families)),
-        sections=[
-            (heading, _render(environment, selected, figures, prefix))
-            for heading, selected, prefix in zip(
-                _headings(families), chosen, _prefixes(families), strict=True
-            )
-        ],
+        sections=[(heading, _render(part, figures, prefix)) for heading, part, prefix in parts],
     )
-    return re.sub(r"\n{3,}", "\n\n", text)
+    return templates.tidy(text)
 
 
 def _headings(families: Sequence[Family]) -> list[str]:
@@ -159,9 +144,7 @@ def _prefixes(families: Sequence[Family]) -> list[str]:
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
-def _render(
-    environment: Environment, selected: Selection, figures: Collection[str], prefix: str
-) -> str:
+def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
     """Return the section of one family, whose figure names begin with `prefix`."""
     family, limits = selected.family, selected.limits
     recommendations = selected.recommendations
@@ -169,7 +152,7 @@ def _render(
     lines = table.rows(family.records, judged)
     heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
     losses = [(cell.label, cell.worse_classes) for cell in family.measured if cell.worse_classes]
-    return environment.get_template("family.md.j2").render(
+    return templates.load("resnet8ptq.report", "family.md.j2").render(
         level="###" if prefix else "##",
         summary=summarize(selected, recommendations),
         other_choice=other_choice(selected),
@@ -251,9 +234,8 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     body = body.replace("<table>", '<div class="wide"><table>').replace(
         "</table>", "</table></div>"
     )
-    environment = Environment(loader=PackageLoader("resnet8ptq.report"), autoescape=True)
-    page = environment.get_template("report.html.j2")
-    return page.render(title=printable(f"Quantization report: {title}"), body=body)
+    page = templates.load("resnet8ptq.report", "report.html.j2")
+    return page.render(title=f"Quantization report: {title}", body=body)
 
 
 def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
@@ -347,10 +329,6 @@ def _figures_of(store: Store, record: RunRecord, names: Iterable[str]) -> dict[s
         with history.artifact(store, record, name) as path:
             images[name] = path.read_bytes()
     return images
-
-
-def _escape(text: object) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 
 @dataclass
