@@ -44,7 +44,7 @@ from resnet8ptq.report import (
 )
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import best_first, headings
-from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, why_none
+from resnet8ptq.report.recommend import Selection, other_choice, why_none
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
@@ -154,15 +154,15 @@ def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
     losses = [(cell.label, cell.worse_classes) for cell in family.measured if cell.worse_classes]
     return templates.load("resnet8ptq.report", "family.md.j2").render(
         level="###" if prefix else "##",
-        summary=summarize(selected, recommendations),
+        summary=summarize(selected),
         other_choice=other_choice(selected),
         apart=selected.apart,
         passing=bool(selected.passing),
         recommendations=recommendations,
         limits=limits,
         front=pareto.find(family),
-        metric=family.task.metric,
-        least=verdicts.least_of(family.task.metric, limits),
+        metric=family.metric,
+        least=verdicts.least_of(family.metric, limits),
         table=table.without_empty(heads, shown),
         cut=cut,
         folds=_fold(selected, heads, lines[len(lines) - len(family.records) :]) if cut else [],
@@ -193,7 +193,7 @@ def _fold(
     selected: Selection, heads: Sequence[str], lines: Sequence[list[str]]
 ) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
     """Return a heading and a table for each combination, that of the best run first."""
-    records, metric = selected.family.records, selected.family.task.metric
+    records, metric = selected.family.records, selected.family.metric
     groups: dict[Combination, list[int]] = {}
     for index in best_first(records):
         groups.setdefault(records[index].combination, []).append(index)
@@ -244,9 +244,9 @@ def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_
     return text if FOLD.fullmatch(text.strip()) else escapeHtml(text)
 
 
-def summarize(selected: Selection, recommendations: Sequence[Recommendation]) -> list[str]:
+def summarize(selected: Selection) -> list[str]:
     """Return the sentences of the summary."""
-    family, limits = selected.family, selected.limits
+    family, recommendations = selected.family, selected.recommendations
     measured = family.measured
     counts = [f"{len(family.cells)} combinations asked for: {len(measured)} measured"]
     for status in ("unsupported", "failed", "killed"):
@@ -256,33 +256,28 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
     lines = [", ".join(counts) + "."]
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
-    task = family.task
-    if task.note:
-        lines.append(task.note)
+    lines += [family.task.note] * bool(family.task.note)
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
     outcomes = Counter(verdict.outcome for verdict in selected.judged.values())
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
-    limit = task.metric.say_limit(limits)
+    limit = family.metric.say_limit(selected.limits)
     lines.append(f"Of the {len(measured)} quantized models, {limit}: {numbers}.")
     if not recommendations:
-        return [*lines, *why_none(family, limits, selected.judged)]
+        return [*lines, *why_none(selected)]
     best = recommendations[0]
-    lines.append(f"The best by {task.metric.title} is {best.label}: {best.why}; {best.verdict}.")
+    lines.append(f"The best by {family.metric.title} is {best.label}: {best.why}; {best.verdict}.")
     if best.equals:
         lines.append(
             f"{len(best.equals)} more do not differ significantly from it; choose among them by "
             "size and speed."
         )
     if not selected.passing:
+        samples = " on the samples to choose by" * selected.apart
+        among = "among those whose measured loss is within the limit"
+        choice = f"are chosen {among}" if selected.within else "cannot be chosen"
         lines.append(
-            f"No model passes{' on the samples to choose by' * selected.apart}"
-            + (
-                "; the smallest and the fastest are chosen among those whose measured loss is "
-                "within the limit"
-                if selected.within
-                else ", so that none is chosen for its size or speed"
-            )
-            + ". More samples may change that."
+            f"No model passes{samples}, so that the smallest and the fastest {choice}. More "
+            "samples may change that."
         )
     lines += [f"{r.use.capitalize()}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines
