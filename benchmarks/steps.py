@@ -15,7 +15,7 @@ MODULES = {
     "model": ("models/", "graph/"),
     "calibration": ("calibration/",),
     "quantize": ("backends/", "corrections/", "experiment/preparation"),
-    "evaluate": ("evaluation/evaluate", "evaluation/pace", "evaluation/baseline", "tasks/"),
+    "evaluate": ("evaluation/inference", "evaluation/batching", "tasks/"),
     "latency": ("evaluation/latency",),
     "outputs": ("experiment/outputs", "experiment/plots", "evaluation/result"),
     "tracking": ("tracking/",),

@@ -21,7 +21,7 @@ COMMANDS = {
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
     "sync": "resnet8ptq.tracking.sync:main",
-    "server": "resnet8ptq.serving.server:main",
+    "server": "resnet8ptq.server.server:main",
 }
 
 

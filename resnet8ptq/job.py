@@ -37,19 +37,19 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     if config.analysis.name == "inspect":
-        from resnet8ptq.experiment.inspecting import run_inspection
+        from resnet8ptq.experiment.inspection import run_inspection
 
         named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
         run_inspection(config, data_given=named or config.data.name != "cifar10")
         return None
     if config.sweep.resume:
         raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
-    from resnet8ptq.tracking import mirror
+    from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.store import find_store, open_store
 
     settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
-    background.prepare(mirror.warm_up)
+    background.prepare(sender.warm_up)
     from resnet8ptq.experiment import pipeline  # noqa: F401
     from resnet8ptq.report import comparison, terminal, verdicts
 

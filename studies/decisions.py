@@ -27,7 +27,7 @@ from benchmarks.setting import REPO
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.console import track
 from resnet8ptq.report.verdicts import FAIL, PASS, decide
-from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm, mcnemar_of, tango
 
 FIGURE = Path(__file__).with_name("decisions.png")
@@ -100,9 +100,9 @@ def load_images(folder: Path) -> Images:
     pairs = []
     for path in sorted(folder.glob("runs/sweeps/*/*/*/predictions.npz")):
         with np.load(path) as arrays:
-            pairs.append(Paired.read(arrays))
-    lost = np.mean([pair.baseline_hits & ~pair.hits for pair in pairs], axis=0)
-    won = np.mean([pair.hits & ~pair.baseline_hits for pair in pairs], axis=0)
+            pairs.append([Hits.read(arrays, prefix).right for prefix in ("", "baseline_")])
+    lost = np.mean([baseline & ~model for model, baseline in pairs], axis=0)
+    won = np.mean([model & ~baseline for model, baseline in pairs], axis=0)
     print(
         f"{len(pairs)} models on {len(lost):,} images: {lost.mean():.2%} lost, {won.mean():.2%} won"
     )

@@ -21,9 +21,9 @@ from benchmarks.tables import table
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core import machine
-from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.evaluation.evaluator import as_fp32, loader
-from resnet8ptq.evaluation.race import Blocks, ratio
+from resnet8ptq.evaluation.paired_latency import Blocks, ratio
 from resnet8ptq.experiment.compatibility import load as load_subject
 from resnet8ptq.experiment.settings import settle
 
@@ -75,7 +75,7 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     blocks: dict[int, list[Blocks]] = {}
     for size, repeats in BATCHES.items():
         timing = LatencyConfig(batch_size=size, batch_repeats=repeats, repeats=10)
-        raced = race.run(dict(zip(names, loads, strict=True)), split, timing).batch
+        raced = paired_latency.run(dict(zip(names, loads, strict=True)), split, timing).batch
         blocks[size] = [raced[name] for name in names]
     rows = []
     for place, (run, config) in enumerate(zip(runs, configs, strict=True)):

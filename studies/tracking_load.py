@@ -28,8 +28,9 @@ from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.serving import server
-from resnet8ptq.tasks.classification import Classification, Comparison, Scores
+from resnet8ptq.server import server
+from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store
 
@@ -116,12 +117,14 @@ def make_result() -> RunResult:
     content = np.random.default_rng(0)
     labels = np.arange(1000) % 10
     model, baseline = (
-        Scores(content.dirichlet(np.ones(10), 1000).astype(np.float32), labels) for _ in range(2)
+        ClassScores(content.dirichlet(np.ones(10), 1000).astype(np.float32), labels)
+        for _ in range(2)
     )
     timings = Timings(content.random(50), content.random(50))
+    task = classification.build(CLASSES)
     measurement = Measurement(
-        task=Classification(CLASSES),
-        comparison=Comparison(model, baseline),
+        task=task,
+        comparison=task.compare(model, baseline),
         images=len(labels),
         size_bytes=100_000,
         baseline_size_bytes=320_000,

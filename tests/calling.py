@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from resnet8ptq.__main__ import main
 from resnet8ptq.core import background, cache, console, figures
 from resnet8ptq.data import locate
-from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.models import model
 from resnet8ptq.sweep import callback
 
@@ -121,7 +121,7 @@ def call(folder: Path, *args: str, drawn: bool = False, **env: str) -> Called:
     """
     pictures = nullcontext() if drawn else mock.patch.object(figures, "to_png", lambda _: EMPTY)
     here = mock.patch.object(background, "allowed", handed_over_here)
-    with pictures, here, mock.patch.object(race, "BLOCKS", 3):
+    with pictures, here, mock.patch.object(paired_latency, "BLOCKS", 3):
         return _call(lambda: runpy.run_path(RUN, run_name="__main__"), folder, [RUN, *args], env)
 
 
@@ -176,7 +176,7 @@ def forget() -> None:
     if sweep := callback.find_current():
         sweep.lock.release()
     callback._current = None
-    for kept in (console.stderr, locate._find_cifar10, model._say):
+    for kept in (console.stderr, locate._find_cifar10, model._log_once):
         kept.cache_clear()
 
 

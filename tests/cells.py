@@ -8,7 +8,8 @@ import numpy as np
 
 from resnet8ptq.report import facts
 from resnet8ptq.report.comparison import Cell, Family, compare
-from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.tasks.contract import Paired
+from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import mcnemar
 from resnet8ptq.tracking.record import RunRecord
 
@@ -28,6 +29,11 @@ def predictions(lost: int = 0, won: int = 0, label: int | None = None) -> np.nda
     for flipped in (right[:lost], wrong[:won]):
         found[flipped] = 1 - found[flipped]
     return found
+
+
+def paired(model: np.ndarray) -> Paired:
+    """Return the predictions of a model beside those of the baseline."""
+    return Paired(Hits(model, LABELS), Hits(BASELINE, LABELS))
 
 
 def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
@@ -70,11 +76,11 @@ def sweep(
     """
     records = [record(run_id, model, **changes) for run_id, model, changes in cells]
     made = [
-        Cell(given, label, Paired(model, BASELINE, LABELS))
+        Cell(given, label, paired(model))
         for given, label, (_, model, _) in zip(records, facts.labels(records), cells, strict=True)
     ]
     for place, model in enumerate(choices):
-        made[place] = replace(made[place], choice=Paired(model, BASELINE, LABELS))
+        made[place] = replace(made[place], choice=paired(model))
         accuracy, before = (model == LABELS).mean(), (BASELINE == LABELS).mean()
         made[place].record.metrics.update(
             choice_accuracy=accuracy,

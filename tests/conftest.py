@@ -36,10 +36,10 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.evaluation import pace
+from resnet8ptq.evaluation import batching
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.models import model
-from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks import classification
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from resnet8ptq.tracking.store import Store
@@ -125,7 +125,7 @@ def one_thread() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work_cache, "runtime", runtime)
-        patch.setattr(pace, "TRIAL_IMAGES", 32)
+        patch.setattr(batching, "TRIAL_IMAGES", 32)
         yield
 
 
@@ -227,7 +227,7 @@ def quantizer_of(config: RunConfig) -> Quantizer:
 
 def evaluator_of(config: RunConfig, fp32: model.Fp32Model) -> Evaluator:
     """Return what measures a classification with these settings."""
-    task = Classification(tuple("0123456789"))
+    task = classification.build(tuple("0123456789"))
     return Evaluator(fp32, task, runtime_of(config), config.evaluate.batch_size)
 
 

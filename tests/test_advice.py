@@ -12,9 +12,9 @@ from test_onnx_source import build
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import saturates
 from resnet8ptq.core import machine
-from resnet8ptq.experiment.advice import CANNOT, SLOW, TRY, WRONG, advise, describe_cpu, sweeps
+from resnet8ptq.experiment.candidates import CANNOT, SLOW, TRY, WRONG, advise, describe_cpu, sweeps
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.inspection import inspect
+from resnet8ptq.models.summary import summarize
 
 AVX2 = ("avx2", "sse2")
 VNNI = (*AVX2, "avx512bw", "avx512_vnni")
@@ -88,7 +88,7 @@ def network(tmp_path):
     middle = [helper.make_node("Erf", ["relu"], ["middle"])]
     path = tmp_path / "own network.onnx"
     onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10], middle=middle), path)
-    return inspect(path, tmp_path)
+    return summarize(path, tmp_path)
 
 
 def verdicts(flags, network=None):

@@ -141,7 +141,7 @@ def test_imports_are_summed_by_package() -> None:
     ("frames", "step"),
     [
         (
-            ["experiment/pipeline.py", "evaluation/evaluate.py", "backends/onnx/predictor.py"],
+            ["experiment/pipeline.py", "evaluation/inference.py", "backends/onnx/predictor.py"],
             "evaluate",
         ),
         (

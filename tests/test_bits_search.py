@@ -20,7 +20,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.layers.bits_search import (
     Option,
-    Tried,
+    TriedPlan,
     choose,
     find_plans,
     measure_options,
@@ -86,8 +86,8 @@ def test_the_largest_plan_within_the_bytes_is_chosen(network, max_bytes: int) ->
     plans = find_plans(options_of(network))
     sizes = [size_of(plan, network) for plan in plans]
 
-    def attempt(bits) -> Tried:
-        return Tried(bits, size_of(bits, network))
+    def attempt(bits) -> TriedPlan:
+        return TriedPlan(bits, size_of(bits, network))
 
     within = [plan for plan, size in zip(plans, sizes, strict=True) if size <= max_bytes]
     if not within:
@@ -102,8 +102,8 @@ def test_the_smallest_plan_within_the_drop_is_chosen(network, max_drop: float) -
     options = {(option.layer, option.bits): option.error for option in options_of(network)}
     plans = find_plans(options_of(network))
 
-    def attempt(bits) -> Tried:
-        return Tried(bits, size_of(bits, network), sum(options[item] for item in bits.items()))
+    def attempt(bits) -> TriedPlan:
+        return TriedPlan(bits, size_of(bits, network), sum(options[item] for item in bits.items()))
 
     chosen = choose(plans, attempt, None, max_drop)
     within = [plan for plan in plans if attempt(plan).drop <= max_drop]

@@ -11,7 +11,8 @@ from cells import BASELINE, LABELS, NAMES, predictions, record, sweep, unmeasure
 
 from resnet8ptq.report import comparison
 from resnet8ptq.report.comparison import Cell, compare, indistinguishable
-from resnet8ptq.tasks.classification import Classification, metric_names
+from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.tasks.hits import MCNEMAR, Hits
 from resnet8ptq.tasks.statistics import holm, mcnemar
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
@@ -113,8 +114,10 @@ def test_families_are_read_and_tested_apart(
     assert unread == Cell(failed, unread.label)
     assert cell.ranges == ranges
     assert cell.paired is not None
-    for found, expected in zip(vars(cell.paired).values(), (model, BASELINE, LABELS), strict=True):
-        assert np.array_equal(found, expected)
+    for hits, predicted in ((cell.paired.model, model), (cell.paired.baseline, BASELINE)):
+        assert isinstance(hits, Hits)
+        assert np.array_equal(hits.predictions, predicted)
+        assert np.array_equal(hits.labels, LABELS)
     assert cell.worse_classes == two.cells[0].worse_classes == ("dog",)
     assert cell.adjusted_p == two.cells[0].adjusted_p == pytest.approx(2 * 0.5**25)
 
@@ -126,7 +129,7 @@ def test_predictions_are_an_integer_for_each_image(tmp_path: Path, name: str, dt
     for wrong in (np.arange(3).astype(dtype), np.arange(4), np.arange(3)[None]):
         np.savez(tmp_path / "predictions.npz", **{**good, name: wrong})
         with pytest.raises(ValueError, match="not one number for each item"):
-            comparison._read_predictions(Classification(), tmp_path / "predictions.npz", {})
+            comparison._read_predictions(MCNEMAR, tmp_path / "predictions.npz", {})
 
 
 @pytest.mark.parametrize("kind", ["activations", "weights"])

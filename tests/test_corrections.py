@@ -192,7 +192,7 @@ def test_the_grid_is_found_again(
     levels = np.clip(levels, grid.lowest + 1, grid.highest - 1)
     levels = np.where(kept, grid.quantize(weights), levels)
 
-    placed = adaround.place(weights, levels, scheme)
+    placed = adaround.on_levels(weights, levels, scheme)
     again = scheme.grid(placed, 0)
     np.testing.assert_array_equal(again.scale, grid.scale)
     np.testing.assert_array_equal(again.zero_point, grid.zero_point)

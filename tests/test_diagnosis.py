@@ -21,7 +21,7 @@ from resnet8ptq.experiment.diagnosis import changes, measuring
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
 from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
 from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
-from resnet8ptq.experiment.diagnosis.measuring import Measured, Noise, Spread
+from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
 from resnet8ptq.experiment.settings import settle
 
 CLASSES = 3
@@ -237,12 +237,12 @@ def test_a_saturated_sum_is_named(diagnose: Any) -> None:
 def test_kernels_that_saturate_are_named_on_any_cpu(
     diagnose: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = measuring._Beside.quantized
+    run = measuring._Sessions.quantized
 
     def saturated(self: Any, batch: Any) -> Any:
         return [np.minimum(values, values.max() / 2) for values in run(self, batch)]
 
-    monkeypatch.setattr(measuring._Beside, "quantized", saturated)
+    monkeypatch.setattr(measuring._Sessions, "quantized", saturated)
     for vnni, name in ((False, "saturated sum"), (True, "inexact kernel")):
         monkeypatch.setattr(machine, "has_vnni", lambda vnni=vnni: vnni)
         result = diagnose(healthy(), "dtype=u8s8", "per_channel=true")
@@ -261,7 +261,7 @@ def test_kernels_of_which_only_the_output_tells(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(machine, "has_vnni", lambda: False)
     some, config = Spread(), make_config("data=shapes")
     for noise, found in ((1.0, "the output"), (1e-6, None)):
-        measured = Measured((), (), Noise(100, 1e-7), Noise(100, noise), some, some, 1)
+        measured = TensorMeasurements((), (), Noise(100, 1e-7), Noise(100, noise), some, some, 1)
         finding = saturated_sum(measured, config)
         assert (finding and finding.tensors[0]) == found
 
@@ -270,7 +270,7 @@ def test_calibration_samples_in_another_range_are_named() -> None:
     pixels = np.arange(1, 256, dtype=np.float32)
     found = [
         wrong_preprocessing(
-            Measured(
+            TensorMeasurements(
                 (), (), Noise(), Noise(), Spread.of(pixels, pixels), Spread.of(drawn, drawn), 1
             ),
             make_config("data=shapes"),

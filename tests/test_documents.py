@@ -29,7 +29,7 @@ from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sources import arrays
 from resnet8ptq.deploy import deploying
 from resnet8ptq.experiment.settings import check_names
-from resnet8ptq.serving import server
+from resnet8ptq.server import server
 from resnet8ptq.tasks.detection.heads import HEADS
 
 PAGES = [

@@ -17,13 +17,12 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.experiment.layers import exclusion
 from resnet8ptq.experiment.layers.exclusion import Exclusion
-from resnet8ptq.experiment.layers.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
 from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.selection import Selection, find_float_nodes
-from resnet8ptq.tasks.agreement import Agreement
-from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks import agreement, classification
 from resnet8ptq.tasks.contract import Outputs, Targets, Task
 
 NODES = [f"layer_{i}" for i in range(6)]
@@ -36,7 +35,7 @@ drops = st.dictionaries(st.frozensets(st.sampled_from(NODES)), st.integers(0, 9)
 
 def trials(drop, size=len) -> Trials:
     """Return trials of `drop` and `size`, functions of the nodes in float."""
-    return Trials(lambda n: Step(n, 1 - drop(n) / 100, drop(n), 1000 + size(n), Path()))
+    return Trials(lambda n: Trial(n, 1 - drop(n) / 100, drop(n), 1000 + size(n), Path()))
 
 
 @given(drops, st.integers(0, 9))
@@ -95,7 +94,7 @@ def test_no_drop_has_no_sign() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "perfect"), [(Classification(("a", "b", "c")), True), (Agreement(), False)]
+    ("task", "perfect"), [(classification.build(("a", "b", "c")), True), (agreement.build(), False)]
 )
 def test_held_out_images_that_fp32_knows_by_heart_are_told(
     task: Task, perfect: bool, caplog: pytest.LogCaptureFixture
@@ -155,7 +154,7 @@ def test_choice_on_real_artifacts(
 
 
 def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
-    run = ("backend=onnx", "dtype=u8s8", "nodes_to_exclude=auto", "max_drop=1")
+    run = ("backend=onnx", "dtype=u8s8", "nodes_to_exclude=auto", "max_drop=0.5")
     called = call(tmp_path, *SMALL, *run, "latency.enabled=false")
     assert called.code == 0, called.err
     assert "no layer has to stay in float" in " ".join(called.err.split())

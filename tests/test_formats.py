@@ -120,7 +120,48 @@ def forget_the_tag(meta):
     meta.meta_info_def.tags[:] = ["train"]
 
 
+def restore_nodes(meta):
+    for function in meta.graph_def.library.function:
+        for node in function.node_def:
+            if node.op == "RestoreV2":
+                yield function.node_def, node
+
+
+def name_other(nodes):
+    other = nodes.add(name="other", op="Const")
+    other.attr["dtype"].type = tf.string.as_datatype_enum
+    path = folder / "sound" / "variables" / "variables"
+    other.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(str(path)))
+
+
+def restore_another(meta):
+    for nodes, node in list(restore_nodes(meta)):
+        name_other(nodes)
+        node.input[0] = "other:output:0"
+
+
+def restore_what_a_checkpoint_names(meta):
+    for nodes, node in list(restore_nodes(meta)):
+        again = nodes.add()
+        again.CopyFrom(node)
+        again.name, again.input[0] = "again", f"{node.name}:tensors:0"
+
+
+def call_with_another(meta):
+    name_other(meta.graph_def.node)
+    called = meta.saver_def.restore_op_name
+    for node in meta.graph_def.node:
+        if node.name == called:
+            node.input[0] = "other"
+            node.input.append("^" + meta.saver_def.filename_tensor_name.split(":")[0])
+
+
 forge("restores", restore_by_writing)
+forge("other", restore_another)
+forge("other_by_call", call_with_another)
+forge("other_by_name", restore_what_a_checkpoint_names)
+forge("piped", lambda meta: None)
+os.mkfifo(folder / "piped" / "variables" / "more")
 forge("nowhere", lead_nowhere)
 forge("untagged", forget_the_tag)
 shutil.copytree(folder / "sound", folder / "without_variables")
@@ -261,6 +302,9 @@ def test_a_file_that_cannot_be_scored_is_named(kept, tmp_path, file, shape, says
         ("writes", "its operator 'WriteFile' is none of inference"),
         ("python", "its operator 'EagerPyFunc' is none of inference"),
         ("restores", "its operator 'WriteFile' is none of inference"),
+        ("other", "restores variables from a path of its own"),
+        ("other_by_call", "restores variables from a path of its own"),
+        ("other_by_name", "restores variables from a path of its own"),
         ("two_inputs", "has 2 inputs (x, y); takes one"),
         ("nowhere", "not a SavedModel ("),
         ("untagged", "has no graph tagged 'serve'"),
@@ -271,10 +315,17 @@ def test_a_file_that_cannot_be_scored_is_named(kept, tmp_path, file, shape, says
 def test_a_saved_model_with_more_or_less_is_refused_before_it_runs(kept, report, name, says):
     kind, message, acted = report[name]
     assert not acted
+    assert not list((kept / f"{name}.converted").iterdir())
     assert kind == "ModelError"
     assert message.startswith(f"{kept / name}: ")
     assert says in message
     assert "\n" not in message
+
+
+def test_a_pipe_among_the_variables_is_refused_before_it_is_read(kept, report):
+    kind, message, _ = report["piped"]
+    assert kind == "ModelError"
+    assert message.startswith(f"{kept / 'piped'}: variables/more is no regular file")
 
 
 # TFLite
@@ -499,6 +550,18 @@ def test_a_module_that_does_not_fit_is_refused_by_its_key(
     assert str(caught.value).startswith("model.")
 
 
+@pytest.mark.parametrize("name", ["network.onnx", "network/saved_model.pb"])
+def test_a_file_with_holes_is_refused_before_it_is_hashed(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(2**34)
+    monkeypatch.setattr(locate.files, "sha256", None)
+    top = path if name.endswith(".onnx") else path.parent
+    with pytest.raises(ModelError, match=r"^\S+: larger than \d GiB"):
+        locate.digest(config := ModelConfig(path=str(top)), locate.locate(config, "own"))
+
+
 def test_pickled_code_in_weights_is_never_run(take, tmp_path):
     path, target = tmp_path / "weights.pt", tmp_path / "target"
     torch.save({"convolution.weight": Touches(target)}, path)
@@ -519,7 +582,7 @@ def config_of(**settings: object) -> ModelConfig:
     [
         ({"module": "a.B"}, "model.state_dict: not set"),
         ({"module": "a.B", "state_dict": "/gone.pt"}, "model.state_dict: got /gone.pt, no such"),
-        ({"module": "a.B", "state_dict": "w.pt", "path": "x"}, "model.path: set beside"),
+        ({"module": "a.B", "state_dict": "w.pt", "path": "x"}, "model.path: set together with"),
     ],
 )
 def test_a_module_is_named_with_its_weights_alone(settings, says):

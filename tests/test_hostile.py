@@ -38,7 +38,7 @@ from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.tasks.classification import Classification
+from resnet8ptq.tasks.hits import MCNEMAR
 from resnet8ptq.tracking.journal import SWEEP_FILE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
@@ -412,7 +412,7 @@ def test_hostile_predictions_are_one_error(tmp_path: Path, write: Callable[[Path
     path = tmp_path / "predictions.npz"
     write(path)
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
-        reader = partial(comparison._read_predictions, Classification(), kept={})
+        reader = partial(comparison._read_predictions, MCNEMAR, kept={})
         comparison._read(RunRecord("id", {}, {}, {}), path, reader)
     line(caught.value)
 

@@ -113,10 +113,11 @@ def test_a_layer_s_name_steers_no_terminal() -> None:
 def test_figures_take_any_name(found: Family, name: str) -> None:
     paired = found.cells[0].paired
     assert paired is not None
+    hits = paired.model, paired.baseline
     names = [f"{name}{n}" for n in range(10)]
     for figure in (
-        class_plots.classes(paired, names, name),
-        class_plots.confusion(paired, names, name),
+        class_plots.classes(*hits, names, name),
+        class_plots.confusion(*hits, names, name),
     ):
         assert figures.to_png(figure).startswith(b"\x89PNG")
         texts = [label.get_text() for label in figure.axes[0].get_xticklabels()]

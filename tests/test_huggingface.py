@@ -1,5 +1,6 @@
 """Data sets that Hugging Face's `datasets` has saved."""
 
+import json
 import sys
 
 import numpy as np
@@ -101,3 +102,65 @@ def test_many_columns(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "MAX_COLUMNS", count)
     with pytest.raises(DataError, match="a: has 2,001 columns, takes 2,000 at most"):
         read(tmp_path / "a", test_fraction=0.25)
+
+
+def change(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_rows_that_lie_elsewhere_are_refused_before_they_are_read(tmp_path, linked):
+    """Also where they are sound: a data set is the folder, whose hash stands for its rows."""
+    pictures(0).save_to_disk(tmp_path / "a")
+    [arrow] = (tmp_path / "a").glob("*.arrow")
+    arrow.rename(tmp_path / "other.arrow")
+    if linked:
+        arrow.symlink_to(tmp_path / "other.arrow")
+    else:
+        change(tmp_path / "a" / "state.json", _data_files=[{"filename": "../other.arrow"}])
+    with pytest.raises(DataError, match=r"a: names .*, which lies elsewhere; takes a folder"):
+        read(tmp_path / "a")
+    assert not list((tmp_path / "cache").rglob("*.arrow"))
+
+
+def test_a_split_that_lies_elsewhere_is_refused(tmp_path):
+    datasets.DatasetDict({"train": pictures(0), "test": pictures(2)}).save_to_disk(tmp_path / "a")
+    (tmp_path / "a" / "test").rename(tmp_path / "test")
+    change(tmp_path / "a" / "dataset_dict.json", splits=["train", "../test"])
+    with pytest.raises(DataError, match=r"a: names .*, which lies elsewhere"):
+        read(tmp_path / "a")
+
+
+def test_other_rows_under_the_same_arrow_files_are_read_anew(tmp_path):
+    """Whichever files the data set's JSON names, and whatever they are called."""
+    pictures(0, 4).save_to_disk(tmp_path / "a")
+    [arrow] = (tmp_path / "a").glob("*.arrow")
+    change(tmp_path / "a" / "state.json", _data_files=[{"filename": "rows.bin"}])
+    arrow.rename(tmp_path / "a" / "rows.bin")
+    before, _ = whole(read(tmp_path / "a"))
+    pictures(8, 4).save_to_disk(tmp_path / "b")
+    [other] = (tmp_path / "b").glob("*.arrow")
+    other.rename(tmp_path / "a" / "rows.bin")
+    registry._read.cache_clear()  # as another run
+    after, _ = whole(read(tmp_path / "a"))
+    assert not np.array_equal(before, after)
+
+
+def test_rows_with_offsets_beyond_the_file_are_refused(tmp_path):
+    """Arrow maps a file without a look at its offsets, and reads what they lead to."""
+    columns_ = {"x": [[1.0, 2.0]] * 4, "label": [0, 1] * 2}
+    datasets.Dataset.from_dict(columns_).save_to_disk(tmp_path / "a")
+    [arrow] = (tmp_path / "a").glob("*.arrow")
+    near, far = (np.array([0, 2, 4, 6, end], np.int32).tobytes() for end in (8, 2**30))
+    assert arrow.read_bytes().count(near) == 1
+    arrow.write_bytes(arrow.read_bytes().replace(near, far))
+    with pytest.raises(DataError, match="a: cannot be read"):
+        read(tmp_path / "a")
+
+
+def test_a_data_set_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "MAX_BYTES", 1_000_000)
+    content = {"x": [[0.0] * 1000] * 5000, "label": [0, 1] * 2500}
+    datasets.Dataset.from_dict(content).save_to_disk(tmp_path / "a")
+    with pytest.raises(DataError, match="unpacks to more than 1,000,000 bytes"):
+        read(tmp_path / "a")

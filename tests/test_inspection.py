@@ -8,9 +8,9 @@ from conftest import make_config
 from onnx import TensorProto, helper
 from test_onnx_source import build
 
-from resnet8ptq.experiment.inspecting import _compare, _compare_classes, _Samples
-from resnet8ptq.models import inspection
-from resnet8ptq.models.inspection import inspect, needs, print_inspection
+from resnet8ptq.experiment.inspection import _compare, _compare_classes, _Samples
+from resnet8ptq.models import summary
+from resnet8ptq.models.summary import print_summary, requirements, summarize
 
 
 @pytest.fixture
@@ -22,11 +22,18 @@ def found(tmp_path):
     ]
     path = tmp_path / "[bold]network.onnx"
     onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10], middle=nodes), path)
-    return inspect(path, tmp_path)
+    return summarize(path, tmp_path)
 
 
-def test_an_onnx_file_is_read_without_a_conversion(found, monkeypatch):
-    monkeypatch.setattr(inspection, "_export", None)
+def test_an_onnx_file_is_parsed_in_a_process_of_its_own_without_a_conversion(tmp_path, monkeypatch):
+    path = tmp_path / "network.onnx"
+    onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10]), path)
+    monkeypatch.setattr(summary.gate, "read", None)  # of this process
+    monkeypatch.setattr(summary.onnx, "shape_inference", None)
+    assert str(summarize(path, tmp_path).contract.outputs[0]) == "given [10] float32"
+
+
+def test_the_content_of_an_onnx_file_is_summarized(found):
     assert [str(each) for each in found.contract.inputs] == ["pixels:0 [32, 32, 3] float32"]
     assert [str(each) for each in found.contract.outputs] == ["given [10] float32"]
     assert (found.contract.batch, found.opset, found.format) == (1, 13, ".onnx file")
@@ -45,7 +52,7 @@ def test_it_is_told_what_stays_in_float(found):
 
 
 def test_what_it_takes_to_run_it_is_told(found):
-    taken = "\n".join(needs(found))
+    taken = "\n".join(requirements(found))
     assert "as pictures of 32 x 32 in RGB or BGR are (NHWC)" in taken
     assert "labels of 10 classes, if these are classes: probabilities" in taken
     assert "batches of 1" in taken
@@ -59,7 +66,7 @@ def test_the_batch_is_that_of_the_samples_alone(tmp_path, batch, said):
     state = helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "N", 64])
     proto.graph.input.append(state)
     onnx.save(proto, tmp_path / "network.onnx")
-    taken = "\n".join(needs(inspect(tmp_path / "network.onnx", tmp_path)))
+    taken = "\n".join(requirements(summarize(tmp_path / "network.onnx", tmp_path)))
     assert "model.inputs={state: ...}" in taken
     assert ("batches of 4" in taken) == said
     assert "batches of 2" not in taken
@@ -74,12 +81,13 @@ def test_a_network_that_returns_what_it_takes_needs_no_classes(tmp_path):
     )
     onnx.save(proto, tmp_path / "network.onnx")
     assert any(
-        "of anomalies" in need for need in needs(inspect(tmp_path / "network.onnx", tmp_path))
+        "of anomalies" in need
+        for need in requirements(summarize(tmp_path / "network.onnx", tmp_path))
     )
 
 
 def test_the_tables_are_printed_as_text(found, capsys):
-    print_inspection(found)
+    print_summary(found)
     shown = capsys.readouterr().out
     for part in ("[bold]network.onnx", "pixels:0", "[32, 32, 3]", "Erf", "float", "8 bits"):
         assert part in shown

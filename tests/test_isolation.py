@@ -154,3 +154,20 @@ def test_it_does_not_start_without_its_parent() -> None:
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT)
     assert (done.returncode, done.stdout) == (1, "")
+
+
+class HoldingError(Exception):
+    """As TensorFlow's errors hold their operator."""
+
+    def __init__(self) -> None:
+        super().__init__("what went wrong")
+        self.held = lambda: None  # cannot be pickled
+
+
+def fail_with_it() -> None:
+    raise HoldingError
+
+
+def test_an_error_that_cannot_be_pickled_comes_back_as_its_text() -> None:
+    with pytest.raises(RuntimeError, match="HoldingError: what went wrong"):
+        call(fail_with_it, crashed=CRASHED)

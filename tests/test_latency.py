@@ -81,7 +81,7 @@ def test_fp32_has_a_latency_and_no_speedup(
     [((32, 32, 3), 32), ((224, 224, 3), 16), ((640, 640, 3), 2), ((4000,) * 2, 1)],
 )
 def test_a_batch_of_large_samples_is_smaller(shape: tuple[int, ...], size: int) -> None:
-    split = SimpleNamespace(input_shape=shape)
+    split = SimpleNamespace(input_shape=shape, limit=lambda size: size)
     assert latency.find_batch_size(LatencyConfig(), split) == size
     assert latency.find_batch_size(LatencyConfig(batch_size=5), split) == 5
 

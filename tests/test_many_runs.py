@@ -147,7 +147,7 @@ def test_ranges_are_read_for_the_figures_and_labels_kept_once(
     (family,) = comparison.load(None, records)  # type: ignore[arg-type]
     assert [name for name, file in read if file == "ranges.json"] == ["a", "c"]
     first, second, _ = (cell.paired for cell in family.cells)
-    assert vars(first)["labels"] is vars(second)["labels"]
+    assert vars(first.model)["labels"] is vars(second.model)["labels"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Figures against numbers worked out by hand, or by counting every case."""
+"""Metrics against numbers worked out by hand, or by counting every case."""
 
 import math
 from fractions import Fraction
@@ -15,30 +15,28 @@ from sklearn.metrics import confusion_matrix
 from statsmodels.stats.multitest import multipletests
 
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.tasks.classification import (
-    Classification,
-    Comparison,
-    Scores,
-    confusion,
-    metric_names,
-)
+from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.classification import ClassScores, metric_names
+from resnet8ptq.tasks.contract import Comparison
+from resnet8ptq.tasks.hits import count_confusion
 from resnet8ptq.tasks.statistics import above_chance, binomial_tail, holm, mcnemar, wilson
 
 
-def scores_of(rows: list[list[float]], labels: list[int]) -> Scores:
-    return Scores(np.array(rows, dtype=np.float32), np.array(labels, dtype=np.int64))
+def scores_of(rows: list[list[float]], labels: list[int]) -> ClassScores:
+    return ClassScores(np.array(rows, dtype=np.float32), np.array(labels, dtype=np.int64))
 
 
-def scores_for(predictions: list[int], labels: list[int], classes: int = 3) -> Scores:
+def scores_for(predictions: list[int], labels: list[int], classes: int = 3) -> ClassScores:
     """Scores of a model that is certain of `predictions`."""
     return scores_of(np.eye(classes)[predictions].tolist(), labels)
 
 
-def binary(hits: str) -> Scores:
+def binary(hits: str) -> ClassScores:
     """Scores of a model that is right where `hits` has a 1; every label is class 0."""
     return scores_for([1 - int(hit) for hit in hits], [0] * len(hits))
 
 
+compare = classification.build().compare
 few_scores = (
     st.integers(1, 6)
     .flatmap(
@@ -47,12 +45,12 @@ few_scores = (
             arrays.arrays(np.int64, count, elements=st.integers(0, 2)),
         )
     )
-    .map(lambda pair: Scores(*pair))
+    .map(lambda pair: ClassScores(*pair))
 )
 twins = few_scores.flatmap(
     lambda ours: arrays.arrays(
         np.float32, ours.probabilities.shape, elements=st.sampled_from([0.0, 0.25, 0.5])
-    ).map(lambda theirs: Comparison(ours, Scores(theirs, ours.labels)))
+    ).map(lambda theirs: compare(ours, ClassScores(theirs, ours.labels)))
 )
 
 
@@ -61,9 +59,9 @@ twins = few_scores.flatmap(
 
 def test_accuracy_by_hand():
     scores = scores_for([0, 1, 2, 2], [0, 1, 2, 0])
-    assert (scores.correct, scores.total, scores.accuracy) == (3, 4, 0.75)
-    assert scores.predictions.tolist() == [0, 1, 2, 2]
-    assert scores.hits.tolist() == [True, True, True, False]
+    assert (scores.correct, scores.total, scores.value) == (3, 4, 0.75)
+    assert scores.hits.predictions.tolist() == [0, 1, 2, 2]
+    assert scores.hits.right.tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -76,20 +74,20 @@ def test_accuracy_by_hand():
     ],
 )
 def test_interval_by_hand(correct, total, low, high):
-    found = binary("1" * correct + "0" * (total - correct)).interval
-    assert found == pytest.approx((low, high), abs=1e-8)
+    scores = binary("1" * correct + "0" * (total - correct))
+    assert scores.hits.interval == pytest.approx((low, high), abs=1e-8)
 
 
 @given(few_scores)
 @settings(deadline=None, max_examples=50)
 def test_the_interval_holds_the_accuracy(scores):
-    low, high = scores.interval
-    assert -1e-12 <= low <= scores.accuracy + 1e-12
-    assert scores.accuracy - 1e-12 <= high <= 1 + 1e-12
+    low, high = scores.hits.interval
+    assert -1e-12 <= low <= scores.value + 1e-12
+    assert scores.value - 1e-12 <= high <= 1 + 1e-12
 
 
 def test_the_first_of_tied_classes_is_predicted():
-    assert scores_of([[0.0, 0.5, 0.5]], [2]).predictions.tolist() == [1]
+    assert scores_of([[0.0, 0.5, 0.5]], [2]).hits.predictions.tolist() == [1]
 
 
 def test_ties_by_hand():
@@ -140,17 +138,22 @@ def test_confusion_by_hand():
 def test_confusion_counts_every_image_once(scores):
     table = scores.confusion()
     assert table.sum(axis=1).tolist() == np.bincount(scores.labels, minlength=3).tolist()
-    assert table.sum(axis=0).tolist() == np.bincount(scores.predictions, minlength=3).tolist()
+    assert table.sum(axis=0).tolist() == np.bincount(scores.hits.predictions, minlength=3).tolist()
     assert np.trace(table) == scores.correct
 
 
 # Two models
 
 
+def changed(comparison: Comparison) -> tuple[int, int]:
+    """Return the images that turned wrong, and those that turned right."""
+    metrics = classification.changes(comparison.model, comparison.baseline)
+    return metrics["right_to_wrong"], metrics["wrong_to_right"]
+
+
 def test_flips_by_hand():
-    comparison = Comparison(model=binary("110010"), baseline=binary("101110"))
-    assert comparison.right_to_wrong == 2
-    assert comparison.wrong_to_right == 1
+    comparison = compare(binary("110010"), binary("101110"))
+    assert changed(comparison) == (2, 1)
     assert comparison.delta == pytest.approx(-1 / 6)
 
 
@@ -171,49 +174,50 @@ def test_mcnemar_by_hand(worse, better, p):
     agreed = "11100"
     model = binary("0" * worse + "1" * better + agreed)
     baseline = binary("1" * worse + "0" * better + agreed)
-    assert Comparison(model, baseline).p_value == pytest.approx(p)
+    assert compare(model, baseline).p_value == pytest.approx(p)
 
 
 @given(twins)
 @settings(deadline=None, max_examples=100)
 def test_a_comparison_turned_round(comparison):
-    turned = Comparison(comparison.baseline, comparison.model)
+    turned = compare(comparison.baseline, comparison.model)
     assert turned.p_value == pytest.approx(comparison.p_value)
     assert turned.delta == pytest.approx(-comparison.delta)
     assert turned.fair_delta == pytest.approx(-comparison.fair_delta)
-    assert turned.right_to_wrong == comparison.wrong_to_right
-    assert turned.agreement == comparison.agreement
+    lost, won = changed(comparison)
+    assert changed(turned) == (won, lost)
+    ours, theirs = comparison.model, comparison.baseline
+    assert ours.agreement(theirs) == theirs.agreement(ours)
     assert 0 < comparison.p_value <= 1 + 1e-12
-    gained = comparison.wrong_to_right - comparison.right_to_wrong
-    assert comparison.delta * comparison.model.total == pytest.approx(gained)
+    assert comparison.delta * ours.total == pytest.approx(won - lost)
 
 
 def test_a_model_compared_with_itself():
     scores = scores_for([0, 1, 2, 2], [0, 1, 2, 0])
-    same = Comparison(scores, scores)
-    assert (same.delta, same.fair_delta, same.p_value, same.agreement) == (0, 0, 1, 1)
-    assert (same.right_to_wrong, same.wrong_to_right) == (0, 0)
+    same = compare(scores, scores)
+    assert (same.delta, same.fair_delta, same.p_value, scores.agreement(scores)) == (0, 0, 1, 1)
+    assert changed(same) == (0, 0)
 
 
 def test_agreement_counts_predictions_and_not_hits():
     labels = [0, 0, 0, 0]
-    comparison = Comparison(scores_for([0, 1, 2, 2], labels), scores_for([0, 1, 1, 0], labels))
-    assert comparison.agreement == 0.5
+    ours, theirs = scores_for([0, 1, 2, 2], labels), scores_for([0, 1, 1, 0], labels)
+    assert ours.agreement(theirs) == 0.5
 
 
 def test_fair_delta_takes_luck_out_on_both_sides():
     labels = [0, 0]
     lucky = scores_of([[0.5, 0.5], [0.5, 0.5]], labels)
     sure = scores_of([[0.9, 0.1], [0.1, 0.9]], labels)
-    comparison = Comparison(lucky, sure)
+    comparison = compare(lucky, sure)
     assert comparison.delta == 0.5
     assert comparison.fair_delta == 0.0
 
 
-def test_class_delta_by_hand():
+def test_class_change_by_hand():
     labels = [0, 0, 1]
-    comparison = Comparison(scores_for([0, 1, 1], labels), scores_for([0, 0, 2], labels))
-    assert [comparison.class_delta(label) for label in range(3)] == [-0.5, 1.0, None]
+    ours, theirs = scores_for([0, 1, 1], labels), scores_for([0, 0, 2], labels)
+    assert [ours.class_change(theirs, label) for label in range(3)] == [-0.5, 1.0, None]
 
 
 # Against the libraries that take too long to import in a run
@@ -286,7 +290,7 @@ def test_holm_is_statsmodels_correction(p_values):
 def test_confusion_is_scikit_learns_matrix(classes):
     labels, predictions = classes
     expected = confusion_matrix(labels, predictions, labels=range(5))
-    np.testing.assert_array_equal(confusion(labels, predictions, 5), expected)
+    np.testing.assert_array_equal(count_confusion(labels, predictions, 5), expected)
 
 
 # Results
@@ -294,9 +298,9 @@ def test_confusion_is_scikit_learns_matrix(classes):
 
 def make_result(peak_memory_bytes: int | None = 1_000_000) -> RunResult:
     labels = [0, 0, 1]  # and none of class 2
-    comparison = Comparison(scores_for([0, 1, 1], labels), scores_for([0, 0, 1], labels))
+    comparison = compare(scores_for([0, 1, 1], labels), scores_for([0, 0, 1], labels))
     measurement = Measurement(
-        task=Classification(("cat", "dog", "emu")),
+        task=classification.build(("cat", "dog", "emu")),
         comparison=comparison,
         images=3,
         size_bytes=100_000,
@@ -373,7 +377,7 @@ def test_a_class_name_does_not_take_the_place_of_a_metric(name):
     result = make_result()
     assert result.measurement is not None
     plain = {key: value for key, value in result.to_metrics().items() if not key.endswith("_cat")}
-    fields = {**vars(result.measurement), "task": Classification((name, "dog", "emu"))}
+    fields = {**vars(result.measurement), "task": classification.build((name, "dog", "emu"))}
     named = RunResult("ok", measurement=Measurement(**fields)).to_metrics()
     assert named == {**plain, f"accuracy_{name}": 0.5, f"delta_{name}": -0.5}
 
@@ -381,9 +385,9 @@ def test_a_class_name_does_not_take_the_place_of_a_metric(name):
 @given(st.lists(st.text(max_size=300), max_size=12))
 @example(["c++", "c--", "c##", "a/b", "a_b", "", "x" * 200, "x" * 201])
 def test_any_class_names_make_metrics_that_mlflow_takes(names):
-    found = metric_names(names)
-    assert len(set(found)) == len(names)
-    for name in found:
+    clean = metric_names(names)
+    assert len(set(clean)) == len(names)
+    for name in clean:
         _validate_metric_name(f"accuracy_{name}")
         assert "/" not in name
 
@@ -401,7 +405,7 @@ def test_names_that_come_out_alike_are_numbered():
 def test_metrics_of_a_class_have_its_metric_name():
     result = make_result()
     assert result.measurement is not None
-    fields = {**vars(result.measurement), "task": Classification(("c++", "c##", "emu"))}
+    fields = {**vars(result.measurement), "task": classification.build(("c++", "c##", "emu"))}
     metrics = RunResult("ok", measurement=Measurement(**fields)).to_metrics()
     assert {"accuracy_c__", "accuracy_c___2", "delta_c__", "delta_c___2"} <= set(metrics)
 

@@ -30,7 +30,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, folding, model
-from resnet8ptq.models.batch import filled_up
+from resnet8ptq.models.batch import in_full_batches
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import write_paddings
@@ -283,7 +283,7 @@ def test_any_number_of_samples_fills_up_a_fixed_batch(count, size):
         return [samples * 2, samples.sum(1)]
 
     samples = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
-    doubled, summed = filled_up(run, size)(samples)
+    doubled, summed = in_full_batches(run, size)(samples)
     assert np.array_equal(doubled, samples * 2)
     assert np.array_equal(summed, samples.sum(1))
 
@@ -611,7 +611,7 @@ def test_functions_are_refused(refused):
     imports = [helper.make_opsetid("", 17)]
     function = helper.make_function("own", "Own", ["x"], ["y"], [node], imports)
     proto.functions.append(function)
-    assert "functions of its own" in refused(proto)
+    assert "holds functions" in refused(proto)
 
 
 def test_a_file_too_large_for_protobuf_is_not_read(refused, tmp_path):
@@ -619,6 +619,11 @@ def test_a_file_too_large_for_protobuf_is_not_read(refused, tmp_path):
     with path.open("wb") as file:
         file.truncate(2**31)  # a hole: takes no room
     assert "larger than 2 GiB" in refused(path)
+
+
+def test_a_file_of_more_nodes_than_a_network_has(refused, monkeypatch):
+    monkeypatch.setattr(gate, "MAX_NODES", 3)
+    assert "nodes, takes 3 at most" in refused(build())
 
 
 quick = settings(

@@ -20,12 +20,14 @@ from omegaconf import OmegaConf
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures
-from resnet8ptq.data.dataset import CalibrationSet, Split
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import outputs
+from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks import class_plots
-from resnet8ptq.tasks.classification import Classification, Comparison, Paired, Scores
+from resnet8ptq.tasks import class_plots, classification
+from resnet8ptq.tasks.classification import ClassScores
+from resnet8ptq.tasks.hits import Hits
 
 NAMES = ("cat", "dog", "frog")
 # True classes, and what model and baseline make of them. No image is a frog.
@@ -40,13 +42,11 @@ FILES = {
 
 Write = Callable[..., tuple[RunConfig, RunResult]]
 
-EXAMPLE = np.zeros((1, 32, 32, 3), np.float32)
 
-
-def scores(predictions: np.ndarray) -> Scores:
+def scores(predictions: np.ndarray) -> ClassScores:
     probabilities = np.full((len(predictions), len(NAMES)), 0.1, dtype=np.float32)
     probabilities[np.arange(len(predictions)), predictions] = 0.8
-    return Scores(probabilities, LABELS)
+    return ClassScores(probabilities, LABELS)
 
 
 @pytest.fixture
@@ -54,17 +54,18 @@ def written(shapes_model: Fp32Model) -> Write:
     """Write the files of a run into a folder; return its config and result."""
 
     def write(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
-        config, result, artifact, calibration = made(folder, *overrides)
-        outputs.write(folder, config, result, artifact, calibration, shapes_model, EXAMPLE)
+        config, result, artifact, samples = made(folder, *overrides)
+        outputs.write(folder, config, result, artifact, samples, shapes_model)
         return config, result
 
     return write
 
 
-def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact, CalibrationSet]:
+def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact, Samples]:
+    task = classification.build(NAMES)
     measurement = Measurement(
-        task=Classification(NAMES),
-        comparison=Comparison(scores(MODEL), scores(BASELINE)),
+        task=task,
+        comparison=task.compare(scores(MODEL), scores(BASELINE)),
         images=len(MODEL),
         size_bytes=100,
         baseline_size_bytes=400,
@@ -80,11 +81,13 @@ def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact,
     artifact = Artifact(folder / "model.onnx", 10, {"input": (0.0, 255.0)})
     images = np.zeros((3, 32, 32, 3), dtype=np.uint8)
     calibration = CalibrationSet(Split(images, np.array([2, 0, 1]), "here"), np.array([4, 7, 9]))
-    return config, result, artifact, calibration
+    reported = Split(np.zeros((1, 32, 32, 3), np.uint8), np.array([0]), "here")
+    dataset = Dataset("shapes", NAMES, calibration.split, reported)
+    return config, result, artifact, Samples(dataset, calibration)
 
 
-def paired(model: np.ndarray, baseline: np.ndarray, labels: np.ndarray) -> Paired:
-    return Paired(*(np.asarray(classes, dtype=np.int64) for classes in (model, baseline, labels)))
+def both(model: np.ndarray, baseline: np.ndarray) -> tuple[Hits, Hits]:
+    return Hits(model, LABELS), Hits(baseline, LABELS)
 
 
 def read_csv(path: Path) -> list[list[str]]:
@@ -222,7 +225,7 @@ def test_confusion_plot_is_a_picture_that_shows_the_counts(
     labels = np.repeat([0, 1, 2], [5, 7, 9])
     pictures = []
     for name, model in (("right", labels), ("mirrored", 2 - labels)):
-        figure = class_plots.confusion(paired(model, labels, labels), NAMES, "title")
+        figure = class_plots.confusion(Hits(model, labels), Hits(labels, labels), NAMES, "title")
         figures.save(figure, tmp_path / f"{name}.png")
         pictures.append(image.imread(tmp_path / f"{name}.png"))
         assert {*labelled[0].ravel()} == {"5", "7", "9", ""}
@@ -233,7 +236,7 @@ def test_confusion_plot_is_a_picture_that_shows_the_counts(
 
 
 def test_confusion_plot_shows_the_change_from_fp32(labelled: list[np.ndarray]) -> None:
-    class_plots.confusion(paired(MODEL, BASELINE, LABELS), NAMES, "title")
+    class_plots.confusion(*both(MODEL, BASELINE), NAMES, "title")
     counts, change = (texts.tolist() for texts in labelled)
     # By true and predicted class; empty cells stay empty.
     assert counts == [["3", "", "1"], ["1", "1", ""], ["", "", ""]]
@@ -260,7 +263,7 @@ def test_labels_of_cells_stand_in_their_cells() -> None:
 
 
 def test_class_plot_has_a_bar_of_each_for_each_class_with_images() -> None:
-    figure = class_plots.classes(paired(MODEL, BASELINE, LABELS), NAMES, "title")
+    figure = class_plots.classes(*both(MODEL, BASELINE), NAMES, "title")
     heights = sorted(bar.get_height() for bar in figure.axes[0].patches)
     assert heights == [50, 50, 75, 100]  # cat: 50 and 75, dog: 100 and 50, no frog
 
@@ -271,13 +274,13 @@ def test_plots_take_extremes_and_classes_without_images(
     tmp_path: Path, plot: Callable[..., Figure], model: np.ndarray
 ) -> None:
     path = tmp_path / "extreme.png"
-    figures.save(plot(paired(model, model, LABELS), NAMES, "title"), path)
+    figures.save(plot(*both(model, model), NAMES, "title"), path)
     assert image.imread(path).std() > 0
 
 
 def test_only_measured_runs_leave_files(tmp_path: Path, shapes_model: Fp32Model) -> None:
-    config, result, artifact, calibration = made(tmp_path)
+    config, result, artifact, samples = made(tmp_path)
     unmeasured = replace(result, measurement=None)
     with pytest.raises(AssertionError):
-        outputs.write(tmp_path, config, unmeasured, artifact, calibration, shapes_model, EXAMPLE)
+        outputs.write(tmp_path, config, unmeasured, artifact, samples, shapes_model)
     assert list(tmp_path.iterdir()) == []

@@ -20,13 +20,14 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.evaluation.evaluate import targets_of
+from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation, running
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.classification import Classification, Scores
+from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tasks.contract import Outputs
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.record import RunRecord
@@ -70,8 +71,8 @@ def test_run_is_measured_and_logged(store: Store, tmp_path: Path) -> None:
     drop = record.metrics["baseline_accuracy"] - record.metrics["accuracy"]
     assert record.drop == pytest.approx(drop)
     assert found.size_bytes == (tmp_path / "model.onnx").stat().st_size
-    assert found.comparison.baseline.accuracy > 0.85
-    assert found.comparison.agreement < 1
+    assert found.comparison.baseline.value > 0.85
+    assert found.comparison.model.agreement(found.comparison.baseline) < 1
     assert found.quantized_layers == 10
 
 
@@ -143,7 +144,8 @@ def test_what_is_evaluated_is_the_file_on_disk(
     monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Swapping")
     result, record = run(store, tmp_path)
     assert result.measurement is not None
-    assert result.measurement.comparison.agreement == 1
+    comparison = result.measurement.comparison
+    assert comparison.model.agreement(comparison.baseline) == 1
     assert record.drop == 0
     assert record.metrics["size_reduction"] == 0
 
@@ -187,7 +189,8 @@ def test_too_many_calibration_images_are_refused(store: Store, tmp_path: Path) -
 def test_fp32_run_equals_its_baseline(store: Store, tmp_path: Path, backend: str) -> None:
     result, record = run(store, tmp_path, f"backend={backend}", "dtype=fp32")
     assert result.measurement is not None
-    assert result.measurement.comparison.agreement == 1
+    comparison = result.measurement.comparison
+    assert comparison.model.agreement(comparison.baseline) == 1
     assert record.drop == 0
     assert record.metrics["p_value"] == 1
     assert record.metrics["size_reduction"] == 0
@@ -205,7 +208,7 @@ def resnet8(cifar10: Dataset, cache_root: Path) -> Fp32Model:
     return model.load(make_config().model, cifar10, cache_root)
 
 
-def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path) -> Scores:
+def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path) -> ClassScores:
     """Quantize, reload, evaluate: the middle of the recipe."""
     calibration = draw_calibration(dataset, 100, 42)
     evaluator = evaluator_of(config, network)
@@ -213,8 +216,8 @@ def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path)
     return scored(evaluator.run(config, quantized.path, dataset.test).outputs, dataset)
 
 
-def scored(outputs: Outputs, dataset: Dataset) -> Scores:
-    return Classification().score(outputs, targets_of(dataset.test))
+def scored(outputs: Outputs, dataset: Dataset) -> ClassScores:
+    return classification.score(outputs, targets_of(dataset.test))
 
 
 @pytest.mark.slow
@@ -258,5 +261,5 @@ def test_accuracy_is_reproduced(
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
     found = score(config, network, dataset, tmp_path)
-    assert 100 * found.accuracy == pytest.approx(expected, abs=0.3)
+    assert 100 * found.value == pytest.approx(expected, abs=0.3)
     assert np.isfinite(found.probabilities).all()

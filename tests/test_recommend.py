@@ -7,7 +7,7 @@ import pytest
 from cells import predictions, sweep
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.evaluation.race import Race
+from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import page
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.recommend import (
@@ -23,13 +23,15 @@ LIMITS = ReportConfig(max_drop=0.02, min_accuracy=0.85)
 SINGLE, BATCHES = "fastest, one image at a time", "fastest, 64 images at a time"
 
 
-def select(family: Family, race: Race | None = None, limits: ReportConfig = LIMITS) -> Selection:
+def select(
+    family: Family, race: PairedLatency | None = None, limits: ReportConfig = LIMITS
+) -> Selection:
     (selected,) = page.select([family], limits, [race])
     return selected
 
 
 def by_use(
-    *cells: object, race: Race | None = None, **options: object
+    *cells: object, race: PairedLatency | None = None, **options: object
 ) -> dict[str, Recommendation]:
     return {r.use: r for r in recommend(select(sweep(*cells, **options), race))}  # type: ignore[arg-type]
 
@@ -219,13 +221,13 @@ def test_a_change_that_is_not_known_is_not_told() -> None:
     assert recommend(select(family))[0].why == "90.00%"
 
 
-def race(**times: float) -> Race:
+def race(**times: float) -> PairedLatency:
     """Blocks that differ by a hundredth, of models twice as slow with 64 images."""
     blocks = {
         name.replace("_", " "): [each * (1 + 0.01 * (n % 2)) for n in range(10)]
         for name, each in times.items()
     }
-    return Race(blocks, {k: [2 * t for t in each] for k, each in blocks.items()}, 64, 1)
+    return PairedLatency(blocks, {k: [2 * t for t in each] for k, each in blocks.items()}, 64, 1)
 
 
 TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline_latency_p50_ms": 0.3}
@@ -272,7 +274,7 @@ def test_finalists_of_each_use_are_its_fastest() -> None:
 
 
 def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster() -> None:
-    noisy = Race({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
+    noisy = PairedLatency({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
     found = by_use(("a", predictions(), TIMED), race=noisy)
     assert found[SINGLE].why.endswith("the fastest FP32: not significantly faster")
     assert BATCHES not in found

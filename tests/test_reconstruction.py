@@ -70,9 +70,9 @@ def test_large_tensors_are_kept_of_fewer_images(
     proto = onnx.load(shapes_model.onnx_path)
     largest = max(tensor_bytes(proto).values())
     setting = setting_of(images, WeightScheme("int8"))
-    assert len(reconstruction._few_enough(proto, setting)) == len(images)
+    assert len(reconstruction._images(proto, setting)) == len(images)
     monkeypatch.setattr(memory, "step", lambda: 6 * largest)
-    assert len(reconstruction._few_enough(proto, setting)) == 6
+    assert len(reconstruction._images(proto, setting)) == 6
     monkeypatch.setattr(memory, "budget", lambda: 2 * reconstruction.LEARNING * 2**20)
     assert reconstruction._at_once([torch.zeros(6, 2**18)]) == 2  # of 1 MiB each
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 REASON = (
     "dtype=uint8: FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
-    "backend.flow=pt2e (backend=torch_pt2e) does uint8, simulated in float"
+    "backend.flow=pt2e (backend=torch_pt2e) simulates uint8 in float"
 )
 
 # A wrong value by itself would be refused before the first job; this one is beside another.
@@ -354,7 +354,7 @@ def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Pa
     said, _, command = how_far.partition("; continue: ")
     assert said == "0 of 2 runs finished"
     words = shlex.split(command)
-    assert words[:3] == ["python", RUN, "-m"] and words[-1] == "sweep.resume=true"
+    assert words[:2] == ["python", RUN] and "-m" in words and words[-1] == "sweep.resume=true"
     assert {*QUICK, "dtype=int8,uint8"} <= {*words}
     (child,) = found.children  # the second was not started
     for run in (found.parent, child):

@@ -18,8 +18,8 @@ from calling import REPO, clean_environment
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, PtqError
-from resnet8ptq.serving import access, server
-from resnet8ptq.serving.server import Arguments
+from resnet8ptq.server import access, server
+from resnet8ptq.server.server import Arguments
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent

@@ -27,7 +27,7 @@ from resnet8ptq.core import background
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import history, journal, mirror, sync, upload
+from resnet8ptq.tracking import history, journal, sender, sync, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.run import Run, _start_journal, end_parent, start_parent, start_run
 from resnet8ptq.tracking.store import Store, _make_database, open_store
@@ -145,10 +145,10 @@ def test_a_run_that_a_store_refuses_is_one_error_and_is_logged_when_it_ends(
     with monkeypatch.context() as patched:
         patched.setattr(upload, "create", refuse)
         with pytest.raises(ValueError, match="refused"):
-            mirror.open_run(store, kept, tmp_path)
-    mirror.send(store, tmp_path, refuse)
+            sender.open_run(store, kept, tmp_path)
+    sender.send(store, tmp_path, refuse)
     kept.end("FINISHED", {"status": "ok"})
-    mirror.close_run(store, kept, tmp_path)
+    sender.close_run(store, kept, tmp_path)
     assert only_run(store).data.tags["status"] == "ok"
 
 

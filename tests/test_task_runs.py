@@ -1,4 +1,4 @@
-"""A run of each task from the command line, on small data; real ones where SHARED_DATA is."""
+"""A run of each task from the command line, on small data, and on real data in SHARED_DATA."""
 
 import json
 import os
@@ -19,15 +19,15 @@ FEATURES, SAMPLES = 8, 600
 
 
 def write_network(path: Path, layers: list[np.ndarray], softmax: bool = False) -> Path:
-    """Gemm layers with a Relu between them; the last two may be outputs of their own."""
+    """Gemm layers with a Relu between them; three layers or more have a second output."""
     nodes, value = [], "x"
-    for place in range(len(layers)):
-        last = place == len(layers) - 1
-        nodes.append(helper.make_node("Gemm", [value, f"w{place}"], [f"g{place}"], f"dense{place}"))
-        value = f"g{place}"
+    for index in range(len(layers)):
+        last = index == len(layers) - 1
+        nodes.append(helper.make_node("Gemm", [value, f"w{index}"], [f"g{index}"], f"dense{index}"))
+        value = f"g{index}"
         if not last:
-            nodes.append(helper.make_node("Relu", [value], [f"r{place}"], f"relu{place}"))
-            value = f"r{place}"
+            nodes.append(helper.make_node("Relu", [value], [f"r{index}"], f"relu{index}"))
+            value = f"r{index}"
     if softmax:
         nodes.append(helper.make_node("Softmax", [value], ["p"], "softmax"))
         value = "p"
@@ -50,7 +50,7 @@ def write_network(path: Path, layers: list[np.ndarray], softmax: bool = False) -
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Networks and data: what is positive in the first features says which class it is."""
+    """Networks and data: the largest of the first features is the class."""
     folder = tmp_path_factory.mktemp("files")
     random = np.random.default_rng(0)
     x = random.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
@@ -98,7 +98,7 @@ def worst(outputs, targets):
 
 SCORED = ("task.direction=minimize", "task.resamples=199")
 
-# Task, data, network, overrides, head of the column, metrics besides, files.
+# Task: data, network, overrides, title of the column, further metrics.
 RUNS = {
     "classification": ("seven", "classes", (), "accuracy", ("top5_accuracy", "macro_f1", "drop")),
     "binary": (
@@ -130,14 +130,14 @@ RUNS = {
 def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
     data, network, overrides, *_ = RUNS[task]
     (folder / "own_metric.py").write_text(OWN)
-    given = ["data=arrays", f"data.root={files[data]}"]
+    words = ["data=arrays", f"data.root={files[data]}"]
     if task == "detection":
-        given = detectors.overrides(files[data])
-    given.append(f"model.path={files[network]}")
+        words = detectors.overrides(files[data])
+    words.append(f"model.path={files[network]}")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        multirun = [word for word in more if word == "-m"]  # which goes before all else
-        return call(folder, *multirun, *given, *overrides, *QUICK, *more[len(multirun) :])
+        multirun = [word for word in more if word == "-m"]  # must come first
+        return call(folder, *multirun, *words, *overrides, *QUICK, *more[len(multirun) :])
 
 
 def test_every_task_is_run():
@@ -147,15 +147,15 @@ def test_every_task_is_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("task", RUNS)
 def test_a_sweep_of_each_task(files, tmp_path, task):
-    """Table, metrics, report and resuming speak of what was measured, and of nothing else."""
-    _, _, _, title, besides = RUNS[task]
+    """Table, metrics, report and a resumed sweep show the metrics of this task alone."""
+    _, _, _, title, further = RUNS[task]
     done = run(tmp_path, files, task, "-m", "backend=onnx,torch")
     assert done.code == 0, done.err
     assert len(done.children) == 2
     for child in done.children:
         assert child.data.params["scored_as"] == task
         metric = child.data.params["metric"]
-        assert {metric, "ci95_low", "ci95_high", "total", *besides} <= set(child.data.metrics)
+        assert {metric, "ci95_low", "ci95_high", "total", *further} <= set(child.data.metrics)
         result = json.loads(done.artifacts(child)["result.json"].read_text())
         assert result["metrics"] == pytest.approx(child.data.metrics)
     measured = [row for row in done.table if row["status"] == "ok"]
@@ -210,10 +210,10 @@ def test_a_corrected_detector_says_what_stays_in_float(files, tmp_path, correcti
         ("detection", ("task.head=ssd",), "task.head=ssd takes boxes [boxes, 4], decoded, and"),
         ("detection", ("data.images=null",), "data.images: got null, takes a folder of pictures"),
         ("custom", ("task.metric._target_=own_metric.none",), "got own_metric.none"),
-        ("binary", ("task.threshold=2",), "task.threshold: got 2.0, takes a fraction"),
+        ("binary", ("task.threshold=2",), "task.threshold: got 2, takes a fraction"),
     ],
 )
-def test_what_a_task_cannot_do_is_refused_in_one_line(files, tmp_path, task, more, message):
+def test_unsupported_settings_are_refused_in_one_line(files, tmp_path, task, more, message):
     done = run(tmp_path, files, task, *more)
     assert message in done.out + done.err
     assert len(done.errors) <= 1

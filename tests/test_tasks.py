@@ -1,4 +1,4 @@
-"""The contract of a task, over all of them; and the statistics, against what is published."""
+"""The contract of every task, and the statistics against published values."""
 
 import math
 from collections.abc import Callable
@@ -26,21 +26,33 @@ from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingE
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
 from resnet8ptq.tasks import (
+    agreement,
+    anomaly,
     binary,
-    bootstrap,
     classification,
     custom,
+    deviation,
     distortion,
     registry,
+    regression,
     statistics,
 )
-from resnet8ptq.tasks.agreement import Deviation, DeviationPaired
-from resnet8ptq.tasks.anomaly import Anomaly
-from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES, Outputs, Setting, Targets, Task
+from resnet8ptq.tasks.bootstrap import Replicates
+from resnet8ptq.tasks.contract import (
+    LOGITS,
+    PROBABILITIES,
+    VALUES,
+    Comparison,
+    Outputs,
+    Paired,
+    Setting,
+    Targets,
+    Task,
+)
+from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
 from resnet8ptq.tasks.detection.heads import Frame
-from resnet8ptq.tasks.detection.task import Detection
-from resnet8ptq.tasks.regression import Regression
+from resnet8ptq.tasks.deviation import DeviationValues
 
 ITEMS = 120
 RANDOM = np.random.default_rng(0)
@@ -53,22 +65,22 @@ NAMES = tuple("abcdefg")
 
 
 def mean_error(outputs, targets):
-    """A metric of the user's own."""
+    """A metric of a user: a number."""
     return float(np.abs(outputs - targets).mean())
 
 
 def errors(outputs, targets):
-    """The same with a value for each sample."""
+    """A metric of a user: a value for each sample."""
     return np.abs(outputs - targets).mean(axis=1)
 
 
 def largest(outputs, targets):
-    """One that a user may get wrong."""
+    """A metric with a mistake."""
     return outputs.max(axis=0)
 
 
 class Scaled:
-    """One with settings."""
+    """A metric with settings."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -108,13 +120,13 @@ def noisy_pair(noise: float, seed: int = 1) -> Outputs:
 
 def boxes() -> np.ndarray:
     """Two boxes in each picture, of three classes."""
-    found = []
+    pictures = []
     for number, label in enumerate(CLASSES % 3):
         left = float(number % 20)
         pair = [([left, 5.0, 20.0, 20.0], 400.0, label, False)]
         pair.append(([left + 30, 30.0, 20.0, 25.0], 500.0, (label + 1) % 3, False))
-        found.append(Annotated(number, 64, 96, (1.0, 1.0), (0.0, 0.0), pair))
-    return pack(found)
+        pictures.append(Annotated(number, 64, 96, (1.0, 1.0), (0.0, 0.0), pair))
+    return pack(pictures)
 
 
 BOXES = boxes()
@@ -130,24 +142,24 @@ def noisy_boxes(noise: float, seed: int = 1) -> Outputs:
     return Outputs((detections,), None, VALUES)
 
 
-def black(places: np.ndarray) -> np.ndarray:
-    return np.zeros((len(places), 64, 96, 3), np.uint8)
+def black(indices: np.ndarray) -> np.ndarray:
+    return np.zeros((len(indices), 64, 96, 3), np.uint8)
 
 
-def detector() -> Detection:
+def detector() -> Task:
     config = DetectionConfig(resamples=300)
     frame = Frame(64, 96, 3, {"rows": (4, 6)}, config)
-    return Detection(("red", "green", "blue"), Decoder("detections", frame, (0, 1, 2)), config)
+    decoder = Decoder("detections", frame, (0, 1, 2))
+    return detection.build(("red", "green", "blue"), decoder, config.resamples)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A task, what is known of the samples, and what a model makes of them with so much noise."""
+    """A task, its targets, and the outputs of a model with some noise."""
 
     task: Task
     targets: Targets
     outputs: Callable[..., Outputs]
-    against_fp32: bool = False
 
 
 def windows(chosen: slice | np.ndarray) -> np.ndarray:
@@ -155,26 +167,21 @@ def windows(chosen: slice | np.ndarray) -> np.ndarray:
 
 
 def own(metric: Any) -> Task:
-    return replace(custom.Custom(), call=metric, direction="minimize", resamples=500)
+    return custom.build(CustomConfig(direction="minimize", resamples=500), metric)
 
 
 CASES = {
-    "classification": Case(classification.Classification(NAMES), Targets(CLASSES), noisy_classes),
-    "binary": Case(binary.Binary(("no", "yes")), Targets(TWO), noisy_two),
-    "anomaly": Case(Anomaly(), Targets(CLIPS % 2, None, windows), noisy_windows),
-    "clips": Case(Anomaly(), Targets(CLIPS % 2, CLIPS, windows), noisy_windows),
-    "mae": Case(Regression(resamples=500), Targets(TARGETS), noisy_values),
-    "rmse": Case(Regression(primary="rmse", resamples=500), Targets(TARGETS), noisy_values),
+    "classification": Case(classification.build(NAMES), Targets(CLASSES), noisy_classes),
+    "binary": Case(binary.build(("no", "yes")), Targets(TWO), noisy_two),
+    "anomaly": Case(anomaly.build(), Targets(CLIPS % 2, None, windows), noisy_windows),
+    "clips": Case(anomaly.build(), Targets(CLIPS % 2, CLIPS, windows), noisy_windows),
+    "mae": Case(regression.build(resamples=500), Targets(TARGETS), noisy_values),
+    "rmse": Case(regression.build("rmse", resamples=500), Targets(TARGETS), noisy_values),
     "number": Case(own(mean_error), Targets(TARGETS), noisy_values),
-    "number for each": Case(own(errors), Targets(TARGETS), noisy_values),
+    "numbers": Case(own(errors), Targets(TARGETS), noisy_values),
     "detection": Case(detector(), Targets(BOXES, pictures=black), noisy_boxes),
-    "agreement": Case(registry._find("agreement")(), Targets(), noisy_classes, against_fp32=True),
-    "deviation": Case(
-        replace(registry._find("deviation")(), outputs=("scores", "boxes")),  # type: ignore[call-arg]
-        Targets(),
-        noisy_pair,
-        against_fp32=True,
-    ),
+    "agreement": Case(agreement.build(), Targets(), noisy_classes),
+    "deviation": Case(deviation.build(("scores", "boxes")), Targets(), noisy_pair),
 }
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -184,36 +191,34 @@ def test_every_task_has_a_case():
 
 
 def compare(case: Case, noise: float, other: float = 0.0):
-    found = (case.task.score(case.outputs(each), case.targets) for each in (noise, other))
-    return case.task.compare(*found)
+    outputs = (case.outputs(amount) for amount in (noise, other))
+    return case.task.compare(*(case.task.score(values, case.targets) for values in outputs))
 
 
-def known(metrics):
+def defined(metrics):
     return {key: value for key, value in metrics.items() if value is not None}
 
 
 @every
 def test_a_model_beside_itself_differs_in_nothing(case):
-    found = compare(case, 0.0)
-    metrics = known(case.task.metrics(found))
-    assert found.delta == metrics["drop"] == 0
+    comparison = compare(case, 0.0)
+    metrics, value = defined(case.task.metrics(comparison)), comparison.model.value
+    assert comparison.delta == metrics["drop"] == 0
     assert metrics.get("p_value", 1.0) == 1
     assert metrics.get("delta_ci95_low", 0) <= 0 <= metrics.get("delta_ci95_high", 0)
-    assert found.paired.against(found.paired) == 1
-    assert metrics[case.task.metric.name] == found.model.value
-    low, high = metrics["ci95_low"], metrics["ci95_high"]
-    assert low <= found.model.value <= high
+    assert comparison.paired.against(comparison.paired) == 1
+    assert metrics[case.task.metric.name] == value
+    assert metrics["ci95_low"] <= value <= metrics["ci95_high"]
 
 
 @every
 def test_a_loss_is_within_a_wide_limit_and_beyond_a_narrow_one(case):
-    found = compare(case, 0.5)
-    metric, items = case.task.metric, found.model.total
-    drop = case.task.metrics(found)["drop"]
+    comparison = compare(case, 0.5)
+    metric, items = case.task.metric, comparison.model.total
+    drop = case.task.metrics(comparison)["drop"]
     assert drop > 0
-    margins = [
-        found.paired.margin(metric, limit, items) for limit in (0.01 * drop, drop, 2 * drop + 0.3)
-    ]
+    limits, paired = (0.01 * drop, drop, 2 * drop + 0.3), comparison.paired
+    margins = [paired.margin(metric, limit, items) for limit in limits]
     narrow, same, wide = (margin.p_within for margin in margins)
     assert narrow > 0.5 > wide
     assert 0.05 < same < 0.95
@@ -223,94 +228,89 @@ def test_a_loss_is_within_a_wide_limit_and_beyond_a_narrow_one(case):
 
 @every
 def test_a_worse_model_is_told_apart(case):
-    found = compare(case, 3.0)
-    metrics = case.task.metrics(found)
+    comparison = compare(case, 3.0)
+    metrics = case.task.metrics(comparison)
     assert metrics["drop"] > 0
-    if case.against_fp32:  # the yardstick is measured against nothing
-        assert not [
-            key for key in metrics if key.startswith(("baseline_", "p_value", "delta"))
-        ] or ({metrics[key] for key in metrics if key.startswith(("p_value", "delta"))} == {None})
+    if case.task.name in ("agreement", "deviation"):  # FP32 is the reference, and not measured
+        unmeasured = ("baseline_", "p_value", "delta")
+        assert not [key for key in defined(metrics) if key.startswith(unmeasured)]
     else:
         assert metrics["p_value"] < 0.01
         low, high = metrics["delta_ci95_low"], metrics["delta_ci95_high"]
-        assert low <= found.delta <= high
+        assert low <= comparison.delta <= high
         assert not low <= 0 <= high
     better = compare(case, 0.05)
-    assert found.paired.against(better.paired) < 0.01
-    assert found.paired.against(better.paired) == better.paired.against(found.paired)
-    if case.task.name not in ("binary", "detection"):  # no logits; no outputs as they were
-        assert found.sqnr_db < better.sqnr_db
+    p_value = comparison.paired.against(better.paired)
+    assert p_value == better.paired.against(comparison.paired) < 0.01
+    if case.task.name not in ("binary", "detection"):  # without logits, or without raw outputs
+        assert comparison.sqnr_db < better.sqnr_db
 
 
 @every
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_order_of_the_samples_does_not_matter(case, seed):
     order = np.random.default_rng(seed).permutation(ITEMS)
-    given, targets = case.outputs(0.5), case.targets
+    task, targets = case.task, case.targets
     labels, groups = (
-        None if each is None else each[order] for each in (targets.labels, targets.groups)
+        None if array is None else array[order] for array in (targets.labels, targets.groups)
     )
-    turned = Targets(labels, groups, lambda part: WINDOWS[order][part])
-    reference = case.outputs(0.0)
-    found = case.task.compare(*(case.task.score(each, targets) for each in (given, reference)))
-    other = case.task.compare(
-        *(
-            case.task.score(Outputs(tuple(v[order] for v in each.values), None, each.final), turned)
-            for each in (given, reference)
-        )
+    shuffled = Targets(labels, groups, lambda part: WINDOWS[order][part])
+
+    def shuffle(outputs: Outputs) -> Outputs:
+        return Outputs(tuple(values[order] for values in outputs.values), None, outputs.final)
+
+    other = task.compare(*(task.score(shuffle(case.outputs(n)), shuffled) for n in (0.5, 0.0)))
+    comparison = compare(case, 0.5)
+    assert other.model.value == pytest.approx(comparison.model.value, rel=1e-6)
+    assert other.delta == pytest.approx(comparison.delta, rel=1e-4, abs=1e-9)
+    expected, metrics = (
+        defined(pair.model.more() | task.pair_metrics(pair)) for pair in (comparison, other)
     )
-    assert other.model.value == pytest.approx(found.model.value, rel=1e-6)
-    assert other.delta == pytest.approx(found.delta, rel=1e-4, abs=1e-9)
-    mores = (known(each.model.more() | each.more()) for each in (found, other))
-    for (key, value), (_, turned_value) in zip(
-        *(sorted(more.items()) for more in mores), strict=True
-    ):
-        assert turned_value == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @every
-def test_what_is_kept_reads_back(case, tmp_path):
+def test_kept_values_read_back(case, tmp_path):
     """A report made later tests runs against each other as one made now would."""
     runs = [compare(case, noise) for noise in (0.5, 0.7)]
     kept = []
-    for number, found in enumerate(runs):
-        np.savez_compressed(tmp_path / f"{number}.npz", **case.task.arrays(found))
-        with np.load(tmp_path / f"{number}.npz", allow_pickle=False) as read:
-            kept.append(case.task.paired.read(read))
+    for number, comparison in enumerate(runs):
+        path = tmp_path / f"{number}.npz"
+        np.savez_compressed(path, **case.task.arrays(comparison))
+        with np.load(path, allow_pickle=False) as arrays:
+            kept.append(case.task.test.read(arrays))
     assert kept[0].against(kept[1]) == runs[0].paired.against(runs[1].paired)
     assert kept[0].by_class(2) == runs[0].paired.by_class(2)
     with pytest.raises((KeyError, ValueError)):
-        case.task.paired.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
+        case.task.test.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
 
 
 @every
-def test_a_report_knows_the_task_by_what_is_logged(case):
+def test_a_report_recalls_the_task_from_the_params(case):
     params = case.task.describe()
     if case.task.name == "regression":
-        params["task.primary"] = case.task.primary
+        params["task.primary"] = case.task.metric.name
     if case.task.name == "custom":
         params |= {"task.direction": "minimize", "task.metric._target_": "own.metric"}
-    found = registry.recall(params, case.task.class_names)
-    assert found.name == case.task.name
-    assert replace(found.metric, title="") == replace(case.task.metric, title="")
-    in_report = case.task.name != "detection"  # of which each class is in the run's own files
-    assert found.class_names == (case.task.class_names if in_report else ())
+    recalled = registry.recall(params, case.task.class_names)
+    assert recalled.name == case.task.name
+    assert replace(recalled.metric, title="") == replace(case.task.metric, title="")
+    in_report = case.task.name != "detection"  # whose classes are in the files of the run
+    assert recalled.class_names == (case.task.class_names if in_report else ())
 
 
 @every
-def test_figures_and_tables_are_those_that_are_announced(case):
-    found = compare(case, 0.5)
-    drawn = case.task.figures(found, "title $ with \\frac{")
-    assert list(drawn) == list(case.task.figure_files)
-    for rows in case.task.tables(found).values():
+def test_every_task_draws_its_figures_and_fills_its_tables(case):
+    comparison = compare(case, 0.5)
+    figures = case.task.figures(comparison, "title $ with \\frac{")
+    assert list(figures) == list(case.task.figure_files)
+    for rows in case.task.tables(comparison).values():
         assert len({len(row) for row in rows}) == 1
-    assert case.task.metric.show(found.model.value) in case.task.summary(found) or (
-        str(found.model.correct) in case.task.summary(found)
-    )
+    assert case.task.metric.show(comparison.model.value) in case.task.summary(comparison)
 
 
 @pytest.mark.parametrize("name", ["no such task", "../x"])
-def test_a_store_names_no_code(name):
+def test_a_store_cannot_name_code(name):
     with pytest.raises(TrackingError, match="scored_as: "):
         registry.recall({"scored_as": name})
     with pytest.raises(TrackingError, match="scored_as: "):
@@ -325,7 +325,7 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("data", "name"),
     [
         (setting(TWO), "classification"),
         (setting(TARGETS), "regression"),
@@ -337,13 +337,13 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
         (setting(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
     ],
 )
-def test_the_task_that_fits(given, name, caplog):
+def test_the_task_that_fits(data, name, caplog):
     caplog.set_level("INFO")
-    registry._say.cache_clear()
+    registry._log_choice.cache_clear()
     for _ in range(2):
-        assert registry.make(TaskConfig(), given).name == name
-    [said] = [line for line in caplog.messages if line.startswith("task=auto took ")]
-    assert said.startswith(f"task=auto took {name}: ")  # once, with what it follows from
+        assert registry.make(TaskConfig(), data).name == name
+    [line] = [line for line in caplog.messages if line.startswith("task=auto took ")]
+    assert line.startswith(f"task=auto took {name}: ")  # once, with the reason
 
 
 def test_every_task_that_auto_takes_has_its_reason():
@@ -354,7 +354,7 @@ def test_every_task_that_auto_takes_has_its_reason():
 
 
 NOISE = RANDOM.normal(size=(ITEMS, 7)).astype(np.float32)
-BROKEN = {  # what a broken network returns, by the task
+BROKEN = {  # outputs of a broken network by task
     "classification": Outputs((np.eye(7, dtype=np.float32)[np.zeros(ITEMS, int)],)),
     "binary": Outputs((drawn(4).random((ITEMS, 1)).astype(np.float32),), None, PROBABILITIES),
     "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
@@ -364,23 +364,21 @@ BROKEN = {  # what a broken network returns, by the task
 
 
 @every
-def test_fp32_that_works_is_not_doubted(case):
+def test_a_good_fp32_network_is_not_doubted(case):
     scores = case.task.score(case.outputs(0.0), case.targets)
     assert case.task.doubt(scores, None) is None
 
 
-@every
+@pytest.mark.parametrize("case", [case for case in CASES.values() if case.task.name in BROKEN])
 def test_fp32_at_chance_is_doubted(case):
-    if case.task.name not in BROKEN:
-        pytest.skip("has no chance")
     scores = case.task.score(BROKEN[case.task.name], case.targets)
     doubt = case.task.doubt(scores, None)
     assert doubt is not None
     assert doubt.startswith(("NEAR CHANCE, ", "NO BETTER THAN THE MEAN, ", "NEAR ZERO, "))
 
 
-def test_values_that_are_all_the_same_doubt_nothing():
-    task, same = Regression(resamples=100), Targets(np.ones((20, 1), np.float32))
+def test_constant_targets_raise_no_doubt():
+    task, same = regression.build(resamples=100), Targets(np.ones((20, 1), np.float32))
     outputs = Outputs((np.full((20, 1), 1.1, np.float32),), None, VALUES)
     assert task.doubt(task.score(outputs, same), None) is None
 
@@ -388,31 +386,30 @@ def test_values_that_are_all_the_same_doubt_nothing():
 # The limit of outputs without labels
 
 
-def compared_at(db: float, items: int = 300) -> Any:
-    """Outputs with noise of just this SQNR, two of them: one is ten thousand times as large."""
+def compared_at(db: float, items: int = 300) -> tuple[Task, Comparison]:
+    """Compare two outputs with noise of this SQNR; one is ten thousand times as large."""
     random = drawn(int(db))
     signal = [scale * random.normal(size=(items, 8)) for scale in (1, 1e4)]
     noise = [random.normal(size=(items, 8)) for _ in signal]
     scale = 10 ** (-db / 20)
-    made = [
+    noisy = [
         x + scale * n * np.linalg.norm(x) / np.linalg.norm(n)
         for x, n in zip(signal, noise, strict=True)
     ]
-    task = Deviation((), ("a", "b"))
-    model, fp32 = (Outputs(tuple(each), None, VALUES) for each in (made, signal))
-    none = Targets()
-    return task, task.compare(task.score(model, none), task.score(fp32, none))
+    task = deviation.build(("a", "b"))
+    outputs = (Outputs(tuple(values), None, VALUES) for values in (noisy, signal))
+    return task, task.compare(*(task.score(values, Targets()) for values in outputs))
 
 
 @pytest.mark.parametrize(("db", "outcome"), [(28, PASS), (22, FAIL), (25.05, UNDECIDED)])
 def test_without_labels_the_limit_is_an_sqnr(db, outcome):
-    task, found = compared_at(db)
-    assert found.sqnr_db == pytest.approx(db)
-    kept = task.paired.read(found.paired.arrays())
+    task, comparison = compared_at(db)
+    assert comparison.sqnr_db == pytest.approx(db)
+    kept = task.test.read(comparison.paired.arrays())
     limit = task.metric.limit(ReportConfig())
     [verdict] = decide([kept.margin(task.metric, limit, 300)], [300])
     assert verdict.outcome == outcome
-    metrics = task.metrics(found)
+    metrics = task.metrics(comparison)
     assert metrics["drop"] == pytest.approx(10 ** (-db / 10))
     assert (metrics["drop"] <= limit) == (db > 25)
     assert task.metric.say_limit(ReportConfig()) == "SQNR of at least 25 dB against FP32"
@@ -425,19 +422,14 @@ def test_the_bound_of_the_sqnr_keeps_its_level():
     for _ in range(2000):
         signal = random.chisquare(8, 200) / 8
         noise = 0.01 * random.chisquare(8, 200) / 8
-        paired = DeviationPaired(noise, noise, noise=noise, signal=signal)
-        wrong += paired.margin(Deviation().metric, 0.01, 200).p_within < 0.05
+        values = DeviationValues(replicates=noise, noise=noise, signal=signal)
+        margin = values.margin(values, deviation.RELATIVE_ERROR, 0.01, 200)
+        wrong += margin.p_within < 0.05
     assert 0.03 < wrong / 2000 < 0.08
 
 
-def test_runs_that_have_kept_no_noise_are_undecided():
-    replicates = drawn(1).random(200)
-    old = DeviationPaired.read({"replicates": replicates, "baseline_replicates": replicates})
-    assert str(decide([old.margin(Deviation().metric, 0.01, 50)], [50])[0]) == "undecided"
-
-
 @pytest.mark.parametrize(
-    ("name", "given", "error", "message"),
+    ("name", "data", "error", "message"),
     [
         ("classification", setting(None), ConfigError, "labels of pets are none, takes classes"),
         ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], takes classes"),
@@ -457,9 +449,9 @@ def test_runs_that_have_kept_no_noise_are_undecided():
         ("agreement", setting(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(name, given, error, message):
+def test_data_that_do_not_fit_are_refused_in_one_line(name, data, error, message):
     with pytest.raises(error) as caught:
-        registry.make(registry._find(name).schema(name=name), given)
+        registry.make(registry._find(name).schema(name=name), data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -470,11 +462,11 @@ def test_options_need_their_group():
 
 
 def test_a_network_may_know_more_classes_than_unnamed_samples_show():
-    given = setting(TWO, {"out": (5,)}, named=False)
-    assert registry.make(TaskConfig(), given).class_names == ("0", "1", "2", "3", "4")
+    data = setting(TWO, {"out": (5,)}, named=False)
+    assert registry.make(TaskConfig(), data).class_names == ("0", "1", "2", "3", "4")
 
 
-# The user's own metric
+# A metric of the user
 
 
 def made(target: str | None, **arguments: Any) -> Task:
@@ -491,15 +483,15 @@ def test_functions_and_classes_are_called():
 
 
 def test_other_code_of_a_metric_is_another_identity(tmp_path, monkeypatch):
-    """A sweep that is continued must not take what another metric found."""
+    """A resumed sweep must not take results of another metric."""
     monkeypatch.syspath_prepend(tmp_path)
-    found = []
+    fingerprints = []
     for number in (1, 2):
         path = tmp_path / "edited_metric.py"
         path.write_text(f"def metric(outputs, targets):\n    return {number}\n")
         config = CustomConfig(metric={"_target_": "edited_metric.metric"})
-        found.append(registry.fingerprint(config))
-    assert found[0] != found[1]
+        fingerprints.append(registry.fingerprint(config))
+    assert fingerprints[0] != fingerprints[1]
     assert registry.fingerprint(CustomConfig(metric={"_target_": "math.sqrt"})) == ""
     assert registry.fingerprint(TaskConfig()) == registry.fingerprint(BinaryConfig()) == ""
 
@@ -514,7 +506,7 @@ def test_other_code_of_a_metric_is_another_identity(tmp_path, monkeypatch):
         ("math.sqrt", "sqrt failed"),
     ],
 )
-def test_what_is_no_metric_is_refused_in_one_line(target, message):
+def test_a_wrong_metric_is_refused_in_one_line(target, message):
     with pytest.raises(ConfigError, match=message) as caught:
         made(target).score(noisy_values(0.5), Targets(TARGETS))
     assert "\n" not in str(caught.value)
@@ -524,19 +516,19 @@ def test_what_is_no_metric_is_refused_in_one_line(target, message):
 
 
 def test_classification_agrees_with_scikit_learn():
-    found = classification.Classification(NAMES).score(noisy_classes(2.0), Targets(CLASSES))
-    more = found.more()
-    assert more["macro_f1"] == pytest.approx(f1_score(CLASSES, found.predictions, average="macro"))
-    expected = top_k_accuracy_score(CLASSES, found.probabilities, k=5)
+    scores = classification.score(noisy_classes(2.0), Targets(CLASSES))
+    more, predictions = scores.more(), scores.hits.predictions
+    assert more["macro_f1"] == pytest.approx(f1_score(CLASSES, predictions, average="macro"))
+    expected = top_k_accuracy_score(CLASSES, scores.probabilities, k=5)
     assert more["top5_accuracy"] == pytest.approx(expected)
 
 
 def test_regression_agrees_with_scikit_learn():
-    found = Regression().score(noisy_values(0.5), Targets(TARGETS))
+    scores = regression.build().score(noisy_values(0.5), Targets(TARGETS))
     [values] = noisy_values(0.5).values
-    assert found.value == pytest.approx(mean_absolute_error(TARGETS, values), rel=1e-5)
+    assert scores.value == pytest.approx(mean_absolute_error(TARGETS, values), rel=1e-5)
     of_all = sklearn_rmse(TARGETS.ravel(), values.ravel())
-    assert found.more()["rmse"] == pytest.approx(of_all, rel=1e-5)
+    assert scores.more()["rmse"] == pytest.approx(of_all, rel=1e-5)
 
 
 @given(
@@ -545,30 +537,29 @@ def test_regression_agrees_with_scikit_learn():
 )
 @settings(deadline=None, max_examples=50)
 def test_auc_is_scikit_learns_with_ties(scores, positive):
-    found = statistics.auc(scores, positive)
-    assert found.value == pytest.approx(roc_auc_score(positive, scores))
+    area = statistics.auc(scores, positive)
+    assert area.value == pytest.approx(roc_auc_score(positive, scores))
     turned = statistics.auc(-scores, positive)
-    assert turned.value == pytest.approx(1 - found.value)
-    low, high = found.interval
-    assert 0 <= low <= found.value <= high <= 1
+    assert turned.value == pytest.approx(1 - area.value)
+    low, high = area.interval
+    assert 0 <= low <= area.value <= high <= 1
 
 
 @pytest.mark.parametrize("groups", [None, CLIPS])
 def test_anomaly_scores_are_means_over_clips(groups):
     outputs = noisy_windows(0.3)
-    found = Anomaly(max_fpr=0.2).score(outputs, Targets(CLIPS % 2, groups, windows))
-    each = ((outputs.values[0] - WINDOWS) ** 2).mean(axis=1)
-    scores, labels = each, CLIPS % 2
+    scores = anomaly.build(max_fpr=0.2).score(outputs, Targets(CLIPS % 2, groups, windows))
+    errors, labels = ((outputs.values[0] - WINDOWS) ** 2).mean(axis=1), CLIPS % 2
     if groups is not None:
-        scores, labels = each.reshape(-1, 2).mean(axis=1), np.arange(ITEMS // 2) % 2
-    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
-    assert found.value == pytest.approx(roc_auc_score(labels, scores))
-    assert found.more()["pauc"] == pytest.approx(roc_auc_score(labels, scores, max_fpr=0.2))
+        errors, labels = errors.reshape(-1, 2).mean(axis=1), np.arange(ITEMS // 2) % 2
+    np.testing.assert_allclose(scores.scores, errors, rtol=1e-5)
+    assert scores.value == pytest.approx(roc_auc_score(labels, errors))
+    assert scores.more()["pauc"] == pytest.approx(roc_auc_score(labels, errors, max_fpr=0.2))
 
 
 def test_the_windows_of_a_clip_have_one_label():
     with pytest.raises(DataError, match="a group has samples of both labels"):
-        Anomaly().score(noisy_windows(0.3), Targets(np.arange(ITEMS) % 2, CLIPS, windows))
+        anomaly.build().score(noisy_windows(0.3), Targets(np.arange(ITEMS) % 2, CLIPS, windows))
 
 
 def test_one_output_is_two_classes():
@@ -581,11 +572,11 @@ def test_one_output_is_two_classes():
         Outputs((np.concatenate([1 - one, one], axis=1),)),
         Outputs((np.concatenate([0 * logit, logit], axis=1),), None, LOGITS),
     )
-    task = binary.Binary(("no", "yes"), threshold=0.3)
+    task = binary.build(("no", "yes"), threshold=0.3)
     for outputs in same:
-        found = task.score(outputs, Targets(TWO))
-        assert found.accuracy == ((one[:, 0] > 0.3) == TWO).mean()
-        assert found.value == pytest.approx(roc_auc_score(TWO, one[:, 0]))
+        scores = task.score(outputs, Targets(TWO))
+        assert scores.more()["accuracy"] == ((one[:, 0] > 0.3) == TWO).mean()
+        assert scores.value == pytest.approx(roc_auc_score(TWO, one[:, 0]))
 
 
 def hits(cells):
@@ -621,9 +612,9 @@ def test_tango_takes_the_likeliest_probabilities_under_the_limit(cells, limit):
     likely += (both + none) * np.log(1 - limit - 2 * won_at)
     chosen = won_at[likely.argmax()]
     error = np.sqrt(total * (2 * chosen + limit - limit**2))
-    found = statistics.tango(lost, won, total, limit)
-    assert found.z == pytest.approx((lost - won - total * limit) / error, rel=2e-3, abs=2e-3)
-    assert found.correction == pytest.approx(0.5 / error, rel=2e-3)
+    margin = statistics.tango(lost, won, total, limit)
+    assert margin.z == pytest.approx((lost - won - total * limit) / error, rel=2e-3, abs=2e-3)
+    assert margin.correction == pytest.approx(0.5 / error, rel=2e-3)
 
 
 @given(st.tuples(*[st.integers(0, 60)] * 4))
@@ -761,7 +752,7 @@ def test_p_values_near_the_floor_keep_their_level():
     weights = np.stack([np.bincount(d, minlength=items) for d in statistics.resample(items, 199)])
     assert len(weights) == resamples
     values = random.normal(size=(items, sweeps))
-    p_values = np.array([statistics.bootstrap_p(each) for each in (weights @ values / items).T])
+    p_values = np.array([statistics.bootstrap_p(column) for column in (weights @ values / items).T])
     exact = stats.ttest_1samp(values, 0).pvalue
     for level in (0.05, 0.01, 0.002, 0.0005):
         assert 0.4 < (p_values <= level).sum() / (exact <= level).sum() < 2.5
@@ -770,17 +761,17 @@ def test_p_values_near_the_floor_keep_their_level():
 def test_a_difference_can_be_significant_among_hundreds_of_models():
     """AP 1 beside 50 others: counted, Holm's smallest p-value was 0.051."""
     random = np.random.default_rng(0)
-    best = bootstrap.Paired(np.ones(2000), np.ones(2000))
-    other = bootstrap.Paired(0.5 + 0.02 * random.normal(size=2000), np.ones(2000))
-    assert max(statistics.holm([best.against(other)] * 51)) < 1e-6
+    best, other = Replicates(np.ones(2000)), Replicates(0.5 + 0.02 * random.normal(size=2000))
+    assert max(statistics.holm([best.against(other)[1]] * 51)) < 1e-6
 
 
 def test_a_limit_that_is_a_fraction_is_as_uncertain_as_the_baseline():
     """With errors of exactly 1.5 times FP32's, a limit of 0.5 is met by none or all replicates."""
     random = np.random.default_rng(1)
     base = 1 + 0.1 * random.normal(size=1000)
-    paired = bootstrap.Paired(1.5 * base + 1e-3 * random.normal(size=1000), base)
-    metric = Regression().metric
+    model = 1.5 * base + 1e-3 * random.normal(size=1000)
+    paired = Paired(Replicates(model), Replicates(base))
+    metric = regression.build().metric
     near, beyond = (paired.margin(metric, drop, 200) for drop in (0.5, 0.49))
     assert abs(near.z) < 0.5
     assert beyond.z > 5
@@ -793,17 +784,17 @@ def test_delong_agrees_with_a_bootstrap(seed):
     positive = np.arange(400) % 3 == 0
     shared = random.normal(size=400)
     ours, theirs = (positive + shared + random.normal(size=400) for _ in range(2))
-    found = [statistics.auc(scores, positive) for scores in (ours, theirs)]
-    low, high = statistics.delong(*found)[0]
+    areas = [statistics.auc(scores, positive) for scores in (ours, theirs)]
+    low, high = statistics.delong(*areas)[0]
 
     def difference(chosen):
         return np.subtract(
-            *(statistics.auc(each[chosen], positive[chosen]).value for each in (ours, theirs))
+            *(statistics.auc(scores[chosen], positive[chosen]).value for scores in (ours, theirs))
         )
 
     error = statistics.bootstrap(difference, 400, 300).std()
     assert (high - low) / (2 * statistics.Z95) == pytest.approx(error, rel=0.25)
-    assert low <= found[0].value - found[1].value <= high
+    assert low <= areas[0].value - areas[1].value <= high
 
 
 @given(
@@ -812,7 +803,7 @@ def test_delong_agrees_with_a_bootstrap(seed):
 )
 @settings(deadline=None, max_examples=50)
 def test_delong_s_variance_is_that_of_the_structural_components(scores, positives):
-    """By all pairs of a positive and a negative; of a single one the variance is taken for 0."""
+    """By all pairs of a positive and a negative; the variance of a single value counts as 0."""
 
     def variance(pairs):
         """Of pairs [positives, negatives]."""
@@ -820,18 +811,18 @@ def test_delong_s_variance_is_that_of_the_structural_components(scores, positive
         return sum(values.var(ddof=1) / values.size for values in of if values.size > 1)
 
     positive = np.arange(12) < positives
-    found = [statistics.auc(each, positive) for each in scores]
-    pairs = [(np.sign(each[positive][:, None] - each[~positive]) + 1) / 2 for each in scores]
+    areas = [statistics.auc(row, positive) for row in scores]
+    pairs = [(np.sign(row[positive][:, None] - row[~positive]) + 1) / 2 for row in scores]
     value, half_width = pairs[0].mean(), statistics.Z95 * np.sqrt(variance(pairs[0]))
-    assert found[0].value == pytest.approx(value)
-    assert found[0].of_positives == pytest.approx(pairs[0].mean(axis=1))
-    assert found[0].of_negatives == pytest.approx(pairs[0].mean(axis=0))
+    assert areas[0].value == pytest.approx(value)
+    assert areas[0].of_positives == pytest.approx(pairs[0].mean(axis=1))
+    assert areas[0].of_negatives == pytest.approx(pairs[0].mean(axis=0))
     ends = max(value - half_width, 0), min(value + half_width, 1)
-    assert found[0].interval == pytest.approx(ends, abs=1e-7)
+    assert areas[0].interval == pytest.approx(ends, abs=1e-7)
 
     difference, error = pairs[0].mean() - pairs[1].mean(), np.sqrt(variance(pairs[0] - pairs[1]))
-    assert statistics.delong_error(*found) == pytest.approx(error, abs=1e-7)
-    (low, high), p_value = statistics.delong(*found)
+    assert statistics.delong_error(*areas) == pytest.approx(error, abs=1e-7)
+    (low, high), p_value = statistics.delong(*areas)
     assert (low + high) / 2 == pytest.approx(difference, abs=1e-7)
     assert (high - low) / 2 == pytest.approx(statistics.Z95 * error, abs=1e-7)
     if error > 1e-7:
@@ -852,7 +843,7 @@ def test_delong_keeps_its_level():
     for seed in range(400):
         random = np.random.default_rng(seed)
         scores = positive + random.normal(size=(3, 200))
-        pair = [statistics.auc(scores[2] + scores[each], positive) for each in (0, 1)]
+        pair = [statistics.auc(scores[2] + row, positive) for row in scores[:2]]
         p_values.append(statistics.delong(*pair)[1])
     assert 0.02 < (np.array(p_values) < 0.05).mean() < 0.09
 
@@ -874,9 +865,9 @@ def test_the_bootstrap_is_scipys(shift):
         n_resamples=4000,
         rng=0,
     )
-    found = statistics.bootstrap_interval(replicates[0] - replicates[1])
+    interval = statistics.bootstrap_interval(replicates[0] - replicates[1])
     width = expected.confidence_interval.high - expected.confidence_interval.low
-    assert found == pytest.approx(expected.confidence_interval, abs=0.06 * width)
+    assert interval == pytest.approx(expected.confidence_interval, abs=0.06 * width)
     p_value = statistics.bootstrap_p(replicates[0] - replicates[1])
     assert p_value == pytest.approx(stats.ttest_rel(ours, theirs).pvalue, abs=0.03)
 
@@ -901,18 +892,17 @@ def test_a_thousand_classes_stay_readable():
     random = np.random.default_rng(0)
     labels = random.integers(0, 1000, 3000)
     names = tuple(f"class {number}" for number in range(1000))
-    task = classification.Classification(names)
+    task = classification.build(names)
     pair = []
     for noise in (1.0, 1.1):
         logits = random.normal(size=(3000, 1000)).astype(np.float32) * noise
         logits[np.arange(3000), labels] += 4
         pair.append(task.score(Outputs((logits,), None, LOGITS), Targets(labels)))
-    found = task.compare(*pair)
-    metrics = task.metrics(found)
-    assert len(metrics) < 40
+    comparison = task.compare(*pair)
+    assert len(task.metrics(comparison)) < 40
     assert task.few_names == ()
-    assert len(task.tables(found)["per_class.csv"]) == 1001
-    for figure in task.figures(found, "many").values():
+    assert len(task.tables(comparison)["per_class.csv"]) == 1001
+    for figure in task.figures(comparison, "many").values():
         assert len(figure.axes[0].get_xticks()) == 20
         assert "the 20 of 1000 classes" in (
             figure.axes[0].get_title() + getattr(figure, "get_suptitle", str)()

@@ -29,7 +29,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.classification import Scores
+from resnet8ptq.tasks.classification import ClassScores
 
 FileOf = Callable[..., Path]
 
@@ -105,9 +105,9 @@ def test_other_networks_are_unsupported(
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("dtype=w4a8", "stay as they are"),
-        ("+precision.plan={conv2d: 4}", "stay as they are"),
-        ("corrections.bias_correction=true", "stay as they are"),
+        ("dtype=w4a8", "stay unchanged"),
+        ("+precision.plan={conv2d: 4}", "stay unchanged"),
+        ("corrections.bias_correction=true", "stay unchanged"),
     ],
 )
 def test_dynamic_takes_the_converters_weights(override: str, reason: str) -> None:
@@ -243,10 +243,10 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
 
     predictor = dynamic.load(artifact.path, THREADS)
     test = shapes.test.take(np.arange(1000))
-    scores = Scores(
+    scores = ClassScores(
         np.concatenate([predictor.predict(b)[0] for b in test.batches(250)]), test.labels
     )
-    assert scores.accuracy > 0.85
+    assert scores.value > 0.85
     [batch] = shapes.test.take(np.arange(30)).batches(30)
     single = np.concatenate([predictor.predict(image[None])[0] for image in batch])
     np.testing.assert_array_equal(single, predictor.predict(batch)[0])  # ranges are an image's own

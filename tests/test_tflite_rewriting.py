@@ -439,7 +439,9 @@ def test_what_is_written_is_read_back(
     rewriting.check(content, held)
     last = names[-1]
     held[last] = replace(held[last], weights=held[last].weights + 1)
-    with pytest.raises(QuantizationError, match=f"{last}: the file holds other levels"):
+    with pytest.raises(
+        QuantizationError, match=f"{last}: the file does not hold the chosen levels"
+    ):
         rewriting.check(content, held)
 
 

@@ -250,7 +250,7 @@ def test_pt2e_float_output_is_not_rounded(quantize: Quantize) -> None:
         (["backend=torch", "format=qdq"], "QDQ and QOperator are ONNX's"),
         (["backend=torch", "slim=true"], r"backend\.freeze"),
         (["backend=torch", "method=dynamic", "dtype=uint8"], "qint8 weights"),
-        (["backend=torch", "method=dynamic", "symmetric.activations=true"], "as it comes"),
+        (["backend=torch", "method=dynamic", "symmetric.activations=true"], "affine"),
         (["backend=torch", "method=dynamic", "reduce_range=false"], "always takes 7 bits"),
         (["backend=torch_pt2e", "method=dynamic"], r"backend\.flow=pt2e and inductor are static"),
         (["backend=torch_pt2e", "calib=histogram"], r"backend\.flow=fx"),

@@ -19,7 +19,7 @@ from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.deploy import example
 from resnet8ptq.experiment.compatibility import fit
 from resnet8ptq.models import model
-from resnet8ptq.models.inspection import inspect, needs
+from resnet8ptq.models.summary import requirements, summarize
 
 RANDOM = np.random.default_rng(0)
 FLOATS = RANDOM.normal(size=(40, 6)).astype(np.float32)
@@ -155,12 +155,12 @@ def test_an_lstm_is_quantized_dynamically(quantized, tmp_path, cache_root):
     assert [n.op_type for n in proto.graph.node if "LSTM" in n.op_type] == ["DynamicQuantizeLSTM"]
     with pytest.raises(QuantizationError, match=r"; method=dynamic quantizes its LSTM$"):
         quantized(path, steps)
-    found = inspect(path, cache_root)
+    found = summarize(path, cache_root)
     assert (found.treatment("LSTM", "onnx"), found.treatment("LSTM", "torch")) == (
         "dynamic",
         "float",
     )
-    assert "method=dynamic with backend=onnx, to quantize LSTM" in needs(found)
+    assert "method=dynamic with backend=onnx, to quantize LSTM" in requirements(found)
 
 
 def write_if(path: Path, layer_outside: bool) -> Path:
@@ -185,10 +185,10 @@ def write_if(path: Path, layer_outside: bool) -> Path:
 
 def test_layers_inside_an_if_are_named(tmp_path, cache_root):
     with pytest.raises(ModelError, match=r"its layers are inside If, .* takes an export without"):
-        inspect(write_if(tmp_path / "around.onnx", layer_outside=False), cache_root)
-    found = inspect(write_if(tmp_path / "behind.onnx", layer_outside=True), cache_root)
+        summarize(write_if(tmp_path / "around.onnx", layer_outside=False), cache_root)
+    found = summarize(write_if(tmp_path / "behind.onnx", layer_outside=True), cache_root)
     assert found.layers == 1
-    assert "an export without If, to quantize the 2 layers inside it" in needs(found)
+    assert "an export without If, to quantize the 2 layers inside it" in requirements(found)
 
 
 # Inputs of integers
@@ -310,7 +310,9 @@ def test_other_inputs_are_asked_for_by_their_names(tmp_path, cache_root):
     ]
     takes = {"x": (TensorProto.FLOAT, ["N", 6]), "rate": (TensorProto.FLOAT, [])}
     path = network(tmp_path / "rate.onnx", nodes, {"w": weights(6, 4)}, takes, {"y": ["N", 4]})
-    assert any("model.inputs={rate: ...}" in line for line in needs(inspect(path, cache_root)))
+    assert any(
+        "model.inputs={rate: ...}" in line for line in requirements(summarize(path, cache_root))
+    )
 
 
 def test_a_run_and_its_deployed_folder_take_integers(tmp_path):

@@ -1,4 +1,4 @@
-"""What stands between the pipeline and a framework."""
+"""The interface between the pipeline and a framework: `Quantizer`, its artifact and predictor."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,24 +17,24 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 
-# A network on a batch: each of its outputs.
+# Runs a network on a batch; returns its outputs.
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
-Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: the values taken, and why no other
+Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, and why no others
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the settings come to in a framework; the defaults are those of dtype=fp32.
+    """The effect of the settings in a framework; the defaults are those of dtype=fp32.
 
     Attributes:
-        execution: `integer` where the artifact is meant for integer kernels, `simulated` where it
-            computes in float what those would, `float` for dtype=fp32. A run logs what came of it,
-            see `describe_execution`.
-        weight_bits, activation_bits: 8, or 7 with a reduced range; None where they are float, or
-            the framework has no say in it.
+        execution: `integer` if the artifact is meant for integer kernels, `simulated` if it
+            simulates them in float, `float` for dtype=fp32. The kernels that actually run are
+            counted later, see `describe_execution`.
+        weight_bits, activation_bits: 8, or 7 with a reduced range; None for float, or if the
+            framework does not tell.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
         file_format: of the artifact.
-        engine: torch's.
+        engine: of torch.
     """
 
     weight_dtype: str = "float32"
@@ -48,19 +48,19 @@ class Resolved:
     engine: str | None = None
 
     def to_params(self) -> dict[str, str]:
-        """Return what is known, by MLflow name; none is that of a config key."""
+        """Return the values that are set, as MLflow params; no name equals a config key."""
         return {key: str(value) for key, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A model file as it would be deployed.
+    """A model file, ready to deploy.
 
     Attributes:
-        quantized_layers: convolutions and matrix products that run on quantized weights and
+        quantized_layers: number of convolutions and matrix products with quantized weights and
             activations; 0 for FP32.
-        ranges: activation ranges by ONNX tensor name, as calibration chose them.
-        details: what the framework did, by name; logged beside the settings.
+        ranges: activation ranges from calibration, by ONNX tensor name.
+        details: further MLflow params from the framework.
     """
 
     path: Path
@@ -80,16 +80,16 @@ class Predictor:
 
     Attributes:
         predict: returns each output [n, ...], in the network's order, for network inputs [n, ...].
-        open_logits: loads a copy that is cut before the final softmax; None without a softmax.
+        open_logits: loads a copy that ends before the final softmax; None without a softmax.
     """
 
     predict: Run
     open_logits: Callable[[], Run | None]
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return what the final softmax takes [n, classes], dequantized; None without a softmax.
+        """Return the final softmax's input [n, classes], dequantized; None without a softmax.
 
-        The logarithm of quantized probabilities would not do: those come in steps of about 1/256.
+        Logarithms of quantized probabilities are too coarse: those have steps of about 1/256.
         """
         return None if self._to_logits is None else self._to_logits(batch)[0]
 
@@ -100,13 +100,13 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Node:
-    """What one node of a loaded artifact takes, as the framework has optimized the graph.
+    """The time of one node of a loaded artifact, in the graph that the framework optimized.
 
     Attributes:
-        operator: as the framework calls it.
+        operator: the framework's name of it.
         kind: `integer`: takes 8-bit tensors; `conversion`: between those and float, and between
-            float types; `unfused`: float, where an integer kernel was meant; `float`; `other`.
-        ms: for a batch: the mean of the middle half of the runs.
+            float types; `unfused`: float, though meant for an integer kernel; `float`; `other`.
+        ms: milliseconds for a batch: the mean of the middle half of the runs.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Profiler(Protocol):
         ...
 
     def nodes(self, runs: int) -> list[Node]:
-        """Return what each node took in the last `runs` of them; asked for once, at the end."""
+        """Return the nodes with their times in the last `runs` batches; called once, at the end."""
         ...
 
 
@@ -131,7 +131,7 @@ Key = tuple[str, str, str]  # of a node: name, operator, kind
 
 
 def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[Node]:
-    """Return nodes from their times in each run, in milliseconds, in the order that they ran in."""
+    """Return nodes, in their order of execution, from their milliseconds in each run."""
     keys = list(dict.fromkeys(key for run in times for key in run))
     table = np.sort([[run.get(key, 0.0) for key in keys] for run in times], axis=0)  # [runs, nodes]
     cut = len(times) // 4
@@ -143,47 +143,47 @@ class Quantizer(Protocol):
     """One framework, set up for one run.
 
     Attributes:
-        widths: bits that a layer's weights may take in its files; `FLOAT_BITS` where layers can be
-            left in float.
+        widths: bits that a layer's weights may have in its files; includes `FLOAT_BITS` if layers
+            can stay in float.
     """
 
     widths: ClassVar[tuple[int, ...]]
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return the average pools, as ONNX calls them, that return levels of their input.
+        """Return the average pools, by ONNX name, whose output has the scale of their input.
 
-        What other ones return has a range of its own.
+        The output of other pools is calibrated.
         """
         ...
 
     def resolve(self) -> Resolved:
-        """Return what the settings come to in this framework, before any work.
+        """Return the effect of the settings in this framework, before any work.
 
         Raises:
-            UnsupportedError: the framework cannot do this combination; the message says why.
+            UnsupportedError: the framework does not support the combination, with the reason.
         """
         ...
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Return the settings with what depends on the network decided, before any work.
+        """Return the settings with values that depend on the network filled in, before any work.
 
         Raises:
-            UnsupportedError: the framework cannot quantize this network so; the message says why.
+            UnsupportedError: the framework cannot quantize this network so, with the reason.
         """
         ...
 
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
-        """Write the quantized model into `folder`; for dtype=fp32, the network as it is.
+        """Write the quantized model into `folder`; for dtype=fp32, the unchanged network.
 
         Args:
-            model: the network; its ONNX file, or for a converter of its own the Keras file.
-            calibration: images that tell the activation ranges.
+            model: the network: its ONNX file, or for TFLite its source.
+            calibration: samples that determine the activation ranges.
             folder: existing; the artifact is the only file written there.
-            ranges: made elsewhere (a calibration table, fine-tuning), by ONNX tensor name; they
-                win over what calibration finds. No calibration pass is run where they suffice.
+            ranges: from a calibration table or fine-tuning, by ONNX tensor name. They take
+                precedence over calibration, which is skipped if they suffice.
 
         Raises:
             QuantizationError: the framework failed, or quantized nothing.
@@ -191,23 +191,21 @@ class Quantizer(Protocol):
         ...
 
     def load(self, path: Path, threads: int) -> Predictor:
-        """Load an artifact from disk, to run on so many threads."""
+        """Load an artifact from disk; it runs on `threads` threads."""
         ...
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Return how many convolutions and matrix products run on integers, and how many in float.
 
-        As the runtime executes the artifact: what the file means for integers, it may leave in
-        float, see `describe_execution`.
+        The runtime may execute in float what the file means for integers.
         """
         ...
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
-        """Return what loads an artifact as `load` does, to time its nodes.
+        """Load an artifact, as `load` does, to time its nodes.
 
         Raises:
-            UnsupportedError: before anything is loaded: the framework times no nodes, or their
-                times would say nothing.
+            UnsupportedError: before loading: the framework times no nodes, or simulates integers.
         """
         ...
 
@@ -219,7 +217,7 @@ def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
     'mixed, 6 of 9 in float'
 
     Args:
-        meant: as `Resolved` has it.
+        meant: see `Resolved.execution`.
         on_integers, in_float: see `Quantizer.count_kernels`.
     """
     if meant != "integer" or not in_float:
@@ -229,23 +227,23 @@ def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
 
 
 def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
-    """Refuse settings that a framework does not have.
+    """Check that a framework takes the settings.
 
     Raises:
-        UnsupportedError: for the first of them; names key, value and reason.
+        UnsupportedError: names the first unsupported key, its value and the reason.
     """
     for key, (values, reason) in takes.items():
-        given = attrgetter(key)(config)
-        if given not in values:
-            shown = str(given).lower() if isinstance(given, bool) else given
+        value = attrgetter(key)(config)
+        if value not in values:
+            shown = str(value).lower() if isinstance(value, bool) else value
             raise UnsupportedError(f"{key.removesuffix('.name')}={shown}: {reason}")
 
 
 def check_same(whole: Run, small: Run, batches: Iterable[NDArray[np.float32]]) -> None:
-    """Run a file and its slim copy on batches of samples.
+    """Check that a file and its slim copy give the same bits on batches of samples.
 
     Raises:
-        QuantizationError: one bit of one output differs.
+        QuantizationError: an output differs.
     """
     for batch in batches:
         pairs = zip(whole(batch), small(batch), strict=True)

@@ -1,14 +1,15 @@
-"""What the frameworks' integer kernels can do on a CPU, from its flags alone.
+"""Predicts from CPU flags whether the frameworks' integer kernels saturate.
 
-x86 without VNNI multiplies 8-bit integers by vpmaddubsw: an unsigned one by a signed one, two
-products summed in 16 bits, which saturate at 32,767; 255 * 127 * 2 is 64,770. With 7 bits on one
-of the sides no sum does. https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html
-(U8S8), https://uxlfoundation.github.io/oneDNN/dev_guide_int8_computations.html. Which kernels do so
-was tried with the largest integers in ONNX Runtime 1.31 and torch 2.13 on a CPU with AVX2: of ONNX
-Runtime QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul with unsigned
-activations and signed weights, but not ConvInteger, and none with unsigned weights; of torch the
-engines fbgemm, x86 and onednn. ONNX Runtime makes unsigned activations of signed ones in QDQ format
-on x86 (QDQS8ToU8Transformer), and has a plain, exact loop for them in the other.
+x86 without VNNI multiplies 8-bit integers by vpmaddubsw: unsigned by signed, two products summed in
+16 bits. These saturate at 32,767, and 255 * 127 * 2 is 64,770; with 7 bits on one side no sum
+saturates. https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html (U8S8),
+https://uxlfoundation.github.io/oneDNN/dev_guide_int8_computations.html.
+
+Measured with the largest integers in ONNX Runtime 1.31 and torch 2.13 on a CPU with AVX2, these
+saturate: ONNX Runtime's QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul
+with unsigned activations and signed weights (not ConvInteger, and none with unsigned weights), and
+torch's engines fbgemm, x86 and onednn. In QDQ format on x86, ONNX Runtime turns signed activations
+into unsigned ones (QDQS8ToU8Transformer); in the other format it runs an exact loop for them.
 """
 
 from collections.abc import Collection
@@ -20,12 +21,12 @@ _LINEAR = {"MatMul", "Gemm"}  # dynamic: MatMulInteger
 
 
 def is_x86(flags: Collection[str]) -> bool:
-    """Tell whether these are flags of an x86 CPU of 64 bits."""
+    """Tell whether these are flags of a 64-bit x86 CPU."""
     return "sse2" in flags
 
 
 def is_arm(flags: Collection[str]) -> bool:
-    """Tell whether these are flags of an ARM CPU of 64 bits."""
+    """Tell whether these are flags of a 64-bit ARM CPU."""
     return "asimd" in flags
 
 
@@ -33,8 +34,8 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
     """Tell whether 16-bit sums of 8-bit products may saturate, so that outputs are wrong.
 
     Args:
-        resolved: what a quantized run's settings came to.
-        operators: of the FP32 network, as ONNX calls them.
+        resolved: of a quantized run.
+        operators: of the FP32 network, by ONNX name.
         flags: of the CPU, see `machine.cpu`.
     """
     if (
@@ -55,7 +56,5 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
 
 
 def avoid_saturation(resolved: Resolved) -> str:
-    """Return the settings that `saturates` does not hold for."""
-    return (
-        "reduce_range=true" if resolved.engine is not None else "reduce_range=true or dtype=uint8"
-    )
+    """Return the settings with which no sum saturates."""
+    return f"reduce_range=true{'' if resolved.engine is not None else ' or dtype=uint8'}"

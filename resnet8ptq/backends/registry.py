@@ -1,4 +1,4 @@
-"""The frameworks, by name. A framework is imported when a run asks for it, not before."""
+"""The quantizers by backend name. A framework is imported only when a run needs it."""
 
 from pkgutil import resolve_name
 
@@ -15,10 +15,10 @@ BACKENDS = {
 
 
 def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
-    """Return the framework that `backend` names, set up for these settings.
+    """Return the quantizer that `backend` names, for these settings.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: an unknown name.
     """
     make = resolve_name(look_up("backend.name", config.backend.name, BACKENDS))
     quantizer: Quantizer = make(config, runtime)

@@ -1,1 +1,1 @@
-"""From calibration images to a range of each tensor."""
+"""Calibration: activation ranges from calibration images."""

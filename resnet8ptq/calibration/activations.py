@@ -1,9 +1,8 @@
-"""Activation ranges of a network on the calibration images: measured once, for every run of it.
+"""Activation ranges of a network on the calibration images, measured once for all runs.
 
-The statistics of a tensor do not depend on dtype, granularity or framework, and its histogram not
-on the method. So they are taken once, of every tensor, by running the ONNX graph in ONNX Runtime,
-and kept in the cache, as are the ranges that a method makes of them: a run reads what an earlier
-one has left there, whichever process that was.
+The statistics of a tensor depend neither on dtype, granularity nor framework, and its histogram not
+on the method. So ONNX Runtime runs the ONNX graph once, every tensor is observed, and the cache
+keeps the statistics, and the ranges of each method, for all later runs.
 """
 
 import json
@@ -30,36 +29,35 @@ Stats = dict[str, TensorStats]
 
 @dataclass(frozen=True)
 class Activations:
-    """What a backend asks for activation ranges.
+    """The source of a backend's activation ranges.
 
     Attributes:
         onnx_path: the FP32 network.
         calibration: the images.
-        calib: how a range is chosen.
-        runtime: threads of the passes; the statistics are kept in its cache.
-        given: ranges made elsewhere, by ONNX tensor name; they win.
+        calib: the method.
+        runtime: threads of the passes, and the cache of the statistics.
+        preset: ranges from elsewhere, by ONNX tensor name; they take precedence.
     """
 
     onnx_path: Path
     calibration: Split
     calib: CalibConfig
     runtime: Runtime
-    given: Mapping[str, Range] = field(default_factory=dict)
+    preset: Mapping[str, Range] = field(default_factory=dict)
 
     def find_ranges(self, names: Iterable[str]) -> dict[str, Range]:
         """Return the ranges of the tensors in `names` that the ONNX graph has, in their order.
 
-        Where all are given, nothing is run. With a method that only one framework has
-        (calib=histogram) the given ones are all there are.
+        Nothing runs if all are preset. With torch's own method (calib=histogram) only preset
+        ranges are returned.
 
         Raises:
             QuantizationError: an activation is NaN or infinite.
         """
-        names, known = list(names), dict(self.given)
-        own = find_method(self.calib.name).choose is None
-        if not own and not known.keys() >= set(names):
-            known = {**self._load_ranges(), **known}
-        return {name: known[name] for name in names if name in known}
+        names, ranges = list(names), dict(self.preset)
+        if find_method(self.calib.name).choose and not ranges.keys() >= set(names):
+            ranges = {**self._load_ranges(), **ranges}
+        return {name: ranges[name] for name in names if name in ranges}
 
     def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
         """Return the ranges of the input and of each float tensor around nodes not in `skipped`.
@@ -85,9 +83,9 @@ class Activations:
         return {name: (low, high) for name, (low, high) in ranges.items()}
 
     def _load_statistics(self, histograms: bool) -> Stats:
-        """Return the statistics of every float tensor, from the cache where they are there."""
+        """Return the statistics of every float tensor, from the cache if possible."""
         calib = self.calib
-        # moving_average takes the range of each batch.
+        # moving_average needs the range of each batch.
         key, make = {"batch_size": calib.batch_size}, partial(self._observe, "ranges", {})
         with np.load(self._entry("activation_batches", key, make) / "ranges.npz") as kept:
             stats = {
@@ -104,18 +102,18 @@ class Activations:
         return stats
 
     def _observe(self, stage: str, stats: Stats, folder: Path) -> None:
-        """Run all images, and write what is known after the pass `stage`."""
+        """Run all images, and write the statistics of the pass `stage`."""
         proto = onnx.load(self.onnx_path)
-        taken, names = float_inputs(proto.graph), float_tensors(proto)
+        inputs, names = float_inputs(proto.graph), float_tensors(proto)
         parts = group(proto, names)
-        stats = stats or {name: TensorStats() for name in [*taken, *names]}
+        stats = stats or {name: TensorStats() for name in [*inputs, *names]}
         runs, at_once = self._open(proto, parts)
-        with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy works beside itself
+        with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
             for samples, first in run_pass(stage, self.calibration, self.calib, at_once):
                 observe = partial(
                     TensorStats.observe, stage=stage, config=self.calib, new_batch=first
                 )
-                for name in taken:
+                for name in inputs:
                     observe(stats[name], samples)
                 for run, part in zip(runs, parts, strict=True):
                     list(pool.map(observe, [stats[name] for name in part], run(samples)))
@@ -131,13 +129,13 @@ class Activations:
     def _open(
         self, proto: onnx.ModelProto, parts: Sequence[Sequence[str]]
     ) -> tuple[list[Runner], int]:
-        """Return what makes each part of the tensors, and for how many samples at once."""
+        """Return a runner for each part of the tensors, and the number of samples at once."""
         threads = self.runtime.threads
         if len(parts) == 1:
             run = open_runner(expose(proto, parts[0]), threads)
             (sample,) = self.calibration.take(np.arange(1)).batches(1)
             return [run], fit([run], sample)
-        # One sample's tensors are too large to be held at once.
+        # The tensors of one sample exceed the memory budget.
         memory.return_large_blocks()
         source, names = proto.graph.input[0].name, [name for part in parts for name in part]
         graphs = [keep_apart(between(proto, source, part), names) for part in parts]

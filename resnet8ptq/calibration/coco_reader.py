@@ -1,4 +1,4 @@
-"""Pictures for ONNX Runtime's own tools, one by one or in batches, as a detector takes them."""
+"""Feeds a detector's pictures to ONNX Runtime's own tools, one by one or in batches."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +30,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
     >>> quantize_static("yolox.onnx", "yolox.int8.onnx", reader)
 
     Attributes:
-        paths: of the pictures that are read, in the order of their names, or of the annotations.
-        records: of the same, [n] as `data.boxes` has them; None without annotations.
+        paths: of the pictures, in the order of their names, or of the annotations.
+        records: their annotations, [n], see `data.boxes`; None without annotations.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         Args:
             images: the folder.
             input_name: the network's input for pictures.
-            preprocess: what is done to them; `size` is needed.
-            annotations: a file in COCO's format, whose pictures are read; None: all in the folder.
-            start_index: place of the first picture.
-            size_limit: how many pictures, at most; 0: all that follow.
-            stride: how many pictures are decoded at once, and in memory.
-            batch_size: pictures for each step; the last step has what is left.
-            is_evaluation: each step also has the places of its pictures, as `image_id`.
+            preprocess: the steps; `size` is required.
+            annotations: a file in COCO's format that lists the pictures; None: all in the folder.
+            start_index: index of the first picture.
+            size_limit: the largest number of pictures; 0: no limit.
+            stride: number of pictures that are decoded at once, and in memory.
+            batch_size: pictures of each step; the last step may have fewer.
+            is_evaluation: each step also has the indices of its pictures, as `image_id`.
             channels_first: the network takes [C, H, W].
             inputs: values of the network's other inputs, such as `image_shape`, of one sample.
 
@@ -79,14 +79,14 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         self.annotations: Annotations | None = None
         self.records: NDArray[Any] | None = None
         if annotations is not None:
-            self.annotations = found = read_annotations(Path(annotations))
-            ids = list(found.images)[chosen]
-            self.paths = [folder / found.images[each][0] for each in ids]
-            self.records = pack([annotate(found, each, preprocess) for each in ids])
+            self.annotations = coco = read_annotations(Path(annotations))
+            ids = list(coco.images)[chosen]
+            self.paths = [folder / coco.images[image_id][0] for image_id in ids]
+            self.records = pack([annotate(coco, image_id, preprocess) for image_id in ids])
         else:
             self.paths = find_pictures(folder)[chosen]
         if not self.paths:
-            raise DataError(f"{folder}: has no pictures from place {start_index} on")
+            raise DataError(f"{folder}: has no pictures from index {start_index} on")
         self.input_name = input_name
         self.preprocess = preprocess
         self.stride = max(stride, batch_size) // batch_size * batch_size
@@ -101,7 +101,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         return -(-len(self.paths) // self.batch_size)
 
     def rewind(self) -> None:
-        """Begin again, at the first picture."""
+        """Restart at the first picture."""
         self._next = 0
         self._decoded: tuple[int, NDArray[np.float32]] | None = None
 
@@ -128,12 +128,12 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         return step
 
     def _decode(self, paths: Sequence[Path]) -> NDArray[np.float32]:
-        found = []
+        decoded = []
         for path in paths:
             try:
-                found.append(pictures.decode(path, self.preprocess))
+                decoded.append(pictures.decode(path, self.preprocess))
             except Exception as error:  # Pillow's own, a dozen
                 raise DataError(f"{path}: cannot be read ({error})") from error
-        stored = np.stack(found)
+        stored = np.stack(decoded)
         values = settle(self.preprocess, stored.shape[1:], 0.0, 1.0).apply(stored)
         return np.ascontiguousarray(arrange(values, (2, 0, 1) if self.channels_first else None))

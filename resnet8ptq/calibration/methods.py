@@ -1,9 +1,8 @@
-"""From activation statistics to a range [low, high] for quantization; shared by the backends.
+"""The calibration methods: from statistics of activations to a range [low, high].
 
-Statistics are taken in two passes over the calibration images: first the range of each tensor,
-then, for the methods that need it, a histogram over that range. So the result does not depend on
-the batch size or the order of the images (`moving_average` is the exception, by its nature), and
-memory stays flat.
+Statistics are collected in two passes over the calibration images: first the range of each tensor,
+then, for the methods that need it, a histogram over that range. So the result depends neither on
+the batch size nor on the order of the images (except for `moving_average`), and memory stays flat.
 """
 
 import itertools
@@ -24,7 +23,7 @@ Batch = NDArray[np.float32]
 
 
 def minmax(stats: TensorStats, config: CalibConfig) -> Range:
-    """The smallest and the largest value seen."""
+    """The smallest and the largest value."""
     return stats.low, stats.high
 
 
@@ -32,9 +31,9 @@ def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
     """An exponential moving average of each batch's smallest and largest value.
 
     `average <- (1 - c) * average + c * batch` with c = `config.averaging_constant`; the first batch
-    starts it. So it depends on `config.batch_size` and on the order of the images. Source: B. Jacob
-    et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-    Inference", CVPR 2018, section 3.1; as torch's MovingAverageMinMaxObserver.
+    starts it. It depends on `config.batch_size` and on the order of the images. Source: B. Jacob et
+    al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+    Inference", CVPR 2018, section 3.1. torch's MovingAverageMinMaxObserver does the same.
     """
     constant = config.averaging_constant
     low, high = stats.batches[0]
@@ -59,8 +58,8 @@ def entropy(stats: TensorStats, config: CalibConfig) -> Range:
 
     Each candidate clips the distribution to a window around zero, quantizes it to
     `config.num_quantized_bins` levels, and is scored by the divergence of the clipped distribution
-    from its quantized self. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017; written
-    to give the thresholds that ONNX Runtime's entropy calibration gives on the same histogram.
+    from its quantized version. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. On the
+    same histogram, it gives the thresholds of ONNX Runtime's entropy calibration.
     """
     counts, levels = stats.counts, config.num_quantized_bins
     middle = len(counts) // 2
@@ -74,7 +73,7 @@ def entropy(stats: TensorStats, config: CalibConfig) -> Range:
 def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) -> float:
     start, end = middle - half, min(middle + half + 1, len(counts))
     window = counts[start:end]
-    clipped = window.copy()  # the reference: what lies outside counts as the outermost bin
+    clipped = window.copy()  # the reference: values outside count in the outermost bins
     clipped[0] += counts[:start].sum()
     clipped[-1] += counts[end:].sum()
 
@@ -83,7 +82,7 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
     totals = window[:whole].reshape(levels, merged).sum(axis=1)
     totals[-1] += window[whole:].sum()
     occupied = (clipped[:whole] != 0).reshape(levels, merged).sum(axis=1)
-    # Whole counts, and none for the remainder, as ONNX Runtime has it.
+    # As in ONNX Runtime: integer counts, and zeros for the remainder.
     spread = np.divide(totals, occupied, out=np.zeros(levels), where=occupied > 0).astype(np.int64)
     quantized = np.zeros(len(window), dtype=np.int64)
     quantized[:whole] = np.repeat(spread, merged)
@@ -91,16 +90,16 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
 
 
 def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """Give empty bins a little of what the others have, so that the divergence stays finite."""
+    """Move a small count to empty bins, so that the divergence stays finite."""
     tiny = 0.0001
     empty = counts == 0
     filled = len(counts) - int(empty.sum())
     if filled == 0:
         return None
-    taken = tiny * float(empty.sum()) / filled
-    if taken >= 1.0:
+    removed = tiny * float(empty.sum()) / filled
+    if removed >= 1.0:
         return None
-    return counts.astype(np.float64) + np.where(empty, tiny, -taken)
+    return counts.astype(np.float64) + np.where(empty, tiny, -removed)
 
 
 def _kl(p: NDArray[np.float64] | None, q: NDArray[np.float64] | None) -> float:
@@ -110,19 +109,19 @@ def _kl(p: NDArray[np.float64] | None, q: NDArray[np.float64] | None) -> float:
 
 
 def mse(stats: TensorStats, config: CalibConfig) -> Range:
-    """The range of least squared error between the values and their 8-bit quantized selves.
+    """The range of least squared error between the values and their 8-bit quantized values.
 
     Minimizes `sum (x - Q(x))^2` over both ends, where `s = (high - low) / 255`, `z = round(-low/s)`
-    and `Q(x) = s * clip(round(x / s), -z, 255 - z)`: 256 levels, zero among them. An end that was
-    never beyond zero stays at zero. Tries 16 fractions of each end, then thrice closer around the
-    best; minmax comes first, and wins a tie. Source: M. Nagel et al., "A White Paper on Neural
-    Network Quantization", 2021, section 3.1.
+    and `Q(x) = s * clip(round(x / s), -z, 255 - z)`: 256 levels, one of them zero. Without negative
+    (positive) values the lower (upper) end stays zero. The search tries 16 fractions of each end,
+    then refines three times around the best; on a tie minmax wins. Source: M. Nagel et al., "A
+    White Paper on Neural Network Quantization", 2021, section 3.1.
     """
     edges, counts = stats.edges, stats.counts.astype(np.float64)
     counts[len(counts) // 2] -= stats.zeros  # zero is quantized without error in any range
     bins = np.flatnonzero(counts)
-    seen = slice(bins[0], bins[-1] + 1)
-    edges, counts = edges[seen.start : seen.stop + 1], counts[seen]
+    start, stop = bins[0], bins[-1] + 1
+    edges, counts = edges[start : stop + 1], counts[start:stop]
     ends = np.array([min(stats.low, 0.0), max(stats.high, 0.0)])
 
     best, least = np.ones(2), _squared_error(edges, counts, *ends)
@@ -142,10 +141,10 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
 def _squared_error(
     edges: NDArray[np.float64], counts: NDArray[np.float64], low: float, high: float
 ) -> float:
-    """Sum `(x - Q(x))^2` over the bins between `edges`, the values lying evenly within each.
+    """Sum `(x - Q(x))^2` over the bins between `edges`, with values spread evenly within each.
 
-    Its integral is in closed form: with k the level of x and r = x - ks the error there, a cell
-    that is crossed adds s^3 / 12, and the last one r^3 / 3; beyond the ends r just grows.
+    The integral has a closed form: with k the level of x and r = x - ks its error, each full cell
+    adds s^3 / 12, and the last one r^3 / 3; beyond the ends, r grows.
     """
     step = (high - low) / 255
     zero_point = np.rint(-low / step)
@@ -156,19 +155,19 @@ def _squared_error(
 
 
 def _within(stats: TensorStats, low: float, high: float) -> Range:
-    """Keep both ends within what was seen: an edge may lie beyond, on either side."""
+    """Limit both ends to the observed range: a bin's edge may lie outside it."""
     low, high = (min(max(float(end), stats.low), stats.high) for end in (low, high))
     return low, max(low, high)
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a range is chosen.
+    """A calibration method.
 
     Attributes:
-        choose: from what is known of a tensor; None where a framework does it by itself.
-        parameters: what it reads of `calib` besides its name.
-        histogram: whether it needs the second pass.
+        choose: returns the range for a tensor's statistics; None: torch does it itself.
+        parameters: the keys of `calib` that it reads.
+        histogram: it needs the second pass.
     """
 
     choose: Callable[[TensorStats, CalibConfig], Range] | None
@@ -184,16 +183,16 @@ METHODS = {
     "mse": Method(mse, ("num_bins",), histogram=True),
     "histogram": Method(None, ("batch_size",)),  # torch's own observer
 }
-SHARED = [name for name, method in METHODS.items() if method.choose]  # by all but one framework
+SHARED = [name for name, method in METHODS.items() if method.choose]  # by all frameworks
 
 
 def find_method(name: str) -> Method:
-    """Return the method of that name; raise `ConfigError` where there is none."""
+    """Return a method by name; raise `ConfigError` for an unknown name."""
     return look_up("calib.name", name, METHODS)
 
 
 def describe_method(config: CalibConfig) -> dict[str, str | int | float]:
-    """Return what a range depends on besides the images: the method and its own parameters."""
+    """Return the method's name and the parameters that it reads."""
     parameters = find_method(config.name).parameters
     return {"name": config.name, **{key: getattr(config, key) for key in parameters}}
 
@@ -201,25 +200,25 @@ def describe_method(config: CalibConfig) -> dict[str, str | int | float]:
 def find_range(stats: TensorStats, config: CalibConfig) -> Range:
     """Return the range [low, high] that `config.name` chooses for a tensor.
 
-    A tensor that is constant, or never seen to differ from zero, keeps its own value.
+    A constant tensor keeps its value.
     """
     if stats.low == stats.high:
         return stats.low, stats.high
     choose = find_method(config.name).choose
-    assert choose is not None  # the framework with a method of its own does not ask
+    assert choose is not None  # torch's own method does not call this
     return choose(stats, config)
 
 
 def run_pass(
     stage: str, calibration: Split, config: CalibConfig, at_once: int | None = None
 ) -> Iterator[tuple[Batch, bool]]:
-    """Yield the batches [n, ...] of the pass `stage`, with a bar.
+    """Yield the batches [n, ...] of the pass `stage`, with a progress bar.
 
     Args:
-        at_once: samples at most; larger batches come in parts. None: whole batches.
+        at_once: the largest number of samples; larger batches are split. None: whole batches.
 
     Yields:
-        Samples, and whether they begin a batch.
+        Samples, and whether they start a batch.
     """
     size = min(config.batch_size, calibration.at_once or config.batch_size)
     step, count = min(size, at_once or calibration.limit(size)), len(calibration)
@@ -233,10 +232,9 @@ def run_pass(
 
 
 def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, Batch]]:
-    """Yield (stage, batch) of the passes that `config.name` takes.
+    """Yield (stage, batch) of the passes of the method `config.name`.
 
-    The stages are `ranges` and, where the method needs it, `histograms`. torch's own observer
-    (`histogram`) takes one pass.
+    The stages are `ranges` and, if the method needs it, `histograms`.
     """
     for stage in ["ranges", "histograms"] if find_method(config.name).histogram else ["ranges"]:
         for batch, _ in run_pass(stage, calibration, config):

@@ -1,4 +1,4 @@
-"""Calibration images for ONNX Runtime's own tools, without the rest of this package."""
+"""Feeds calibration images to ONNX Runtime's own tools."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,10 @@ from resnet8ptq.data.sampling import draw_calibration
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     """Feeds images to ONNX Runtime, one by one or in batches; memory stays flat.
 
-    Its own calibrators keep the activations of all that is read in one go: for many images, give
-    `quantize_static` the extra option `CalibStridedMinMax`, which counts in batches as `len` does.
+    Its calibrators keep the activations of all images: with many images, give `quantize_static` the
+    extra option `CalibStridedMinMax`, which counts batches, like `len`.
 
-    The same calibration images as a run of this package takes:
+    An example with the calibration images of a run of this package:
 
     >>> from onnxruntime.quantization import quantize_static
     >>> from resnet8ptq.calibration.reader import CalibrationReader
@@ -26,7 +26,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     Attributes:
         images: [N, H, W, C] raw pixels.
         input_name: the network's input.
-        batch_size: images per step; the last batch has what is left.
+        batch_size: images per step; the last batch may have fewer.
     """
 
     def __init__(self, images: Images, input_name: str = "input", batch_size: int = 1) -> None:
@@ -50,7 +50,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
 
         Args:
             name: `cifar10` or `shapes`.
-            root: folder of CIFAR-10's batches; None: where a run looks for them.
+            root: folder of CIFAR-10's batches; None: the folder that a run would find.
 
         Raises:
             DataError: the data set is not available, or is damaged.
@@ -61,13 +61,13 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         return cls(drawn.split.images, batch_size=batch_size)
 
     def __len__(self) -> int:
-        """Return the number of batches in all images, whatever `set_range` says."""
+        """Return the number of batches in all images, regardless of `set_range`."""
         return -(-len(self.images) // self.batch_size)
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
         """Return the next batch [<=batch_size, H, W, C] by the input's name; None after the last.
 
-        Batches are float32, as the network takes them: pixels 0..255.
+        Batches are float32 with pixels 0..255.
         """
         index = next(self._rest, None)
         if index is None:
@@ -76,10 +76,10 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         return {self.input_name: self.images[start : start + self.batch_size].astype(np.float32)}
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Read only the batches `start_index` to before `end_index`, and begin there.
+        """Read only the batches from `start_index` to before `end_index`; restart there.
 
         Raises:
-            IndexError: there are no such batches.
+            IndexError: a batch is out of range.
         """
         if not 0 <= start_index <= end_index <= len(self):
             raise IndexError(
@@ -89,5 +89,5 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         self.rewind()
 
     def rewind(self) -> None:
-        """Begin again, at the start of the range."""
+        """Restart at the first batch of the range."""
         self._rest = iter(self._range)

@@ -1,4 +1,4 @@
-"""What calibration knows of a tensor: its range in each batch, and a histogram."""
+"""Statistics of a tensor for calibration: its range in each batch, and a histogram."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ Ranges = Mapping[str, Range]  # by ONNX tensor name
 
 @dataclass
 class TensorStats:
-    """What calibration knows of one tensor.
+    """The statistics of one tensor.
 
-    The histogram has equal bins over [-threshold, threshold], the threshold being the largest
-    magnitude of the first pass: zero lies in the middle, where the entropy search starts.
+    The histogram has equal bins over [-threshold, threshold], where `threshold` is the largest
+    magnitude of the first pass. Zero lies in the middle, where the entropy search starts.
 
     Attributes:
-        zeros: how many of the values counted are exactly zero, as many are after a ReLU.
+        zeros: number of values that are exactly zero, as many are after a ReLU.
         batches: the range of each batch of the first pass, in order.
     """
 
@@ -33,14 +33,14 @@ class TensorStats:
 
     @classmethod
     def of_batches(cls, batches: NDArray[np.float64]) -> "TensorStats":
-        """Make what the first pass makes, from its ranges of the batches [n, 2]."""
+        """Return the statistics after the first pass, from its ranges of the batches [n, 2]."""
         ranges = [(float(low), float(high)) for low, high in batches]
         low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
         return cls(low, high, batches=ranges)
 
     @property
     def threshold(self) -> float:
-        """The largest magnitude seen."""
+        """The largest magnitude."""
         return max(abs(self.low), abs(self.high))
 
     @property
@@ -55,10 +55,10 @@ class TensorStats:
         config: CalibConfig,
         new_batch: bool = True,
     ) -> None:
-        """Widen the range in the pass `ranges`; after it, in `histograms`, count into bins.
+        """Add values: to the range in the pass `ranges`, to the bins in `histograms`.
 
         Args:
-            new_batch: the values begin a batch; else they belong to that of the last call.
+            new_batch: the values start a batch; else they continue that of the last call.
 
         Raises:
             QuantizationError: a value is NaN or infinite.
@@ -67,7 +67,7 @@ class TensorStats:
             if len(self.counts) == 0:
                 self.counts = np.zeros(config.num_bins, dtype=np.int64)
             count_into(self.counts, values.reshape(-1), self.threshold)
-            self.zeros += int(np.count_nonzero(values == 0))  # of floats it takes twice as long
+            self.zeros += int(np.count_nonzero(values == 0))  # twice as fast as on floats
             return
         low, high = float(values.min()), float(values.max())
         if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
@@ -82,22 +82,22 @@ class TensorStats:
 def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold: float) -> None:
     """Add `values` [n] to the `counts` [bins] of equal bins over [-threshold, threshold], in place.
 
-    As numpy.histogram has it, but for values within rounding of an edge, in less than half of its
-    time. In blocks, so that what is made on the way stays in the processor's cache.
+    Like numpy.histogram, except for values within rounding of an edge, in less than half the time.
+    Works in blocks, so that intermediate results stay in the processor's cache.
     """
     half, threshold = len(counts) / 2, threshold or 1.0
-    places = np.empty(min(_BLOCK, values.size))
-    bins = np.empty(len(places), dtype=np.intp)
+    all_positions = np.empty(min(_BLOCK, values.size))
+    all_bins = np.empty(len(all_positions), dtype=np.intp)
     for start in range(0, values.size, _BLOCK):
         block = values[start : start + _BLOCK]
-        place, bin_ = places[: block.size], bins[: block.size]
-        np.divide(block, threshold, out=place)  # a product with 1 / threshold might overflow
-        place *= half
-        place += half
-        bin_[...] = place  # rounds down: no place is negative
-        found = np.bincount(bin_, minlength=len(counts) + 1)
-        counts += found[:-1]
-        counts[-1] += found[-1]  # the last bin has both of its edges
+        positions, bins = all_positions[: block.size], all_bins[: block.size]
+        np.divide(block, threshold, out=positions)  # a product with 1 / threshold might overflow
+        positions *= half
+        positions += half
+        bins[...] = positions  # rounds down: no position is negative
+        block_counts = np.bincount(bins, minlength=len(counts) + 1)
+        counts += block_counts[:-1]
+        counts[-1] += block_counts[-1]  # the last bin includes both of its edges
 
 
 _BLOCK = 65_536  # values

@@ -1,14 +1,14 @@
-"""Activation ranges as files: written after a run, read back by a later one (`calib.table`).
+"""Writes activation ranges to files after a run, and reads them for a later run (`calib.table`).
 
-| file | what |
+| file | content |
 |---|---|
-| `calibration.json` | both ends of each tensor's range, float32; what `calib.table` reads |
-| `calibration.flatbuffers` | one number per tensor, as TensorRT's execution provider reads it |
+| `calibration.json` | both ends of each tensor's range, float32; `calib.table` reads this |
+| `calibration.flatbuffers` | one number per tensor, for TensorRT's execution provider |
 | `calibration.cache` | the same as text |
-| `calibration.provenance.json` | what they were made from, and their hashes |
+| `calibration.provenance.json` | network, method and images of the ranges, and the files' hashes |
 
-The first three are written by ONNX Runtime itself. Ranges belong to a network, a method and its
-calibration images, so that a table is refused where any of the three differs.
+ONNX Runtime writes the first three. Ranges belong to a network, a method and its calibration
+images: a table is refused if one of the three differs.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ Provenance = Mapping[str, str | Mapping[str, str | int | float]]
 
 
 def provenance(calib: CalibConfig, fp32_onnx_path: Path, calibration: Split) -> Provenance:
-    """Return what this run's ranges are made from: model, method with its parameters, images."""
+    """Return the provenance of this run's ranges: model, method with parameters, and images."""
     return {
         "model": files.sha256(fp32_onnx_path),
         "method": describe_method(calib),
@@ -49,9 +49,9 @@ def provenance(calib: CalibConfig, fp32_onnx_path: Path, calibration: Split) -> 
 
 
 def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> None:
-    """Write `ranges` into `folder` in ONNX Runtime's formats, and what they were made from.
+    """Write `ranges` into `folder` in ONNX Runtime's formats, with their provenance.
 
-    Each file is whole or absent; the hashes come last and tell files of two writers apart.
+    Each file is written atomically; the hashes come last and detect a mix of two writers.
     """
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
         temporary = Path(name)
@@ -69,7 +69,7 @@ def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> 
 
 
 def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
-    """Return ranges as ONNX Runtime's calibrators do, in float32."""
+    """Return ranges in the type of ONNX Runtime's calibrators, in float32."""
     tensors = {
         name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
         for name, (low, high) in ranges.items()
@@ -81,12 +81,12 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
     """Read the ranges of an earlier run, by ONNX tensor name; float32 values.
 
     Args:
-        path: a `calibration.json`, or the folder that has it.
-        provenance: what this run would make them from.
+        path: a `calibration.json`, or its folder.
+        provenance: of this run's own ranges.
 
     Raises:
-        ConfigError: there is no such file, it is damaged or edited, it was made from another
-            model, by another method or from other images, or a range is not valid.
+        ConfigError: the file is missing, damaged or edited, it belongs to another model, method or
+            images, or a range is not valid.
     """
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():
@@ -118,7 +118,7 @@ def _check_same(made_from: Mapping[str, Any], provenance: Provenance) -> None:
 
 
 def _describe(key: str, value: object) -> str:
-    """Say `model 0123456789ab`, or `method percentile (num_bins=2048, percentile=99.9)`."""
+    """Return `model 0123456789ab`, or `method percentile (num_bins=2048, percentile=99.9)`."""
     if isinstance(value, dict):
         name = value.get("name", "?")
         rest = ", ".join(f"{key}={value[key]}" for key in sorted(value) if key != "name")
@@ -171,7 +171,7 @@ def _as_ranges(parsed: object, path: Path) -> dict[str, Range]:
 
 
 def _as_number(value: object) -> float | None:
-    """Return a finite number: as it is, or as ONNX Runtime writes an array of one."""
+    """Return a finite number, also from an array of one in ONNX Runtime's format."""
     while isinstance(value, dict | list):
         if isinstance(value, list) and len(value) != 1:
             return None

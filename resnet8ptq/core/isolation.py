@@ -15,8 +15,11 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+import cloudpickle  # takes lambdas too, which a task may hold
+
 from resnet8ptq.core.confinement import confine
 from resnet8ptq.core.errors import PtqError
+from resnet8ptq.core.text import one_line
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ def call(function: Callable[..., T], *args: object, crashed: PtqError, network: 
     """
     with start(network) as process:
         try:
-            process.send((function, args))
+            process.send_bytes(cloudpickle.dumps((function, args)))
             returned, result, connected = process.recv()
         except (EOFError, OSError) as error:
             raise crashed from error
@@ -101,5 +104,15 @@ def _answer(content: bytes) -> tuple[bool, object]:
     except PtqError as error:
         return False, error
     except Exception as error:
+        error = _portable(error)
         error.add_note(traceback.format_exc())
         return False, error
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be pickled: those of libraries may hold anything."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # pickle's own, and those of an error's constructor
+        return RuntimeError(one_line(error))
+    return error

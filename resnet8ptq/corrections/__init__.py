@@ -1,1 +1,1 @@
-"""Corrections of the FP32 network that make quantization cost less, for every backend."""
+"""Corrections of the FP32 network that reduce the loss by quantization, for every backend."""

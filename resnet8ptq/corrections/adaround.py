@@ -23,22 +23,22 @@ from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weigh
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
 
-SAMPLES = 16_000  # rows that a layer learns from, or a step's budget, drawn from all images alike
+SAMPLES = 16_000  # largest number of rows for a layer, the same from each image
 BATCH = 512  # rows
 LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
-BETA = (20.0, 2.0)  # of the regularizer, equation 24; annealed from the one to the other
+BETA = (20.0, 2.0)  # of the regularizer, equation 24; start and end of the annealing
 WARM_UP = 0.2  # share of the iterations without regularizer
 _TOLERANCE = 1e-3  # levels
-REGULARIZER = 10.0  # its weight, beside an error of 1 for nearest rounding
+REGULARIZER = 10.0  # its weight, relative to the error of nearest rounding
 
 
 @dataclass(frozen=True)
 class Problem:
     """One layer's rounding: rows [groups, n, inputs], outputs [groups, n, channels of a group]."""
 
-    inputs: torch.Tensor  # behind layers that are already rounded
-    targets: torch.Tensor  # of the FP32 network, behind the ReLU where one follows
+    inputs: torch.Tensor  # after layers that are already rounded
+    targets: torch.Tensor  # of the FP32 network, after a following ReLU
     bias: torch.Tensor  # [groups, 1, channels of a group]
     relu: bool
 
@@ -56,9 +56,8 @@ def round_weights(
 ) -> onnx.ModelProto:
     """Return the network with weights that nearest rounding takes to the learned levels.
 
-    Layer by layer: the inputs of a layer come from the network whose earlier layers are rounded,
-    its target from the FP32 network (equation 25). Grouped convolutions are rounded like others.
-    Reproducible by `seed`, on the same number of threads.
+    Layer by layer: a layer's inputs come from the network with rounded earlier layers, its target
+    from the FP32 network (equation 25). Reproducible by `seed`, on the same number of threads.
     """
     torch.set_num_threads(setting.runtime.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
@@ -70,9 +69,9 @@ def round_weights(
         scheme, weights = setting.weights.scheme(name), read_weights(proto.graph, node)
         problem = _pose(proto, walks, node, setting, random, label)
         levels = learn_levels(problem, weights, scheme, iterations, random, label)
-        placed = place(weights, levels, scheme)
-        write_weights(result.graph, node, placed)
-        write_weights(simulated.graph, twins[name], placed)
+        rounded = on_levels(weights, levels, scheme)
+        write_weights(result.graph, node, rounded)
+        write_weights(simulated.graph, twins[name], rounded)
         layers.round_weights(simulated.graph, twins[name], scheme)
     return result
 
@@ -85,7 +84,7 @@ def learn_apart(
     Nearest rounding takes them to the learned levels.
     """
     torch.set_num_threads(setting.runtime.threads)
-    walk, found = setting.walk(proto), {}
+    walk, learned = setting.walk(proto), {}
     walks, nodes = (walk, walk.beside(proto)), layers.find(proto.graph, setting.selection)
     for index, (name, node) in enumerate(nodes.items()):
         random, weights = np.random.default_rng([seed, index]), read_weights(proto.graph, node)
@@ -95,8 +94,8 @@ def learn_apart(
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             narrow = f"{label}: {bits} bits"
             levels = learn_levels(problem, weights, scheme, iterations, random, narrow)
-            found[name, bits] = place(weights, levels, scheme)
-    return found
+            learned[name, bits] = on_levels(weights, levels, scheme)
+    return learned
 
 
 def _label(name: str, index: int, count: int) -> str:
@@ -111,12 +110,12 @@ def _pose(
     random: np.random.Generator,
     label: str,
 ) -> Problem:
-    """Draw rows of inputs at the same positions in both networks: FP32's and the rounded one."""
+    """Draw rows of inputs at the same positions in both networks: FP32 and rounded."""
     weights = read_weights(fp32.graph, node)
     groups, width = int(attribute(node, "group", 1)), weights[0].size
     most = min(SAMPLES, memory.fitting(weights[0].nbytes * groups, memory.step()))
-    each = -(-most // len(setting.images))  # positions of an image
-    found: list[Array] = []  # of both networks [groups, n, width]; in place, since they are large
+    per_image = -(-most // len(setting.images))  # positions
+    drawn: list[Array] = []  # rows of both networks [groups, n, width], large: filled in place
     done = 0
     label = f"{label}: inputs"
     for walk in walks:
@@ -124,17 +123,18 @@ def _pose(
     batches = (walk.run([node.input[0]], label if walk is walks[0] else None) for walk in walks)
     for tensors in zip(*batches, strict=True):
         images = tensors[0][0]
-        there = count_positions(images, node, weights)
-        drawn = random.random((len(images), there)).argsort(axis=1)[:, :each]  # without replacement
-        if not found:
-            shape = groups, len(setting.images) * drawn.shape[1], width
-            found = [np.empty(shape, np.float32) for _ in walks]
-        for rows, [inputs] in zip(found, tensors, strict=True):
-            rows[:, done : done + drawn.size] = sample_windows(inputs, node, weights, drawn)
-        done += drawn.size
+        keys = random.random((len(images), count_positions(images, node, weights)))
+        positions = keys.argsort(axis=1)[:, :per_image]  # drawn without replacement
+        if not drawn:
+            shape = groups, len(setting.images) * positions.shape[1], width
+            drawn = [np.empty(shape, np.float32) for _ in walks]
+        for rows, [inputs] in zip(drawn, tensors, strict=True):
+            windows = sample_windows(inputs, node, weights, positions)
+            rows[:, done : done + positions.size] = windows
+        done += positions.size
     bias = torch.from_numpy(read_bias(fp32.graph, node).reshape(groups, 1, -1))
     relu = [reader.op_type for reader in consumers(fp32.graph, node.output[0])] == ["Relu"]
-    exact, rounded = map(torch.from_numpy, found)
+    exact, rounded = map(torch.from_numpy, drawn)
     targets = torch.baddbmm(bias, exact, _matrix(torch.from_numpy(weights), groups))
     return Problem(rounded, targets.relu() if relu else targets, bias, relu)
 
@@ -146,12 +146,12 @@ def _matrix(weights: torch.Tensor, groups: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Choices:
-    """Between a lower and an upper level of each weight [output channels, ...].
+    """The lower and the upper level of each weight [output channels, ...].
 
     Attributes:
-        floor: the lower level, counted from the zero_point.
-        step: from the lower level to the upper; 0 where the level is settled.
-        fraction: how far the weight lies above the lower level.
+        floor: the lower level, relative to the zero_point.
+        step: from the lower level to the upper; 0 if the level is fixed.
+        fraction: distance of the weight from the lower level.
     """
 
     scale: torch.Tensor
@@ -164,7 +164,7 @@ class Choices:
         return self.scale * (self.floor + self.step * up)
 
     def levels(self, up: torch.Tensor) -> NDArray[np.int64]:
-        """Return the levels, counted from the zero_point."""
+        """Return the levels, relative to the zero_point."""
         return (self.floor + self.step * up).numpy().astype(np.int64)
 
     def start(self) -> torch.Tensor:
@@ -194,7 +194,11 @@ def rectify(value: torch.Tensor) -> torch.Tensor:
 
 
 def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
-    """Return what drives each share to 0 or 1, equation 24; `done` of the iterations, 0 to 1."""
+    """Return the penalty for shares other than 0 and 1, equation 24.
+
+    Args:
+        done: share of the iterations so far, 0 to 1.
+    """
     progress = (done - WARM_UP) / (1 - WARM_UP)
     if progress < 0:
         return torch.zeros(())
@@ -213,14 +217,14 @@ def learn_levels(
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
-    The nearest levels where nothing better is found.
+    These are the nearest levels if the learned ones are not better.
     """
     grid, choices = scheme.grid(weights, 0), find_choices(weights, scheme)
     nearest = grid.quantize(weights)
     up = _learn(problem, choices, iterations, random, label)
     levels = choices.levels(up) + grid.zero_point
     learned, rounded = (
-        problem.error(torch.from_numpy(grid.dequantize(each))) for each in (levels, nearest)
+        problem.error(torch.from_numpy(grid.dequantize(tried))) for tried in (levels, nearest)
     )
     return levels if learned < rounded else nearest
 
@@ -231,7 +235,7 @@ def _learn(
     """Return 1 for each weight to round up, 0 for the others."""
     value = choices.start().requires_grad_()
     optimizer = torch.optim.Adam([value], lr=LEARNING_RATE)
-    # Relative to nearest rounding, one weight of the regularizer serves layers of any scale.
+    # Relative to the error of nearest rounding, so that one regularizer fits layers of any scale.
     nearest = problem.error(choices.weights((choices.fraction >= 0.5).float()))
     unit = nearest.clamp(min=torch.finfo(nearest.dtype).tiny)
     rows = problem.inputs.shape[1]
@@ -247,12 +251,12 @@ def _learn(
 
 
 def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
-    """Return which weights [output channels, ...] keep their value.
+    """Return a mask of the weights [output channels, ...] that keep their nearest level.
 
-    Those at the ends of the range, which the grid is made from, and those whose nearest level is
-    an outermost one: no level lies beyond it, and in some schemes (uint8, symmetric) its value lies
-    outside the range, so that a weight moved there would make another grid. Where a scheme clips,
-    those beyond the range, one of which at least gives the grid its outermost level.
+    Without clipping: weights at the ends of the range, which define the grid, and weights whose
+    nearest level is an outermost one: no level lies beyond, and in some schemes (uint8, symmetric)
+    its value lies outside the range, so that a weight there would change the grid. With clipping:
+    weights beyond the range, which define the outermost level.
     """
     grid = scheme.grid(weights, 0)
     if scheme.clips:
@@ -267,11 +271,11 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     return ends | np.isin(grid.quantize(weights), (grid.lowest, grid.highest))
 
 
-def place(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
-    """Return weights on the grid, from which every backend finds the same grid and `levels` again.
+def on_levels(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
+    """Return weights from which every backend finds the same grid and `levels` again.
 
-    Weights that keep their level (`find_kept`) keep their value too, and with it the range; but
-    where a scheme clips they get their level's, and with it the share that is clipped.
+    They have the values of their levels. Without clipping, weights that keep their level
+    (`find_kept`) keep their value, which preserves the range.
     """
     kept = find_kept(weights, scheme) & (not scheme.clips)
     return np.where(kept, weights, scheme.grid(weights, 0).dequantize(levels))

@@ -1,7 +1,7 @@
 """Empirical bias correction.
 
 Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
-section 4.2: rounded weights move the mean of a layer's output, and the bias can take that back.
+section 4.2: rounded weights shift the mean of a layer's output, and the bias can undo the shift.
 """
 
 import copy
@@ -22,11 +22,10 @@ log = logging.getLogger(__name__)
 def correct_biases(
     fp32: onnx.ModelProto, proto: onnx.ModelProto, setting: Setting
 ) -> onnx.ModelProto:
-    """Return `proto` with biases that make each output channel's mean that of `fp32`.
+    """Return `proto` with biases that give each output channel the same mean as in `fp32`.
 
-    Layer by layer: the means of a layer are taken behind layers that are rounded and corrected.
-    Activations stay in float. A MatMul has no bias and is left as it is; the next layer with one
-    takes its error over. Grouped convolutions are treated like others.
+    Layer by layer: the means of a layer are measured after rounded and corrected layers, with float
+    activations. A MatMul has no bias; the next layer with a bias corrects its error.
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)
@@ -36,16 +35,16 @@ def correct_biases(
     outputs = [node.output[0] for node in nodes.values()]
     targets: dict[str, NDArray[np.float64]] = {}
     for part in walk.parts(outputs):
-        behind = [node for node in nodes.values() if node.output[0] in part]
-        targets |= _means(walk, behind, "Bias correction: FP32")
+        layers_of = [node for node in nodes.values() if node.output[0] in part]
+        targets |= _means(walk, layers_of, "Bias correction: FP32")
     walk = walk.beside(rounded)
-    for turn, (name, node) in enumerate(nodes.items(), 1):
+    for number, (name, node) in enumerate(nodes.items(), 1):
         twin = simulated[name]
         layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))
         if node.op_type == "MatMul":
             log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
             continue
-        label = f"Bias correction {turn} of {len(nodes)}: {name}"
+        label = f"Bias correction {number} of {len(nodes)}: {name}"
         walk.to(twin, label)
         (mean,) = _means(walk, [twin], label).values()
         error = mean - targets[node.output[0]]

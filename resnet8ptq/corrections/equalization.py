@@ -1,9 +1,9 @@
 """Cross-layer equalization.
 
 Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
-section 4.1. A ReLU is positively homogeneous: what a channel before it is divided by, the weights
-behind it can be multiplied by. So each channel's range is made the same on both sides, and none
-wastes the levels of the grid that they share.
+section 4.1. A ReLU is positively homogeneous: a channel before it can be divided by a factor if the
+weights after it are multiplied by the same factor. So each channel gets the same range in both
+layers, and no channel wastes levels of the common grid.
 """
 
 import copy
@@ -28,9 +28,8 @@ _ROUNDS = 100
 def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
     """Return the same function with equalized weights.
 
-    Pairs may share a layer, so that the rounds go on until no factor differs from 1 any more.
-    Grouped and depthwise convolutions are layers like any other: an input channel's range is taken
-    over the filters that read it.
+    Pairs may share a layer, so that the rounds repeat until all factors are 1. In grouped
+    convolutions, an input channel's range is that of the filters that read it.
     """
     proto = copy.deepcopy(proto)
     pairs = find_pairs(proto.graph, selection)
@@ -38,7 +37,7 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
         log.warning(
             "corrections.equalization: changes nothing: no two layers to quantize follow "
             "each other with at most a ReLU between (with model.fold=false, batch "
-            "normalization is there)"
+            "normalization is between)"
         )
     for _ in track(range(_ROUNDS), "Equalizing", "rounds at most"):
         factors = [_equalize_pair(proto.graph, first, second) for first, second in pairs]
@@ -50,7 +49,7 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
 def find_pairs(
     graph: onnx.GraphProto, selection: Selection
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return pairs of layers to quantize with at most a ReLU between, and no other reader."""
+    """Return pairs of layers to quantize with at most a ReLU between, and no other consumer."""
     producers = {node.output[0]: node for node in layers.find(graph, selection).values()}
     seconds = {node.input[0]: node for node in producers.values()}
     outputs = {value.name for value in graph.output}
@@ -64,30 +63,30 @@ def find_pairs(
         second = seconds.get(name)
         if second is None or len(readers) != 1 or name in outputs:
             continue
-        # A Gemm behind a Conv multiplies along the width, not the channels.
+        # A Gemm after a Conv multiplies along the width, not the channels.
         if (first.op_type == "Conv") == (second.op_type == "Conv"):
             pairs.append((first, second))
     return pairs
 
 
 def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
-    """Equalize one pair; return what its channels were divided by."""
-    before, behind = read_weights(graph, first), read_weights(graph, second)
-    channels = before.shape[0]
+    """Equalize one pair; return the divisors of its channels."""
+    weights1, weights2 = read_weights(graph, first), read_weights(graph, second)
+    channels = weights1.shape[0]
     # [groups, filters, channels of a group, ...]
-    grouped = behind.reshape(channels // behind.shape[1], -1, *behind.shape[1:])
-    ranges = np.abs(before).reshape(channels, -1).max(axis=1)
+    grouped = weights2.reshape(channels // weights2.shape[1], -1, *weights2.shape[1:])
+    ranges1 = np.abs(weights1).reshape(channels, -1).max(axis=1)
     others = tuple(i for i in range(grouped.ndim) if i not in (0, 2))
-    ranges_behind = np.abs(grouped).max(axis=others).reshape(channels)
+    ranges2 = np.abs(grouped).max(axis=others).reshape(channels)
     # Equation 11: s = sqrt(r1 * r2) / r2. A channel of zeros has no range to equalize.
-    used = (ranges > 0) & (ranges_behind > 0)
+    used = (ranges1 > 0) & (ranges2 > 0)
     factors = np.ones(channels, np.float32)
-    factors[used] = np.sqrt(ranges[used] / ranges_behind[used])
+    factors[used] = np.sqrt(ranges1[used] / ranges2[used])
 
-    shape = (channels,) + (1,) * (before.ndim - 1)
-    write_weights(graph, first, before / factors.reshape(shape))
+    shape = (channels,) + (1,) * (weights1.ndim - 1)
+    write_weights(graph, first, weights1 / factors.reshape(shape))
     if first.op_type != "MatMul":
         write_bias(graph, first, read_bias(graph, first) / factors)
     spread = factors.reshape(grouped.shape[0], 1, -1, *(1,) * (grouped.ndim - 3))
-    write_weights(graph, second, (grouped * spread).reshape(behind.shape))
+    write_weights(graph, second, (grouped * spread).reshape(weights2.shape))
     return factors

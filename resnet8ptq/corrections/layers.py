@@ -1,4 +1,4 @@
-"""The layers that corrections work on, their tensors, and what rounding does to their outputs."""
+"""The layers that corrections change, and the error of their outputs by rounding."""
 
 import copy
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from resnet8ptq.precision.selection import Selection, find_quantized_layers
 
 @dataclass(frozen=True)
 class Setting:
-    """What every correction of a run works with.
+    """The settings that all corrections of a run share.
 
     Attributes:
-        weights: the grids that the run's backend will round them to.
-        selection: what will be quantized.
-        images: for calibration.
-        calib: how ranges are found; at most `batch_size` images are run at once.
-        runtime: threads; ranges are kept in its cache.
-        activations: what the run's backend will round them to.
+        weights: the grids of the run's backend.
+        selection: the nodes to quantize.
+        images: calibration images.
+        calib: the calibration method; at most `batch_size` images are run at once.
+        runtime: threads and cache.
+        activations: the grids of the run's backend.
         float_output: the last layer's output stays in float.
     """
 
@@ -41,18 +41,18 @@ class Setting:
     float_output: bool
 
     def walk(self, proto: onnx.ModelProto) -> Walk:
-        """Begin a walk through a network on the images."""
+        """Start a walk through a network on the images."""
         return Walk(proto, self.images, self.calib.batch_size, self.runtime.threads)
 
 
 def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
-    Left out, besides those that stay in float: a Gemm that transposes its input or scales, and a
-    MatMul with more than one matrix; no exporter of a trained network writes them.
+    Without a Gemm that scales or transposes its input, and without a MatMul of several matrices,
+    which no exporter of a trained network writes.
 
     Raises:
-        QuantizationError: no layer is left.
+        QuantizationError: no layer remains.
     """
     chosen = {
         name: node
@@ -80,8 +80,7 @@ def round_weights(graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightSc
 def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) -> dict[str, float]:
     """Return the squared error of each layer's output, relative to its power.
 
-    `corrected` runs with all weights rounded to the nearest level, as it will be quantized, and
-    with float activations.
+    `corrected` runs with all weights rounded to the nearest level and with float activations.
     """
     rounded = copy.deepcopy(corrected)
     nodes = find(rounded.graph, setting.selection)

@@ -2,15 +2,15 @@
 
 Li et al., "BRECQ: Pushing the Limit of Post-Training Quantization by Block Reconstruction", ICLR
 2021: layers that depend on each other, such as those of a residual block, are rounded together, for
-the least squared error of what the block returns. Wei et al., "QDrop: Randomly Dropping
-Quantization for Extremely Low-bit Post-Training Quantization", ICLR 2022: activations are rounded
-meanwhile, each one with probability 1/2. Rounding is learned as in AdaRound, ranges as in QAT.
+the least squared error of the block's output. Wei et al., "QDrop: Randomly Dropping Quantization
+for Extremely Low-bit Post-Training Quantization", ICLR 2022: during learning, each activation is
+rounded with probability 1/2. Rounding is learned as in AdaRound, ranges as in QAT.
 """
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,18 @@ from resnet8ptq.precision.selection import find_float_nodes
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
-BATCH = 32, 4  # images run at once: at most, and at least
-AT_ONCE = 2**21  # bytes of the largest tensor that a block takes or returns, of images run at once
-DROP = 0.5  # probability that an activation stays in float; of the block's inputs, too
+BATCH = 32, 4  # images at once: at most, and at least
+AT_ONCE = 2**21  # limit of a block's largest input or output, in bytes, for the images at once
+DROP = 0.5  # probability that an activation stays in float; also for the block's inputs
 RATE = 0.1  # of Adam, for the rounding
-RANGE_RATE = 3e-3  # for the logarithms of the ranges
-LEARNING = 32  # tensors of the largest size that a step of learning holds of each image
+RANGE_RATE = 3e-3  # of Adam, for the logarithms of the ranges
+LEARNING = 32  # tensors of the largest size that a learning step holds for each image
 
 Values = dict[str, torch.Tensor]  # by the name of the traced node that makes them
 
 
 class LearnedRounding(nn.Module):  # type: ignore[misc]
-    """Weights [output channels, ...] between two levels each; rounded when it does not train."""
+    """Weights [output channels, ...] between two levels; rounded, except in training."""
 
     def __init__(self, choices: Choices) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class LearnedRounding(nn.Module):  # type: ignore[misc]
         self.value = nn.Parameter(choices.start())
 
     def share(self) -> torch.Tensor:
-        """Return how far each weight lies from the lower level to the upper, 0 to 1."""
+        """Return the position of each weight between its levels, 0 (lower) to 1 (upper)."""
         return adaround.rectify(self.value)
 
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weights; what they were is part of the choices."""
+        """Return the weights between their levels; the argument is not used."""
         share = self.share()
         return self.choices.weights(share if self.training else (share >= 0.5).float())
 
@@ -69,9 +69,9 @@ class Block:
 
     Attributes:
         nodes: in their order.
-        outputs: names of the nodes that are read behind it.
+        outputs: names of the nodes that later blocks read.
         roundings: of the weights of its layers, by short name.
-        quantizers: of its activations; none that a block before has too, which has settled it.
+        quantizers: of its activations, without those of earlier blocks, which have learned them.
     """
 
     nodes: list[Any]
@@ -85,12 +85,12 @@ def reconstruct(
 ) -> tuple[onnx.ModelProto, dict[str, Range]]:
     """Return the network with weights that nearest rounding takes to the learned levels.
 
-    Block by block: a block's inputs come from the network whose earlier blocks are quantized, its
-    targets from the FP32 network. What is learned is taken only where the block's error is less.
-    Reproducible by `seed`, on the same number of threads.
+    Block by block: a block's inputs come from the network with quantized earlier blocks, its
+    targets from the FP32 network. A block keeps nearest rounding if learning does not reduce its
+    error. Reproducible by `seed`, on the same number of threads.
 
     Args:
-        path: of the FP32 network; calibration finds the ranges that learning begins with.
+        path: of the FP32 network; calibration gives the initial ranges.
         iterations: for each block.
 
     Returns:
@@ -98,58 +98,67 @@ def reconstruct(
 
     Raises:
         UnsupportedError: onnx2torch gives a layer no weights.
-        ModelError: onnx2torch does not know an operator.
+        ModelError: onnx2torch does not support an operator.
     """
     torch.set_num_threads(setting.runtime.threads)
     proto, cut = onnx.load(path), onnx.load(path)
     end_at_logits(cut)
     exact, simulated = (to_torch_module(cut, path) for _ in range(2))
-    chosen = layers.find(proto.graph, setting.selection)
     roundings = {}
-    for name, node in chosen.items():
-        choices = adaround.find_choices(
-            read_weights(proto.graph, node), setting.weights.scheme(name)
-        )
-        roundings[name] = LearnedRounding(choices)
+    for name, node in layers.find(proto.graph, setting.selection).items():
+        weights, scheme = read_weights(proto.graph, node), setting.weights.scheme(name)
+        roundings[name] = LearnedRounding(adaround.find_choices(weights, scheme))
         layer = find_layer(simulated, node)
         parametrize.register_parametrization(layer, "weight", roundings[name])
     skipped = find_float_nodes(proto.graph, setting.selection)
-    calibrated = Activations(path, setting.images, setting.calib, setting.runtime)
+    activations = Activations(path, setting.images, setting.calib, setting.runtime)
     quantizers = quantize_activations(
         simulated,
         cut.graph,
         skipped,
-        calibrated.find_around(skipped),
+        activations.find_around(skipped),
         setting.activations,
         setting.float_output,
     )
-    for value in (simulated.parameters(), exact.parameters()):
-        for parameter in value:
-            parameter.requires_grad_(False)
+    for module in (simulated, exact):
+        module.requires_grad_(False)
     simulated.eval()
-    entrance = quantizers.get(cut.graph.input[0].name)
-    images = torch.from_numpy(_few_enough(cut, setting))
-    first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
-    targets: Values = {first: images}
-    inputs: Values = {first: images if entrance is None else entrance(images).detach()}
+    images = torch.from_numpy(_images(cut, setting))
     with _seeded(seed):
-        blocks = _blocks(simulated, roundings)
-        for index, block in enumerate(blocks):
-            wanted = _run(exact, block, targets)
-            if block.roundings:
-                place = f"{index + 1} of {len(blocks)}"
-                label = f"Reconstruction {place}: {', '.join(block.roundings)}"
-                problem = _Problem(simulated, block, inputs, targets, wanted)
-                problem.learn(iterations, np.random.default_rng([seed, index]), label)
-            inputs = _keep(block, _run(simulated, block, inputs), inputs)
-            targets = _keep(block, wanted, targets)
-    result = copy.deepcopy(proto)
-    for name, node in layers.find(result.graph, setting.selection).items():
+        input_quantizer = quantizers.get(cut.graph.input[0].name)
+        _learn(exact, simulated, roundings, input_quantizer, images, iterations, seed)
+    for name, node in layers.find(proto.graph, setting.selection).items():
         weights, scheme = read_weights(proto.graph, node), setting.weights.scheme(name)
         levels = roundings[name].choices.levels((roundings[name].share() >= 0.5).float())
-        placed = adaround.place(weights, levels + scheme.grid(weights, 0).zero_point, scheme)
-        write_weights(result.graph, node, placed)
-    return result, {name: quantizer.range() for name, quantizer in quantizers.items()}
+        levels = levels + scheme.grid(weights, 0).zero_point
+        write_weights(proto.graph, node, adaround.on_levels(weights, levels, scheme))
+    return proto, {name: quantizer.range() for name, quantizer in quantizers.items()}
+
+
+def _learn(
+    exact: Any,
+    simulated: Any,
+    roundings: Mapping[str, LearnedRounding],
+    input_quantizer: FakeQuantize | None,
+    images: torch.Tensor,
+    iterations: int,
+    seed: int,
+) -> None:
+    """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`."""
+    first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
+    originals: Values = {first: images}
+    inputs: Values = {
+        first: images if input_quantizer is None else input_quantizer(images).detach()
+    }
+    blocks = _blocks(simulated, roundings)
+    for index, block in enumerate(blocks):
+        targets = _run(exact, block, originals)
+        if block.roundings:
+            label = f"Reconstruction {index + 1} of {len(blocks)}: {', '.join(block.roundings)}"
+            problem = _Problem(simulated, block, inputs, originals, targets)
+            problem.learn(iterations, np.random.default_rng([seed, index]), label)
+        inputs = _keep(block, _run(simulated, block, inputs), inputs)
+        originals = _keep(block, targets, originals)
 
 
 @dataclass(frozen=True)
@@ -157,9 +166,9 @@ class _Problem:
     """One block's rounding and ranges.
 
     Attributes:
-        inputs: behind blocks that are quantized.
-        exact: the same of the FP32 network.
-        targets: its outputs.
+        inputs: after quantized blocks.
+        exact: the same inputs in the FP32 network.
+        targets: the block's outputs in the FP32 network.
     """
 
     module: Any
@@ -169,7 +178,7 @@ class _Problem:
     targets: Values
 
     def learn(self, iterations: int, random: np.random.Generator, label: str) -> None:
-        """Leave the better of the learned and the nearest rounding in the block."""
+        """Learn, and keep the better of the learned and the nearest rounding."""
         roundings, quantizers = self.block.roundings.values(), self.block.quantizers
         parts: list[Any] = [*roundings, *quantizers]
         nearest = [_state(part) for part in parts]
@@ -201,20 +210,21 @@ class _Problem:
 
     def error(self) -> float:
         """Return the mean squared error of the block's outputs, over all images."""
-        made = _run(self.module, self.block, self.inputs)
+        outputs = _run(self.module, self.block, self.inputs)
         errors = [
-            made[name].sub_(wanted).square_().mean()  # in place, since they are large
-            for name, wanted in self.targets.items()
+            outputs[name].sub_(target).square_().mean()  # in place, since they are large
+            for name, target in self.targets.items()
         ]
         return float(torch.stack(errors).sum())
 
     def _loss(self, rows: torch.Tensor) -> torch.Tensor:
-        given = {}
-        for name, values in self.inputs.items():
-            given[name] = drop_rounding(values[rows], self.exact[name][rows], DROP)
-        made = _call(self.module, self.block.nodes, given)
+        inputs = {
+            name: drop_rounding(values[rows], self.exact[name][rows], DROP)
+            for name, values in self.inputs.items()
+        }
+        outputs = _call(self.module, self.block.nodes, inputs)
         errors = [
-            (made[name] - wanted[rows]).square().mean() for name, wanted in self.targets.items()
+            (outputs[name] - target[rows]).square().mean() for name, target in self.targets.items()
         ]
         return torch.stack(errors).sum()
 
@@ -236,38 +246,38 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _few_enough(proto: onnx.ModelProto, setting: Setting) -> Any:
-    """Return images [n, ...]: as many as keep each tensor of all of them within a step's budget."""
+def _images(proto: onnx.ModelProto, setting: Setting) -> Any:
+    """Return as many images [n, ...] as keep each of their tensors within a step's budget."""
     (sample,) = setting.images.take(np.arange(1)).batches(1)
     names, largest = [name for node in proto.graph.node for name in node.output if name], 0
     for part in group(proto, names):
         tensors = open_runner(expose(proto, part), setting.runtime.threads, arena=False)(sample)
         largest = max(largest, sample.nbytes, *(tensor.nbytes for tensor in tensors))
     count = min(len(setting.images), max(BATCH[1], memory.fitting(largest, memory.step())))
-    every = np.linspace(0, len(setting.images) - 1, count).round().astype(np.int64)
-    return setting.images.inputs(every)
+    chosen = np.linspace(0, len(setting.images) - 1, count).round().astype(np.int64)
+    return setting.images.inputs(chosen)
 
 
 def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block]:
-    """Part a traced graph where one tensor alone is read behind.
+    """Split a traced graph where a single tensor is live.
 
-    What has no layers goes with what follows. Two layers in a row are one block: a depthwise
-    convolution and the one behind it.
+    A part without layers joins the next one. Two parts of one layer each become one block, such as
+    a depthwise convolution and the following one.
     """
     nodes = [node for node in module.graph.nodes if node.op == "call_module"]
-    place = {node: i for i, node in enumerate(module.graph.nodes)}
-    last = {node: max((place[user] for user in node.users), default=-1) for node in nodes}
+    index = {node: i for i, node in enumerate(module.graph.nodes)}
+    last = {node: max((index[user] for user in node.users), default=-1) for node in nodes}
     owners = {id(rounding): name for name, rounding in roundings.items()}
 
     def names(part: list[Any]) -> list[str]:
-        found = (owners.get(id(m)) for n in part for m in module.get_submodule(n.target).modules())
-        return [name for name in found if name is not None]
+        modules = (m for n in part for m in module.get_submodule(n.target).modules())
+        return [owners[id(m)] for m in modules if id(m) in owners]
 
     parts: list[list[Any]] = [[]]
     live: set[Any] = set()
     for node in nodes:
         parts[-1].append(node)
-        live = {other for other in live | {node} if last[other] > place[node]}
+        live = {other for other in live | {node} if last[other] > index[node]}
         if len(live) == 1 and not _is_fused(module, node):
             parts.append([])
     joined: list[list[Any]] = []
@@ -285,13 +295,22 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
         joined = [*joined[:-1], joined[-1] + pending] if joined else [pending]
     blocks: list[Block] = []
     for part in joined:
-        settled = {quantizer for block in blocks for quantizer in block.quantizers}
-        blocks.append(_make(module, part, last, place, roundings, names(part), settled))
+        learned = {quantizer for block in blocks for quantizer in block.quantizers}
+        submodules = (m for node in part for m in module.get_submodule(node.target).modules())
+        quantizers = [m for m in submodules if isinstance(m, FakeQuantize) and m not in learned]
+        blocks.append(
+            Block(
+                part,
+                [node.name for node in part if last[node] > index[part[-1]]],
+                {name: roundings[name] for name in names(part)},
+                list(dict.fromkeys(quantizers)),
+            )
+        )
     return blocks
 
 
 def _is_fused(module: Any, node: Any) -> bool:
-    """Tell whether what follows is a Relu or Clip, which belongs to this node."""
+    """Tell whether a Relu or Clip follows, which belongs to this node."""
     kinds = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
     followers = [user for user in node.users if user.op == "call_module"]
     return len(followers) == 1 and any(
@@ -299,36 +318,13 @@ def _is_fused(module: Any, node: Any) -> bool:
     )
 
 
-def _make(
-    module: Any,
-    nodes: list[Any],
-    last: Mapping[Any, int],
-    place: Mapping[Any, int],
-    roundings: Mapping[str, LearnedRounding],
-    names: list[str],
-    settled: set[FakeQuantize],
-) -> Block:
-    end = place[nodes[-1]]
-    parts = [part for node in nodes for part in module.get_submodule(node.target).modules()]
-    found = [part for part in parts if isinstance(part, FakeQuantize) and part not in settled]
-    return Block(
-        nodes,
-        [node.name for node in nodes if last[node] > end],
-        {name: roundings[name] for name in names},
-        list(dict.fromkeys(found)),
-    )
-
-
-def _call(module: Any, nodes: list[Any], given: Values) -> Values:
-    """Run nodes on tensors [n, ...]; return those and what the nodes make."""
-    values = dict(given)
+def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
+    """Run nodes on tensors [n, ...]; return the inputs and all outputs."""
+    values = dict(inputs)
 
     def look_up(node: Any) -> Any:
         if node.op == "get_attr":
-            found = module
-            for part in node.target.split("."):
-                found = getattr(found, part)
-            return found
+            return attrgetter(node.target)(module)
         return values[node.name]
 
     for node in nodes:
@@ -339,31 +335,31 @@ def _call(module: Any, nodes: list[Any], given: Values) -> Values:
 
 
 def _at_once(tensors: list[torch.Tensor]) -> int:
-    """Return how many images to run at once through a block; tensors [n, ...] around it."""
+    """Return how many images a block can run at once, by its inputs and outputs [n, ...]."""
     largest = max(tensor[0].nbytes for tensor in tensors)
     least = min(BATCH[1], memory.fitting(LEARNING * largest, memory.budget()))
     return max(least, min(BATCH[0], AT_ONCE // largest))
 
 
-def _run(module: Any, block: Block, given: Values) -> Values:
-    """Return the block's outputs for all images, some at once."""
-    made: Values = {}
-    count, size = len(next(iter(given.values()))), _at_once([*given.values()])
+def _run(module: Any, block: Block, inputs: Values) -> Values:
+    """Return the block's outputs for all images, in batches."""
+    outputs: Values = {}
+    count, size = len(next(iter(inputs.values()))), _at_once([*inputs.values()])
     with torch.no_grad():
         for start in range(0, count, size):
-            part = {name: values[start : start + size] for name, values in given.items()}
+            part = {name: values[start : start + size] for name, values in inputs.items()}
             values = _call(module, block.nodes, part)
             for name in block.outputs:
-                if name not in made:
-                    made[name] = _room(values[name], count)
-                made[name][start : start + size] = values[name]
-    return made
+                if name not in outputs:
+                    outputs[name] = _empty(values[name], count)
+                outputs[name][start : start + size] = values[name]
+    return outputs
 
 
-def _room(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return an empty tensor for `count` images: parts that are joined at the end are held twice.
+def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return an empty tensor for `count` images: concatenation would hold them twice.
 
-    In the order of the axes in memory that joining would keep, by which sums are taken.
+    It has the memory format that concatenation would keep, which determines the order of sums.
     """
     plain = values.ndim != 4 or values.is_contiguous()
     last = not plain and values.is_contiguous(memory_format=torch.channels_last)
@@ -371,6 +367,6 @@ def _room(values: torch.Tensor, count: int) -> torch.Tensor:
     return torch.empty((count, *values.shape[1:]), dtype=values.dtype, memory_format=order)
 
 
-def _keep(block: Block, made: Values, before: Values) -> Values:
-    """Return what blocks behind this one read."""
-    return made if len(made) == 1 else {**before, **made}
+def _keep(block: Block, outputs: Values, before: Values) -> Values:
+    """Return the tensors that later blocks read."""
+    return outputs if len(outputs) == 1 else {**before, **outputs}

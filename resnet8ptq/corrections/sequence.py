@@ -1,11 +1,10 @@
-"""Corrections of the FP32 network so that quantization costs it less, the same for every backend.
+"""Applies the corrections of the FP32 network in order, the same for every backend.
 
-Each takes an ONNX graph and returns another one, which is then quantized like any other.
+Each correction takes an ONNX graph and returns a corrected one.
 
-Order: equalization first, since it keeps the function and moves the weights, and with them the grid
-that they are rounded to. Then AdaRound or block-wise reconstruction, which settle the levels. Bias
-correction last: it takes away the mean of whatever error the rounding has left, so the rounding has
-to be known.
+Equalization comes first: it keeps the function, but changes the weights and so their grid. AdaRound
+or block-wise reconstruction then choose the levels. Bias correction comes last: it removes the mean
+of the remaining error, which depends on the levels.
 """
 
 import logging
@@ -28,19 +27,17 @@ FILE = "corrected.onnx"
 def correct(
     model: Fp32Model, chosen: CorrectionsConfig, setting: Setting, seed: int, folder: Path
 ) -> tuple[Fp32Model, dict[str, Range] | None]:
-    """Apply the corrections that are switched on; the model itself where none is.
+    """Apply the chosen corrections; return the model itself if there are none.
 
-    Reconstruction learns activation ranges, too: they are returned, by ONNX tensor name.
-
-    The log says for each what it does to the layers' relative squared error (`layers.errors`) with
-    rounded weights and float activations on the calibration images.
+    Also returns the activation ranges that reconstruction learns, by ONNX tensor name. Logs the
+    effect of each correction on the layers' relative squared error (`layers.errors`).
 
     Args:
-        seed: of what is learned.
-        folder: existing; `corrected.onnx` is written there; the model's own file is only read.
+        seed: of AdaRound and reconstruction.
+        folder: existing; `corrected.onnx` is written there.
 
     Raises:
-        ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names no node.
+        ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names an unknown node.
         QuantizationError: no layer with weights is left to quantize.
     """
     if not any(vars(chosen)[name] for name in CORRECTIONS):

@@ -1,4 +1,4 @@
-"""A network's tensors on the calibration images, asked for in the order of its layers."""
+"""Computes a network's tensors on the calibration images, in the order of its layers."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -15,21 +15,21 @@ from resnet8ptq.graph.weights import Array
 
 
 class Walk:
-    """Runs a network from the last tensor that all that follows depends on, which is kept.
+    """Runs a network from a stored cut tensor instead of from its input.
 
-    As soon as such a tensor of all images is within a step's budget (`memory.step`), a walk from
-    layer to layer takes as long as a few runs of the network, and not as one for each layer.
+    All nodes after a cut depend on its tensor only (`graph.layers.find_cuts`). If that tensor fits
+    into a step's memory budget for all images, a walk over all layers takes as long as a few runs
+    of the network, instead of one run for each layer.
     """
 
     def __init__(
         self, proto: onnx.ModelProto, images: Split, batch_size: int, threads: int
     ) -> None:
-        """Begin with the images.
+        """Start at the images.
 
         Args:
-            proto: may change ahead of where the walk has come to.
-            batch_size: images at once; fewer where their tensors, most of which the runtime holds,
-                exceed a step's budget together.
+            proto: may change after the walk's position.
+            batch_size: images at once; fewer if their tensors exceed a step's memory budget.
         """
         self._proto, self._images, self._threads = proto, images, threads
         self._cuts = find_cuts(proto.graph)
@@ -52,7 +52,7 @@ class Walk:
         return other
 
     def to(self, node: onnx.NodeProto, label: str) -> None:
-        """Go on to a node: in front of it nothing changes any more."""
+        """Move to a node; the nodes before it must not change any more."""
         names = [other.name for other in self._proto.graph.node]
         cut = max((i for i in self._cuts if i < names.index(node.name)), default=-1)
         source = self._cuts.get(cut, self._source)
@@ -70,22 +70,22 @@ class Walk:
         self._source, self._kept = source, kept
 
     def parts(self, names: list[str]) -> list[list[str]]:
-        """Part tensors so that those of a batch stay within a step's budget; run one by one."""
+        """Split tensors into parts that stay within a step's memory budget, for `run`."""
         return group(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
-        """Yield tensors batch by batch; with a progress bar where it has a label.
+        """Yield tensors batch by batch; with a progress bar if it has a label.
 
         Args:
-            names: none is made in front of where the walk has come to.
+            names: of tensors after the walk's position.
         """
-        made = [name for name in names if name != self._source]
-        part = between(self._proto, self._source, made)
-        arena = self._at_once > 1  # tensors of one large sample are given back
-        run = open_runner(part, self._threads, arena) if made else lambda _: []
+        computed = [name for name in names if name != self._source]
+        part = between(self._proto, self._source, computed)
+        arena = self._at_once > 1  # the memory of one large sample is returned
+        run = open_runner(part, self._threads, arena) if computed else lambda _: []
         for batch in track(self._batches(), label) if label else self._batches():
-            found = {self._source: batch, **dict(zip(made, run(batch), strict=True))}
-            yield [found[name] for name in names]
+            tensors = {self._source: batch, **dict(zip(computed, run(batch), strict=True))}
+            yield [tensors[name] for name in names]
 
     def _batches(self) -> Iterable[Array]:
         if self._kept is None:

@@ -1,4 +1,4 @@
-"""A layer as a matrix product: the windows of its input that give one position of its output."""
+"""A layer as a matrix product: the windows of its input, one for each position of its output."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from resnet8ptq.graph.weights import Array
 
 
 def count_positions(inputs: Array, node: onnx.NodeProto, weights: Array) -> int:
-    """Return how many positions the output has for one image."""
+    """Return the number of positions of the output for one image."""
     return int(np.prod(_windows(inputs, node, weights)[1]))
 
 
@@ -26,8 +26,8 @@ def sample_windows(
     """
     windows, shape = _windows(inputs, node, weights)
     images = np.arange(len(windows))[:, None]
-    where: Any = (images, slice(None), *np.unravel_index(positions, shape))
-    rows = windows[where]  # [images, drawn, channels, *kernel]
+    index: Any = (images, slice(None), *np.unravel_index(positions, shape))
+    rows = windows[index]  # [images, drawn, channels, *kernel]
     groups = int(attribute(node, "group", 1))
     return rows.reshape(positions.size, groups, -1).transpose(1, 0, 2)
 
@@ -42,7 +42,7 @@ def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array
     strides = tuple(attribute(node, "strides", [1] * rank))
     dilations = tuple(attribute(node, "dilations", [1] * rank))
     extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
-    pads = attribute(node, "pads", [0] * 2 * rank)  # conversion writes out those of auto_pad
+    pads = attribute(node, "pads", [0] * 2 * rank)  # conversion has replaced auto_pad
     padded = np.pad(inputs, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
     view = np.lib.stride_tricks.sliding_window_view(padded, extent, axis=tuple(range(2, 2 + rank)))
     steps: Any = (..., *(slice(None, None, step) for step in (*strides, *dilations)))

@@ -75,7 +75,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         picture=example.reads_pictures(source, vectors),
         classes=record.class_names,
         measured=_measured(task, record),
-        method=f"Intervals: {task.intervals}. p of the difference: {task.test}.",
+        method=f"Intervals: {task.test.intervals}. p of the difference: {task.test.name}.",
         reproduced=f"Run again before this folder was written: {facts.reproduced}.",
         data=_data(source),
         calibration=_calibration(source),

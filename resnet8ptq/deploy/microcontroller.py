@@ -14,7 +14,7 @@ from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.tflite.predictor import open_interpreter, to_taken
+from resnet8ptq.backends.tflite.predictor import open_interpreter, to_input
 from resnet8ptq.core.errors import UnsupportedError
 
 FOLDER = "microcontroller"
@@ -129,7 +129,7 @@ def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list
     if len(interpreter.get_input_details()) != 1:
         raise UnsupportedError("the .tflite file has several inputs; takes one")
     (taken,) = interpreter.get_input_details()
-    value = to_taken(sample, taken)
+    value = to_input(sample, taken)
     interpreter.set_tensor(taken["index"], value)
     interpreter.invoke()
     return value, [

@@ -25,7 +25,7 @@ from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.tasks.contract import Array, Comparison, Task
-from resnet8ptq.tracking.serving import EXAMPLE
+from resnet8ptq.tracking.mlflow_model import EXAMPLE
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
 
 
 @dataclass(frozen=True)
-class Ran:
+class Rerun:
     """What the artifact did when it was run again.
 
     Attributes:
@@ -81,7 +81,7 @@ class Ran:
     more: Vectors | None = None
 
 
-def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Ran:
+def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
     """Run the artifact; files of torch, which may hold code, in a process of their own.
 
     Args:
@@ -98,14 +98,14 @@ def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> R
     return isolation.call(_run, source, scored, runtime, many, crashed=crashed)
 
 
-def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Ran:
+def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
     predictor = make_quantizer(source.config, runtime).load(source.artifact, runtime.threads)
     if isinstance(scored, str):
         said = f"not compared on the run's samples, which are not at hand ({scored})"
-        return Ran(said, vectors.of_inputs(_kept_input(source), predictor))
+        return Rerun(said, vectors.of_inputs(_kept_input(source), predictor))
     said = reproduce(source, scored)
     more = vectors.many_of_split(scored.samples, predictor) if many else None
-    return Ran(said, vectors.of_split(scored.samples, predictor), more)
+    return Rerun(said, vectors.of_split(scored.samples, predictor), more)
 
 
 def _kept_input(source: Source) -> NDArray[np.float32]:

@@ -13,8 +13,8 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.report import comparison, page, verdicts
 from resnet8ptq.tracking import history, origin
+from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.serving import EXAMPLE
 from resnet8ptq.tracking.store import Store
 
 SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")

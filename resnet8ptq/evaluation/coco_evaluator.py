@@ -1,4 +1,4 @@
-"""COCO's evaluation of an ONNX file, with ONNX Runtime and without a run of this package."""
+"""COCO's evaluation of an ONNX file in ONNX Runtime, outside any run of this package."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from resnet8ptq.graph.session import open_session
 from resnet8ptq.tasks.contract import Outputs
 from resnet8ptq.tasks.detection import average_precision
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
-from resnet8ptq.tasks.detection.task import Scores
+from resnet8ptq.tasks.detection.scores import DetectionScores
 
 
 class CocoEvaluator:
-    """Runs a detector over the pictures of readers, and scores those that it has run.
+    """Runs a detector over the pictures of its readers, and scores it on these pictures.
 
     >>> steps = PreprocessConfig(size=416, resize="letterbox", align="top_left", pad=114,
     ...                          channels="bgr")
@@ -29,8 +29,8 @@ class CocoEvaluator:
     >>> evaluator.evaluate(evaluator.get_result(), "instances_val2017.json")
     {'ap': 0.2635, 'ap50': 0.4235, ...}
 
-    A part of the pictures at a time (`size_limit` and `start_index` of the reader) adds up:
-    `predict(reader)` for each part, then `get_result` and `evaluate` once.
+    To score in parts (`size_limit` and `start_index` of the reader), call `predict(reader)` for
+    each part, then `get_result` and `evaluate` once.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CocoEvaluator:
 
         Args:
             reader: of the first pictures, with annotations and `is_evaluation`.
-            config: how boxes are decoded and chosen; None: as `task=detection` does by default.
+            config: of decoding and suppression; None: the defaults of `task=detection`.
             threads: of ONNX Runtime; 0: every core.
         """
         self.session = open_session(str(model), threads)
@@ -53,10 +53,10 @@ class CocoEvaluator:
         self._results: list[dict[str, Any]] = []
         self._run: set[int] = set()
         self._decoder: Decoder | None = None
-        self._of_one: Sequence[int] = ()  # places of outputs that have no batch axis
+        self._unbatched: Sequence[int] = ()  # indices of outputs without a batch axis
 
     def predict(self, reader: CocoReader | None = None) -> None:
-        """Run what is left of the pictures of a reader; detections are added to earlier ones.
+        """Run the remaining pictures of a reader; add the detections to earlier ones.
 
         Args:
             reader: None: the first one.
@@ -67,7 +67,7 @@ class CocoEvaluator:
         """
         reader = reader or self.reader
         if reader.annotations is None or reader.records is None or not reader.is_evaluation:
-            raise ValueError("reader: takes one with annotations and is_evaluation=True")
+            raise ValueError("reader: expected annotations and is_evaluation=True")
         while (step := reader.get_next()) is not None:
             records = reader.records[step.pop(IMAGE_ID)]
             ids = set(records["image_id"].tolist())
@@ -77,7 +77,8 @@ class CocoEvaluator:
             if self._decoder is None:
                 self._decoder = self._find_decoder(step, reader.input_name, class_ids)
             detections = Outputs(self._decoder(self._run_on(step)))
-            self._results += Scores(detections, records, class_ids, self.config.resamples).results
+            scores = DetectionScores(detections, records, class_ids, self.config.resamples)
+            self._results += scores.results
             self._run |= ids
 
     def get_result(self) -> list[dict[str, Any]]:
@@ -87,37 +88,37 @@ class CocoEvaluator:
     def evaluate(
         self, results: Sequence[Mapping[str, Any]], annotations: str | Path | Mapping[str, Any]
     ) -> dict[str, float]:
-        """Return AP and its kin by name, of the pictures that were run and of no others.
+        """Return AP, AP50 and COCO's other metrics by name, on the pictures that were run.
 
         Args:
             results: what `get_result` returned, or a part of it.
-            annotations: in COCO's format, or a file of them.
+            annotations: in COCO's format, or the path of such a file.
         """
         whole = annotations
         if not isinstance(whole, Mapping):
             whole = json.loads(Path(whole).read_bytes())
         scored = {
-            "images": [each for each in whole["images"] if each["id"] in self._run],
-            "annotations": [e for e in whole["annotations"] if e["image_id"] in self._run],
+            "images": [image for image in whole["images"] if image["id"] in self._run],
+            "annotations": [box for box in whole["annotations"] if box["image_id"] in self._run],
             "categories": whole["categories"],
         }
         return average_precision.evaluate(results, scored).metrics
 
     def _run_on(self, step: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs [n, ...]."""
-        found = self.session.run(None, dict(step))
-        return [each[np.newaxis] if n in self._of_one else each for n, each in enumerate(found)]
+        outputs = self.session.run(None, dict(step))
+        return [o[np.newaxis] if n in self._unbatched else o for n, o in enumerate(outputs)]
 
     def _find_decoder(
         self, step: Mapping[str, NDArray[Any]], input_name: str, class_ids: tuple[int, ...]
     ) -> Decoder:
-        """Return the decoder, and note which outputs lack a batch axis: of a picture of nothing."""
+        """Return the decoder, and note outputs without a batch axis, by running blank pictures."""
         pictures = np.zeros_like(step[input_name])
         blank = {**step, input_name: pictures}
         if len(pictures) == 1:
-            found = self.session.run(None, blank)
-            self._of_one = [n for n, each in enumerate(found) if each.shape[:1] != (1,)]
+            outputs = self.session.run(None, blank)
+            self._unbatched = [n for n, values in enumerate(outputs) if values.shape[:1] != (1,)]
         names = [output.name for output in self.session.get_outputs()]
-        shapes = [each.shape[1:] for each in self._run_on(blank)]
-        outputs = dict(zip(names, shapes, strict=True))
-        return make_decoder(self.config, pictures.shape[1:], outputs, class_ids)
+        shapes = [values.shape[1:] for values in self._run_on(blank)]
+        by_name = dict(zip(names, shapes, strict=True))
+        return make_decoder(self.config, pictures.shape[1:], by_name, class_ids)

@@ -18,8 +18,8 @@ from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.evaluate import Evaluation, evaluate, targets_of, with_logits
-from resnet8ptq.evaluation.pace import Load, find_pace
+from resnet8ptq.evaluation.batching import Load, find_batching
+from resnet8ptq.evaluation.inference import Evaluation, infer, targets_of, with_logits
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Array, Comparison, Outputs, Scores, Task
 
@@ -88,8 +88,8 @@ class Evaluator:
     Attributes:
         network: the FP32 network that artifacts are compared with.
         runtime: threads and cache.
-        batch_size: of evaluations; None: the fastest of a few.
-        cut: the network ends before its softmax, and its outputs stand for the logits.
+        batch_size: of evaluations; None: the fastest one.
+        cut: the network ends before its softmax: its outputs are the logits.
     """
 
     network: Fp32Model
@@ -112,7 +112,7 @@ class Evaluator:
         """Quantize `network` into `folder`.
 
         Args:
-            network: this evaluator's, or a corrected or fine-tuned copy of it.
+            network: this evaluator's, corrected or fine-tuned.
             calibration, folder, ranges: see `backends.contract.Quantizer.quantize`.
         """
         start = time.perf_counter()
@@ -145,9 +145,8 @@ class Evaluator:
         return Compared(evaluation, comparison)
 
     def drop(self, config: QuantizationConfig, path: Path, samples: Split) -> float:
-        """Return how much worse than FP32 the artifact at `path` is, without the luck of ties."""
-        comparison = self.compare(config, path, samples, logits=False).comparison
-        return self.task.metric.drop(comparison.fair_delta, comparison.baseline.fair)
+        """Return how much worse than FP32 the artifact at `path` is, adjusted for ties."""
+        return self.compare(config, path, samples, logits=False).comparison.fair_drop
 
     def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
         """Return the scores of the FP32 network in the framework of `config`, computed once."""
@@ -176,8 +175,8 @@ class Evaluator:
             "format": config.format or "",
         }
         load = loader(config, self.runtime, path)
-        pace = find_pace(load, samples, size, self.runtime, about)
-        return evaluate(load, samples, pace, label, self.network.final, self.task.reduction)
+        batching = find_batching(load, samples, size, self.runtime, about)
+        return infer(load, samples, batching, label, self.network.final, self.task.reduction)
 
     def baseline(self, config: QuantizationConfig, samples: Split) -> Baseline:
         """Return the FP32 network in the framework of `config`, run over `samples`.
@@ -189,7 +188,7 @@ class Evaluator:
             "model": files.sha256(self.network.onnx_path),
             "backend": _backend(config),
             "images": samples.digest,
-            "reduction": f"{reduction} {code.behind(type(self.task).__module__)}"
+            "reduction": f"{reduction} {code.behind(type(reduction).__module__)}"
             if reduction
             else "",
             **cache.made_with(__name__),
@@ -225,7 +224,7 @@ def _save(outputs: Outputs, folder: Path) -> None:
 
 
 def _load(folder: Path, final: str) -> Outputs:
-    """Map what `_save` has written."""
+    """Map the arrays that `_save` wrote."""
     values, raw = (_load_all(folder, name) for name in ("output", "raw"))
     path = folder / "logits.npy"
     return Outputs(values, np.load(path) if path.exists() else None, final, raw)

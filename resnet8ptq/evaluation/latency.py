@@ -1,7 +1,7 @@
-"""How long a model takes beside its FP32 baseline: both in one process, in turns.
+"""Latency of a model and its FP32 baseline, timed in turns in one process.
 
-On a shared machine a latency drifts by more than quantization changes it. Run in turns, the two
-models meet the same disturbances, and their ratio holds.
+On a shared machine a latency drifts by more than quantization changes it. In turns, both models
+meet the same disturbances, and their ratio holds.
 """
 
 import math
@@ -18,10 +18,10 @@ from resnet8ptq.backends.contract import Predictor, Profiler
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import announced
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.pace import Load
+from resnet8ptq.evaluation.batching import Load
 
-LEAST = 5  # repeats, however long they take
-BATCH_SIZE, BATCH_BYTES = 32, 2**24  # where `latency.batch_size` is not set: at most
+LEAST = 5  # repeats, also beyond the time limit
+BATCH_SIZE, BATCH_BYTES = 32, 2**24  # upper limits if `latency.batch_size` is not set
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
 
@@ -54,7 +54,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Latency:
-    """A model and its FP32 baseline; without one for dtype=fp32, which is the baseline itself."""
+    """A model and its FP32 baseline; dtype=fp32 is the baseline and has no other."""
 
     model: Timings
     baseline: Timings | None = None
@@ -63,32 +63,26 @@ class Latency:
         """Return every metric under its MLflow name.
 
         `speedup` (batch 1) and `speedup_batch` (`find_batch_size`) are the baseline's median
-        latency divided by the model's: above 1 the model is faster. dtype=fp32 has none: against
-        itself it is 1 by definition, and a measured one would show nothing but noise.
+        latency divided by the model's: above 1 the model is faster. dtype=fp32 has no speedup: it
+        is 1 by definition, and a measured one would be noise.
         """
         metrics = self.model.to_metrics()
         if self.baseline is None:
             return metrics
-        ratios = {
-            "speedup": float(np.median(self.baseline.single_ms) / np.median(self.model.single_ms))
-        }
-        if self.baseline.batch_ms is not None and self.model.batch_ms is not None:
-            ratios["speedup_batch"] = float(
-                np.median(self.baseline.batch_ms) / np.median(self.model.batch_ms)
-            )
-        return metrics | self.baseline.to_metrics("baseline_") | ratios
+        medians = zip(self.baseline.medians(), self.model.medians(), strict=True)
+        ratios = [baseline / model for baseline, model in medians]
+        speedups = dict(zip(("speedup", "speedup_batch"), ratios, strict=False))
+        return metrics | self.baseline.to_metrics("baseline_") | speedups
 
 
 def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> list[Timings]:
     """Load artifacts with `latency.threads` threads, and time them.
 
     Args:
-        loads: of the artifacts.
-        split: its first samples are run, again from the start where they are too few.
-        settings: how often, and how many images at once.
+        split: its first samples are run, repeated if there are too few.
 
     Returns:
-        The times of each, in the order given.
+        The times of each artifact, in order.
     """
     with torch_threads_kept(), announced("Timing"):
         predictors = [load(settings.threads) for load in loads]
@@ -102,9 +96,9 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
 
 
 def find_batch_size(settings: LatencyConfig, split: Split) -> int:
-    """Return how many samples are timed at once, besides single ones.
+    """Return the batch size that is timed beside batch 1.
 
-    As set; else `BATCH_SIZE`, or the largest power of two below that lets them fit `BATCH_BYTES`.
+    `latency.batch_size`, else the largest power of two within `BATCH_SIZE` and `BATCH_BYTES`.
     """
     if settings.batch_size is not None:
         return settings.batch_size
@@ -119,30 +113,29 @@ def time_in_turns(
     repeats: int,
     limit: float = math.inf,
 ) -> list[Times]:
-    """Return the times of each predictor; the first one alternates, so that caches favour none.
+    """Return the times of each predictor; their order alternates, so that caches favour none.
 
     Args:
-        limit: of seconds; where it is passed, `LEAST` repeats are enough.
+        limit: in seconds; beyond it, `LEAST` repeats are enough.
     """
     warm_up = max(2, repeats // 10)  # torch compiles in its first two runs of a shape
     times: list[list[float]] = [[] for _ in predictors]
-    places = list(range(len(predictors)))
     begin = time.perf_counter()
     for turn in range(warm_up + repeats):
         first = turn * batch_size
         batch = split.inputs(np.arange(first, first + batch_size) % len(split))
-        for place in places if turn % 2 == 0 else reversed(places):
+        for index in range(len(predictors))[:: 1 if turn % 2 == 0 else -1]:
             start = time.perf_counter()
-            predictors[place].predict(batch)
-            times[place].append(1000 * (time.perf_counter() - start))
+            predictors[index].predict(batch)
+            times[index].append(1000 * (time.perf_counter() - start))
         if turn + 1 >= warm_up + LEAST and time.perf_counter() - begin > limit:
             break
-    return [np.array(each[warm_up:]) for each in times]
+    return [np.array(values[warm_up:]) for values in times]
 
 
 @contextmanager
 def torch_threads_kept() -> Iterator[None]:
-    """Restore torch's number of threads, which is one for the process; ONNX Runtime's is not."""
+    """Restore torch's number of threads afterwards: the whole process shares it."""
     torch = sys.modules.get("torch")  # only backend=torch sets it, and has imported torch by now
     if torch is None:
         yield

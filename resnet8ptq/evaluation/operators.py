@@ -1,4 +1,4 @@
-"""What the operators of a model take beside those of its FP32 baseline: both run in turns."""
+"""Times of the operators of a model and its FP32 baseline, run in turns."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -19,15 +19,13 @@ def measure(
 
     Args:
         profiles: load the artifacts, see `contract.Quantizer.profile`.
-        split: its first samples are run, again from the start where they are too few.
-        batch_size: samples at once.
-        settings: how often.
+        split: its first samples are run, repeated if there are too few.
 
     Returns:
-        The nodes of each, in the order given.
+        The nodes of each artifact, in order.
     """
     repeats = settings.repeats if batch_size == 1 else settings.batch_repeats
     with torch_threads_kept(), ExitStack() as stack:
         profilers = [stack.enter_context(profile) for profile in profiles]
         times = time_in_turns(profilers, split, batch_size, repeats, settings.max_seconds)
-        return [profiler.nodes(len(each)) for profiler, each in zip(profilers, times, strict=True)]
+        return [profiler.nodes(len(runs)) for profiler, runs in zip(profilers, times, strict=True)]

@@ -1,4 +1,4 @@
-"""What a run found."""
+"""The result of a run."""
 
 from dataclasses import dataclass, field
 
@@ -11,21 +11,20 @@ class Measurement:
     """An artifact, reloaded from disk and run over the test images.
 
     Attributes:
-        images: how many samples were run.
+        task: scored the outputs.
+        images: number of samples.
         size_bytes, baseline_size_bytes: the files of the model and of its FP32 baseline.
-        quantize_s: conversion, and calibration where the cache has nothing to offer, in seconds.
-        evaluate_s: all test images, in seconds; `evaluate_batch_size` at once, on
-            `evaluate_threads`.
+        quantize_s: conversion, and calibration unless cached, in seconds.
+        evaluate_s: all test images, in seconds.
         peak_memory_bytes: of the process during the run; None where it cannot be measured.
-        latency: beside the baseline's; None with `latency.enabled=false`, and where the artifact
-            only simulates integers.
-        single: the comparison at batch 1, for dynamic quantization: it takes its activation ranges
-            from the batch, so that the result depends on the batch size. None for all others.
-        choice: the comparison on the samples that a sweep chooses by; None without any.
+        latency: of model and baseline; None with `latency.enabled=false`, and for artifacts that
+            only simulate integers.
+        single: the comparison at batch 1, for dynamic quantization alone: its activation ranges,
+            and so its result, depend on the batch size.
+        choice: the comparison on the samples that a sweep chooses by; None without such samples.
         choose_s: all of these samples, in seconds.
-        task: what scored it.
-        preparation: what the choices before quantization came to, by MLflow name.
-        prepare_s: fine-tuning, corrections and choices, in seconds; None without any.
+        preparation: metrics of the choices before quantization, by MLflow name.
+        prepare_s: fine-tuning, corrections and choices, in seconds; None if there were none.
     """
 
     task: Task
@@ -52,7 +51,7 @@ class RunResult:
     """The outcome of one run: `ok` with a measurement, or `unsupported` with a reason.
 
     Attributes:
-        resolved: what the settings came to in the framework, e.g. `weight_dtype`.
+        resolved: params that the framework derived from the settings, such as `weight_dtype`.
     """
 
     status: str
@@ -90,14 +89,14 @@ class RunResult:
             **measured.preparation,
         }
         if measured.single is not None:
-            found = measured.task.metrics(measured.single)
+            values = measured.task.metrics(measured.single)
             for name in (measured.task.metric.name, "expected_correct"):
-                metrics[f"batch1_{name}"] = found.get(name)
+                metrics[f"batch1_{name}"] = values.get(name)
         if measured.choice is not None:
-            found = measured.task.metrics(measured.choice)
+            values = measured.task.metrics(measured.choice)
             metric = measured.task.metric
             names = (metric.name, metric.ranked_by, f"baseline_{metric.name}", "drop", "total")
-            metrics |= {f"{CHOICE}{name}": found.get(name) for name in names}
+            metrics |= {f"{CHOICE}{name}": values.get(name) for name in names}
         if measured.latency is not None:
             metrics |= measured.latency.to_metrics()
         return {key: float(value) for key, value in metrics.items() if value is not None}

@@ -14,9 +14,9 @@ from resnet8ptq.config import limits
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, command, machine
 from resnet8ptq.core.console import print_table, say, stdout
-from resnet8ptq.experiment import advice
-from resnet8ptq.models.inspection import Inspection, inspect
+from resnet8ptq.experiment import candidates
 from resnet8ptq.models.locate import locate
+from resnet8ptq.models.summary import Summary, summarize
 
 
 @dataclass
@@ -46,20 +46,20 @@ def main(words: list[str]) -> None:
     network = None
     if settings.model.path is not None:
         path = locate(ModelConfig(path=settings.model.path), "")
-        network = inspect(path, cache.folder(settings.cache_dir))
+        network = summarize(path, cache.folder(settings.cache_dir))
     print_advice(*machine.cpu(), network)
 
 
-def print_advice(cpu: str, flags: tuple[str, ...], network: Inspection | None) -> None:
+def print_advice(cpu: str, flags: tuple[str, ...], network: Summary | None) -> None:
     """Print the advice as a table on stdout, and the commands."""
     console = stdout(None, 130)
-    say(console, advice.describe_cpu(cpu, flags))
+    say(console, candidates.describe_cpu(cpu, flags))
     if network is not None:
         layers = f"{network.layers} layers with weights, {network.depthwise} of them depthwise"
         say(console, f"{network.path}: {network.format}, {layers}")
-    advices = advice.advise(flags, network)
+    advices = candidates.advise(flags, network)
     rows = [(entry.settings, entry.verdict, entry.why, entry.source) for entry in advices]
     print_table(console, ("configuration", "verdict", "why", "known from"), rows)
     say(console, "Nothing was run. These commands measure the configurations to try:")
-    for line in advice.sweeps(flags, network):
+    for line in candidates.sweeps(flags, network):
         say(console, f"  {line}")

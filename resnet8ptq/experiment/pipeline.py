@@ -28,8 +28,8 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.models.inspection import quantized_operators
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 from resnet8ptq.tasks.contract import GROUPED, Task
 
@@ -119,8 +119,8 @@ def _measure(
         quantized_layers=artifact.quantized_layers,
         quantize_s=quantized.seconds,
         evaluate_s=evaluation.seconds,
-        evaluate_batch_size=evaluation.pace.batch_size,
-        evaluate_threads=evaluation.pace.threads * evaluation.pace.at_once,
+        evaluate_batch_size=evaluation.batching.batch_size,
+        evaluate_threads=evaluation.batching.threads * evaluation.batching.at_once,
         peak_memory_bytes=peak_memory_bytes,
         latency=_time(evaluator, config, quantized, reported),
         single=None if single is None else single.comparison,

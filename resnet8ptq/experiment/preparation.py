@@ -246,7 +246,7 @@ def provenance(work: Workspace, prepared: Preparation) -> table.Provenance:
 
 def _search_bits(
     work: Workspace, prepared: Preparation
-) -> tuple[bits_search.Bits, bits_search.Tried]:
+) -> tuple[bits_search.Bits, bits_search.TriedPlan]:
     """Choose the bits of each layer; write `plan.csv`, also where no plan fits.
 
     Raises:
@@ -254,9 +254,9 @@ def _search_bits(
     """
     config, samples = prepared.config, work.samples
     limits = config.precision.max_bytes, config.precision.max_drop
-    tried: list[bits_search.Tried] = []
+    tried: list[bits_search.TriedPlan] = []
 
-    def attempt(bits: bits_search.Bits) -> bits_search.Tried:
+    def attempt(bits: bits_search.Bits) -> bits_search.TriedPlan:
         planned = replace(config, precision=replace(config.precision, plan=dict(bits)))
         with tempfile.TemporaryDirectory() as scratch:
             tried.append(_try_plan(work, replace(prepared, config=planned), Path(scratch)))
@@ -281,7 +281,7 @@ def _search_bits(
     return chosen.bits, chosen
 
 
-def _try_plan(work: Workspace, prepared: Preparation, scratch: Path) -> bits_search.Tried:
+def _try_plan(work: Workspace, prepared: Preparation, scratch: Path) -> bits_search.TriedPlan:
     """Quantize by a plan; measure its drop on the tuning samples where that is limited."""
     config = prepared.config
     assert isinstance(config.precision.plan, dict)
@@ -292,7 +292,7 @@ def _try_plan(work: Workspace, prepared: Preparation, scratch: Path) -> bits_sea
     drop = None
     if not bounded:
         drop = work.evaluator.drop(config, quantized.path, work.samples.held_out)
-    return bits_search.Tried(config.precision.plan, quantized.size_bytes, drop)
+    return bits_search.TriedPlan(config.precision.plan, quantized.size_bytes, drop)
 
 
 def _learn_narrow(work: Workspace, config: RunConfig, widths: list[int]) -> bits_search.Learned:

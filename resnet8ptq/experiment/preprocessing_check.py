@@ -9,8 +9,8 @@ import numpy as np
 from resnet8ptq.config.schema import PreprocessConfig, RunConfig
 from resnet8ptq.data.dataset import Dataset, Labels, Split
 from resnet8ptq.data.preprocessing import Preprocessing
-from resnet8ptq.evaluation.evaluate import targets_of
 from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Outputs, Reduction, Scores

@@ -9,7 +9,7 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.settings import Settings
 
 EXPERIMENT = "resnet8ptq.experiment.pipeline:run_experiment"
-# `inspect` is not here: it records no run, see `inspecting`.
+# `inspect` is not here: it records no run, see `inspection`.
 ANALYSES = {
     "sensitivity": "resnet8ptq.experiment.layers.sensitivity:analyse",
     "diagnose": "resnet8ptq.experiment.diagnosis.diagnosing:analyse",

@@ -15,8 +15,8 @@ from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.models import inspection
 from resnet8ptq.models import locate as networks
+from resnet8ptq.models import summary
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def _sized(config: RunConfig) -> PreprocessConfig:
         registry.read(config.data, taken, cache_root, config.calib.images)
     except SizesDifferError:
         with suppress(PtqError):
-            size = inspection.find_picture_size(config.model, config.data.name, cache_root)
+            size = summary.find_picture_size(config.model, config.data.name, cache_root)
     except PtqError:
         return taken
     if size is None:

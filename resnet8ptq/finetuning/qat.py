@@ -1,7 +1,7 @@
-"""`method=qat`: fine-tune the network so that quantization costs it less.
+"""`method=qat`: fine-tunes the network to reduce the loss by quantization.
 
-A student with fake quantization learns from the FP32 network, on training images. The result is
-not yet an artifact, but a network and activation ranges, from which every backend makes its own.
+A student with fake quantization learns from the FP32 network, on training images. The result is a
+network with activation ranges, from which every backend makes its artifact.
 """
 
 import json
@@ -25,24 +25,24 @@ from resnet8ptq.precision.grid import ActivationScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
-if TYPE_CHECKING:  # the modules behind it import torch, which only method=qat needs
+if TYPE_CHECKING:  # it imports torch, which only method=qat needs
     from resnet8ptq.finetuning.training import Point
-
+    from resnet8ptq.simulation.network import Student
 
 NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to fine-tune, and for what.
+    """The settings of fine-tuning.
 
     Attributes:
         training: epochs, rates and the like.
-        calib: the method of the ranges that training begins with.
-        weights, activations: what the run's backend will round to.
-        selection: what will be quantized.
-        float_output: the last layer's output will not.
-        seed: of the order of the images, their shifts and flips.
+        calib: the calibration method of the initial ranges.
+        weights, activations: the grids of the run's backend.
+        selection: the nodes to quantize.
+        float_output: the last layer's output stays in float.
+        seed: of the images' order, shifts and flips.
     """
 
     training: QatConfig
@@ -65,26 +65,25 @@ def fine_tune(
 ) -> tuple[Fp32Model, dict[str, Range]]:
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
-    It is kept in the cache under all that went in, but not the backend's name: backends that
-    quantize alike share it. An interrupted one continues after its last whole epoch.
+    The cache key has everything but the backend's name: backends with the same quantization share
+    the result. An interrupted training continues after its last complete epoch.
 
     Args:
-        dataset: its training images train, without those that are held out or in its test split.
-        calibration: images for the ranges that training begins with.
+        dataset: its training images train, without those held out or in its test split.
+        calibration: images for the initial ranges.
         held_out: training images that choose the best epoch.
-        runtime: threads; the network is kept in its cache.
-        report: is called with each point of the curves, also where they come from the cache.
+        runtime: threads and cache.
+        report: called with each point of the curves, also if they come from the cache.
 
     Raises:
-        UnsupportedError: the network has layers that cannot be trained, or does not end in softmax.
+        UnsupportedError: a layer cannot be trained, or the network does not end in softmax.
         QuantizationError: the loss is NaN or infinite.
     """
     if settings.calib.name == "histogram":
         raise UnsupportedError(
-            "method=qat with calib=histogram: torch's own observer finds no ranges to begin with"
+            "method=qat with calib=histogram: torch's own observer gives no initial ranges"
         )
-    proto = onnx.load(fp32.onnx_path)
-    skipped = find_float_nodes(proto.graph, settings.selection)
+    skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, settings.selection)
     key: cache.Key = {
         "model": files.sha256(fp32.onnx_path),
         "train": dataset.train.digest,
@@ -98,19 +97,11 @@ def fine_tune(
     points: list[Point] = []
 
     def make(entry: Path) -> None:
-        from resnet8ptq.finetuning import training
+        from resnet8ptq.finetuning.training import Trainer
         from resnet8ptq.simulation import network
 
-        activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
-        student = network.prepare(
-            fp32.onnx_path,
-            skipped,
-            activations.find_around(skipped),
-            settings.weights,
-            settings.activations,
-            settings.float_output,
-        )
-        trainer = training.Trainer(
+        student = _student(settings, fp32, calibration.split, skipped, runtime)
+        trainer = Trainer(
             settings.training,
             settings.seed,
             runtime.threads,
@@ -132,5 +123,22 @@ def fine_tune(
     for point in [] if points else json.loads((entry / CURVES_FILE).read_text()):
         report(point)
     ranges = json.loads((entry / RANGES_FILE).read_text())
-    network = fp32.with_weights_of(entry / NETWORK_FILE)
-    return network, {name: (low, high) for name, (low, high) in ranges.items()}
+    tuned = fp32.with_weights_of(entry / NETWORK_FILE)
+    return tuned, {name: (low, high) for name, (low, high) in ranges.items()}
+
+
+def _student(
+    settings: Settings, fp32: Fp32Model, images: Split, skipped: list[str], runtime: Runtime
+) -> "Student":
+    """Return the network with fake quantization, its ranges calibrated on `images`."""
+    from resnet8ptq.simulation import network
+
+    activations = Activations(fp32.onnx_path, images, settings.calib, runtime)
+    return network.prepare(
+        fp32.onnx_path,
+        skipped,
+        activations.find_around(skipped),
+        settings.weights,
+        settings.activations,
+        settings.float_output,
+    )

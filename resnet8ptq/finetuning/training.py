@@ -1,4 +1,4 @@
-"""How `method=qat` trains: distillation from the FP32 network, with a checkpoint each epoch."""
+"""The training of `method=qat`: distillation from the FP32 network, a checkpoint each epoch."""
 
 import hashlib
 import io
@@ -24,8 +24,8 @@ from resnet8ptq.data.dataset import Split
 log = logging.getLogger(__name__)
 
 PADDING = 4  # pixels, of the random crop
-POINTS = 10  # of the loss curve, for each epoch
-RANGE_RATE = 1.0  # of the ranges' logarithms, in learning rates
+POINTS = 10  # of the loss curve, in each epoch
+RANGE_RATE = 1.0  # of the ranges' logarithms, relative to the learning rate
 VALIDATION_BATCH = 500
 
 Point = dict[str, float]  # of the curves: `step`, and metrics by name
@@ -33,9 +33,10 @@ Point = dict[str, float]  # of the curves: `step`, and metrics by name
 
 @dataclass
 class _State:
-    """What a checkpoint holds, after `epoch` epochs; `best` is the student of least held-out loss.
+    """The content of a checkpoint after `epoch` epochs; epoch 0 is before training.
 
-    Epoch 0 is the network as it is quantized without training.
+    Attributes:
+        best: the student with the least loss on held-out images.
     """
 
     epoch: int
@@ -48,15 +49,15 @@ class _State:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything that a training needs and that does not change with it.
+    """The fixed parameters of a training.
 
     Attributes:
         student: the module to train, from network inputs [n, ...] to logits [n, classes].
-        teacher: the FP32 network, alike.
+        teacher: the FP32 network, with the same inputs and outputs.
         train: training images.
         held_out: training images that choose the best epoch.
         checkpoint: file from which an interrupted training continues.
-        report: is called with each point of the curves, also with those before an interruption.
+        report: called with each point of the curves, also with those before an interruption.
     """
 
     settings: QatConfig
@@ -70,7 +71,7 @@ class Trainer:
     report: Callable[[Point], None]
 
     def run(self) -> list[Point]:
-        """Train the student, and leave it as it was after its best epoch; return the curves.
+        """Train the student, restore its best epoch, and return the curves.
 
         Raises:
             QuantizationError: the loss is NaN or infinite.
@@ -89,10 +90,10 @@ class Trainer:
         return state.points
 
     def _optimizer(self) -> torch.optim.Adam:
-        """Let each tensor learn in units of its own size, as in You et al., LAMB, ICLR 2020.
+        """Scale each tensor's learning rate by its size, as in You et al., LAMB, ICLR 2020.
 
-        Weights of a layer that takes raw pixels, with batch normalization folded in, are a
-        hundredth of others. The ranges' logarithms have the unit 1.
+        Weights of a layer that takes raw pixels, with folded batch normalization, are a hundred
+        times smaller than others. The ranges' logarithms have the unit 1.
         """
         groups = []
         for name, values in self.student.named_parameters():
@@ -117,7 +118,7 @@ class Trainer:
 
     def _train_epoch(self, state: _State, optimizer: torch.optim.Adam) -> None:
         settings, epoch = self.settings, state.epoch
-        # One generator for each epoch: what it draws does not depend on where training began.
+        # One generator for each epoch: an interruption does not change its numbers.
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.train))
         starts = range(0, len(order), settings.batch_size)
@@ -150,21 +151,21 @@ class Trainer:
     def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the student's logits.
 
-        The teacher's logits are averaged over each picture and its mirror image: the average is
-        right more often than the teacher, and the student gets it in one run.
+        The target is the teacher's mean over each picture and its mirror image, which is right more
+        often than the teacher on the picture.
         """
         with torch.no_grad():
-            wanted = self.teacher(images)
+            target = self.teacher(images)
             if self.train.has_pictures:
-                across = 1 + (self.train.layout or (0, 1, 2)).index(1)
-                wanted = (wanted + self.teacher(images.flip(across))) / 2
+                width_axis = 1 + (self.train.layout or (0, 1, 2)).index(1)
+                target = (target + self.teacher(images.flip(width_axis))) / 2
         logits = self.student(images)
-        return distillation_loss(logits, wanted, self.settings.temperature), logits
+        return distillation_loss(logits, target, self.settings.temperature), logits
 
     def _validate(self, state: _State) -> None:
-        """Add loss and accuracy on the held-out images; keep the student where it is the best.
+        """Add loss and accuracy on the held-out images; keep the student if it is the best.
 
-        Where they have no classes, those of the teacher stand in for them.
+        Without labels, the teacher's classes take their place.
         """
         right, total, labels = 0, 0.0, self.held_out.labels
         size = self.held_out.limit(VALIDATION_BATCH)
@@ -174,10 +175,10 @@ class Trainer:
                 batch = torch.from_numpy(stored)
                 loss, logits = self._loss(batch)
                 if labels is None or labels.dtype.kind == "f":
-                    wanted = self.teacher(batch).argmax(dim=1)
+                    classes = self.teacher(batch).argmax(dim=1)
                 else:
-                    wanted = torch.from_numpy(labels[start : start + size])
-                right += int((logits.argmax(dim=1) == wanted).sum())
+                    classes = torch.from_numpy(labels[start : start + size])
+                right += int((logits.argmax(dim=1) == classes).sum())
                 total += float(loss) * len(batch)
         mean, accuracy = total / len(self.held_out), right / len(self.held_out)
         if mean < state.best_loss:
@@ -199,14 +200,14 @@ class Trainer:
 
 
 def distillation_loss(
-    logits: torch.Tensor, wanted: torch.Tensor, temperature: float
+    logits: torch.Tensor, target: torch.Tensor, temperature: float
 ) -> torch.Tensor:
     """Return the KL divergence of softened probabilities, times temperature squared.
 
     Source: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015.
     """
     student = functional.log_softmax(logits / temperature, dim=1)
-    teacher = functional.log_softmax(wanted / temperature, dim=1)
+    teacher = functional.log_softmax(target / temperature, dim=1)
     divergence = functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
     return divergence * temperature**2
 
@@ -225,7 +226,7 @@ def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[n
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint after its own SHA-256: torch does not notice flipped bits."""
+    """Write a checkpoint after its SHA-256: torch does not detect flipped bits."""
     content = io.BytesIO()
     torch.save(state, content)
     with files.atomic(path) as temporary:
@@ -234,13 +235,13 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    """Read a checkpoint; None, with a warning, where it is damaged."""
+    """Read a checkpoint; warn and return None if it is damaged."""
     whole = path.read_bytes()
     digest, content = whole[:32], whole[32:]
     if hashlib.sha256(content).digest() == digest:
         try:
             return dict(torch.load(io.BytesIO(content), weights_only=True))
-        except (RuntimeError, pickle.UnpicklingError):  # of another version
+        except (RuntimeError, pickle.UnpicklingError):  # from another version
             pass
     log.warning("qat: %s is damaged; training starts again", path)
     return None

@@ -1,4 +1,4 @@
-"""How many bytes the tensors of an ONNX graph take, for one sample, as its shapes say."""
+"""The memory of an ONNX graph's tensors, for one sample, from their shapes."""
 
 import math
 
@@ -10,7 +10,7 @@ from resnet8ptq.core import memory
 def tensor_bytes(proto: onnx.ModelProto) -> dict[str, int]:
     """Return the bytes of the input and of each tensor that a node makes, by name.
 
-    A free axis counts as one sample. Tensors whose shape is not known are left out.
+    A free axis counts as 1. Tensors of unknown shape are left out.
     """
     graph = onnx.shape_inference.infer_shapes(proto).graph
     constants = {tensor.name for tensor in graph.initializer}
@@ -22,27 +22,27 @@ def tensor_bytes(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def live_bytes(proto: onnx.ModelProto) -> int:
-    """Return the bytes of the tensors that must be held at once, where they are most.
+    """Return the peak of the bytes of live tensors.
 
-    Nodes run in their order; a tensor is let go behind the last node that takes it.
+    Nodes run in order; a tensor is freed after the last node that takes it.
     """
     sizes, nodes = tensor_bytes(proto), proto.graph.node
-    last = {name: place for place, node in enumerate(nodes) for name in node.input}
+    last = {name: index for index, node in enumerate(nodes) for name in node.input}
     last |= {value.name: len(nodes) for value in proto.graph.output}
-    held = most = sum(sizes.get(value.name, 0) for value in proto.graph.input)
-    for place, node in enumerate(nodes):
-        held += sum(sizes.get(name, 0) for name in node.output)
-        most = max(most, held)
-        done = {name for name in (*node.input, *node.output) if last.get(name, -1) <= place}
-        held -= sum(sizes.get(name, 0) for name in done)
-    return most
+    live = peak = sum(sizes.get(value.name, 0) for value in proto.graph.input)
+    for index, node in enumerate(nodes):
+        live += sum(sizes.get(name, 0) for name in node.output)
+        peak = max(peak, live)
+        done = {name for name in (*node.input, *node.output) if last.get(name, -1) <= index}
+        live -= sum(sizes.get(name, 0) for name in done)
+    return peak
 
 
 def samples_at_once(proto: onnx.ModelProto) -> int:
     """Return how many samples a network can run at once within the memory budget.
 
-    Frameworks hold up to four times what is needed: their allocators grow by doubling, and kernels
-    copy what they take into an order of their own.
+    Frameworks need up to four times `live_bytes`: their allocators grow by doubling, and kernels
+    copy their inputs into another layout.
     """
     return memory.fitting(4 * live_bytes(proto), memory.budget())
 

@@ -9,14 +9,14 @@ from onnx import numpy_helper
 
 LAYERS = ("Conv", "Gemm", "MatMul")
 RECURRENT = ("LSTM",)  # quantized by ONNX Runtime with method=dynamic alone
-FUSED = ("Relu", "Clip")  # activations that the kernels of a layer do as well
+FUSED = ("Relu", "Clip")  # activations that can be part of a layer's kernel
 
 
 def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return the convolutions and matrix products that have weights, by a short unique name.
+    """Return the convolutions and matrix products with weights, by a short unique name.
 
-    `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`: what all names begin with is left out, and of
-    the rest as many parts are kept as it takes to tell the layers apart.
+    `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`: the common prefix of all names is dropped, and of
+    the rest as many parts are kept as a unique name needs.
     """
     weights = {tensor.name for tensor in graph.initializer}
     layers = [n for n in graph.node if n.op_type in LAYERS and weights & set(n.input[1:2])]
@@ -39,8 +39,8 @@ def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
 
 def float_inputs(graph: onnx.GraphProto) -> list[str]:
     """Return the name of the input if it is float: integers have no range to calibrate."""
-    taken = graph.input[0]
-    return [taken.name] if taken.type.tensor_type.elem_type == onnx.TensorProto.FLOAT else []
+    value = graph.input[0]
+    return [value.name] if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT else []
 
 
 def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:
@@ -48,30 +48,30 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 
     Args:
         proto: the whole model.
-        around: names of nodes: only what these take or make; None: all.
+        around: names of nodes: only their inputs and outputs; None: all.
     """
     graph = onnx.shape_inference.infer_shapes(proto).graph
-    known = [*graph.value_info, *graph.output]
+    values = [*graph.value_info, *graph.output]
     float_type = onnx.TensorProto.FLOAT
-    floats = {value.name for value in known if value.type.tensor_type.elem_type == float_type}
+    floats = {value.name for value in values if value.type.tensor_type.elem_type == float_type}
     nodes = [node for node in graph.node if around is None or node.name in around]
     used = {name for node in nodes for name in (*node.input, *node.output)}
     return [name for node in graph.node for name in node.output if name in used & floats]
 
 
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
-    """Return the tensors that all that follows depends on alone, by the place of what makes them.
+    """Return the tensors at which the graph can be cut in two, by the index of their node.
 
-    Places are those of nodes in the graph.
+    All following nodes depend on such a tensor only.
     """
-    given = {value.name for value in graph.input}
+    computed = {value.name for value in graph.input}
     last = {name: i for i, node in enumerate(graph.node) for name in node.input}
     last |= {value.name: len(graph.node) for value in graph.output}
-    cuts, live = {}, given & last.keys()
+    cuts, live = {}, computed & last.keys()
     for i, node in enumerate(graph.node):
-        if given.isdisjoint(node.input):  # made of constants
+        if computed.isdisjoint(node.input):  # depends on constants only
             continue
-        given |= {*node.output}
+        computed |= {*node.output}
         live = {name for name in live | {*node.output} if last.get(name, -1) > i}
         if len(live) == 1:
             (cuts[i],) = live
@@ -86,12 +86,12 @@ def consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
 def find_tail(
     graph: onnx.GraphProto, layers: Collection[str] = LAYERS
 ) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
-    """Return the last layers, which no other layer is behind, and the nodes behind them.
+    """Return the last layers, after which no other layer follows, and the nodes after them.
 
     Args:
         layers: the operators that are layers.
     """
-    ahead: set[str] = set()  # tensors that a layer takes, or what a layer is made from
+    ahead: set[str] = set()  # tensors that a layer depends on
     last: list[onnx.NodeProto] = []
     tail: list[onnx.NodeProto] = []
     for node in reversed(graph.node):
@@ -100,11 +100,11 @@ def find_tail(
             ahead.update(node.input)
         if final:
             (last if node.op_type in layers else tail).append(node)
-    made_by_layers = {name for node in last for name in node.output}
+    outputs = {name for node in last for name in node.output}
     behind = []
     for node in reversed(tail):
-        if made_by_layers.intersection(node.input):
-            made_by_layers.update(node.output)
+        if outputs.intersection(node.input):
+            outputs.update(node.output)
             behind.append(node)
     return last[::-1], behind
 
@@ -126,4 +126,4 @@ def _shorten(tail: list[str], tails: list[list[str]]) -> str:
     length = 1
     while length < len(tail) and sum(other[:length] == tail[:length] for other in tails) > 1:
         length += 1
-    return re.sub(r"[^\w.-]", "_", ".".join(tail[:length]))  # MLflow takes no others in a metric
+    return re.sub(r"[^\w.-]", "_", ".".join(tail[:length]))  # characters of MLflow's metrics

@@ -1,4 +1,4 @@
-"""An ONNX graph cut before its final softmax: a softmax squeezes what quantization did to it."""
+"""Cuts an ONNX graph before its final softmax, which would hide effects of quantization."""
 
 import onnx
 from onnx import TensorProto, helper
@@ -16,10 +16,10 @@ def last_node(graph: onnx.GraphProto, skipped: tuple[str, ...]) -> onnx.NodeProt
 
 
 def end_at_logits(proto: onnx.ModelProto) -> bool:
-    """Make the final softmax's input the only output, in place; tell whether there is a softmax.
+    """Make the final softmax's input the only output, in place; False without a softmax.
 
-    Of a graph that ends in none, or in several outputs, nothing is changed. What is behind the
-    softmax stays, without use, but the softmax itself goes where it is the last node.
+    A graph without a final softmax, or with several outputs, stays unchanged. Nodes after the
+    softmax stay, unused; the softmax is removed if it is the last node.
     """
     graph = proto.graph
     node = last_node(graph, _PASSES_ON) if len(graph.output) == 1 else None
@@ -30,9 +30,9 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
         graph.node.append(helper.make_node("DequantizeLinear", node.input[:3], ["logits"]))
         name = "logits"
     shape = graph.output[0].type if node.output[0] == graph.output[0].name else None
-    known = [value for value in graph.value_info if value.name != name]
+    others = [value for value in graph.value_info if value.name != name]
     del graph.value_info[:], graph.output[:]
-    graph.value_info.extend(known)
+    graph.value_info.extend(others)
     graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     if shape is not None:  # a softmax keeps type and shape
         graph.output[0].type.CopyFrom(shape)

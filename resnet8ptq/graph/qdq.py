@@ -1,7 +1,7 @@
-"""A graph in QDQ format beside the FP32 graph that it was made from: what is rounded, and to what.
+"""Compares a graph in QDQ format with its FP32 graph: the rounded tensors and their levels.
 
-Each tensor that is rounded passes a QuantizeLinear and a DequantizeLinear node; rounded weights are
-stored as integers, with a DequantizeLinear node behind them.
+A rounded activation passes a QuantizeLinear and a DequantizeLinear node; rounded weights are stored
+as integers, with a DequantizeLinear node after them.
 """
 
 import copy
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.graph.layers import FUSED, attribute, channel_axis, consumers, weight_layers
-from resnet8ptq.graph.weights import write_weights
+from resnet8ptq.graph.weights import read_weights, write_weights
 
 JOINING = ("Concat", "Add")
-_AT_OUTPUT = "_QuantizeLinear_Input"  # what ONNX Runtime calls an output before it is rounded
+_AT_OUTPUT = "_QuantizeLinear_Input"  # ONNX Runtime's suffix of an output before it is rounded
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class RoundedWeight:
 
     Attributes:
         name: short, see `weight_layers`.
-        node: the layer's.
-        values, rounded: before, and after.
-        scales: how many there are: 1, or one for each channel.
+        node: name of the layer's node.
+        values, rounded: the weights before and after rounding.
+        scales: number of scales: 1, or one for each channel.
         dtype: of the integers.
     """
 
@@ -42,16 +42,16 @@ class RoundedWeight:
 
 @dataclass(frozen=True)
 class RoundedActivation:
-    """A tensor that is rounded as the network runs.
+    """A tensor that is rounded at inference.
 
     Attributes:
         name: in the FP32 graph.
-        dequantized: in the quantized one.
-        layer: the node that makes it; what does the activation as well stands for both. Empty for
-            an input of the network.
-        nodes: names of the nodes that make and take it: in float, they leave it as it is.
-        scale: between two levels.
-        low, high: the smallest and the largest value that a level stands for.
+        dequantized: its name in the quantized graph.
+        layer: name of the node that makes it; before a fused activation, of the fused layer. Empty
+            for an input of the network.
+        nodes: names of the nodes that make and take it; if all are in float, it is not rounded.
+        scale: distance of two levels.
+        low, high: values of the lowest and the highest level.
     """
 
     name: str
@@ -69,69 +69,64 @@ class RoundedActivation:
 
 def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[RoundedWeight]:
     """Return the weights of the layers that are quantized, in the order of the graph."""
-    known = {tensor.name: tensor for tensor in fp32.initializer}
     stored = {tensor.name: tensor for tensor in quantized.initializer}
-    dequantizes = {node.output[0]: node for node in quantized.node if _is_dequantize(node)}
+    dequantizes = {n.output[0]: n for n in quantized.node if n.op_type == "DequantizeLinear"}
     nodes = {node.name: node for node in quantized.node}
-    found = []
+    weights = []
     for name, layer in weight_layers(fp32).items():
-        given = nodes[layer.name].input[1] if layer.name in nodes else ""
-        if given not in dequantizes or dequantizes[given].input[0] not in stored:
+        tensor = nodes[layer.name].input[1] if layer.name in nodes else ""
+        if tensor not in dequantizes or dequantizes[tensor].input[0] not in stored:
             continue
-        node = dequantizes[given]
+        node = dequantizes[tensor]
         levels, scale, zero = (numpy_helper.to_array(stored[key]) for key in node.input)
         if scale.size > 1:
             sizes = [1] * levels.ndim
             sizes[attribute(node, "axis", 1)] = scale.size
             scale, zero = scale.reshape(sizes), zero.reshape(sizes)
         rounded = (levels.astype(np.int32) - zero) * scale
-        values = numpy_helper.to_array(known[layer.input[1]])
-        values, rounded = (
-            np.moveaxis(each, channel_axis(layer), 0).astype(np.float32)
-            for each in (values, rounded)
-        )
-        dtype = str(levels.dtype)
-        found.append(RoundedWeight(name, layer.name, values, rounded, scale.size, dtype))
-    return found
+        rounded = np.moveaxis(rounded, channel_axis(layer), 0).astype(np.float32)
+        values, dtype = read_weights(fp32, layer), str(levels.dtype)
+        weights.append(RoundedWeight(name, layer.name, values, rounded, scale.size, dtype))
+    return weights
 
 
 def rounded_activations(
     fp32: onnx.GraphProto, quantized: onnx.GraphProto
 ) -> list[RoundedActivation]:
-    """Return the tensors that are rounded as the network runs, in the order of the graph."""
+    """Return the tensors that are rounded at inference, in the order of the graph."""
     stored = {tensor.name: tensor for tensor in quantized.initializer}
-    makers = {name: node for node in fp32.node for name in node.output}
+    producers = {name: node for node in fp32.node for name in node.output}
     inputs = {value.name for value in fp32.input}
-    found = []
+    activations = []
     for node in quantized.node:
         name = node.input[0].removesuffix(_AT_OUTPUT) if node.op_type == "QuantizeLinear" else ""
-        if name not in makers and name not in inputs:
+        if name not in producers and name not in inputs:
             continue
         scale, zero = (numpy_helper.to_array(stored[key]).item() for key in node.input[1:3])
         levels = np.iinfo(numpy_helper.to_array(stored[node.input[2]]).dtype)
-        maker = makers.get(name)
-        if maker is not None and maker.op_type in FUSED:
-            maker = makers.get(maker.input[0], maker)
-        around = [*([makers[name], maker] if maker else []), *consumers(fp32, name)]
+        layer = producers.get(name)
+        if layer is not None and layer.op_type in FUSED:
+            layer = producers.get(layer.input[0], layer)
+        around = [*([producers[name], layer] if layer else []), *consumers(fp32, name)]
         for dequantize in consumers(quantized, node.output[0])[:1]:
-            found.append(
+            activations.append(
                 RoundedActivation(
                     name,
                     dequantize.output[0],
-                    maker.name if maker else "",
-                    tuple(dict.fromkeys(each.name for each in around)),
+                    layer.name if layer else "",
+                    tuple(dict.fromkeys(neighbour.name for neighbour in around)),
                     scale,
                     low=(levels.min - zero) * scale,
                     high=(levels.max - zero) * scale,
                 )
             )
-    return found
+    return activations
 
 
 def with_weights_rounded(
     proto: onnx.ModelProto, weights: Sequence[RoundedWeight]
 ) -> onnx.ModelProto:
-    """Return the FP32 network with the weights rounded, and nothing else."""
+    """Return the FP32 network with only the weights rounded."""
     rounded = copy.deepcopy(proto)
     layers = weight_layers(rounded.graph)
     for weight in weights:
@@ -142,61 +137,67 @@ def with_weights_rounded(
 def with_activations_rounded(
     proto: onnx.ModelProto, tensors: Sequence[RoundedActivation]
 ) -> onnx.ModelProto:
-    """Return the FP32 network with activations rounded, and nothing else; not what Softmax makes.
+    """Return the FP32 network with only activations rounded, except the output of Softmax.
 
-    In float arithmetic: behind QuantizeLinear, ONNX Runtime's optimizer would round weights, too.
+    Rounded in float arithmetic: after QuantizeLinear, ONNX Runtime would round weights too.
     """
     rounded = copy.deepcopy(proto)
-    graph, known = rounded.graph, {tensor.name: tensor for tensor in tensors}
+    graph, by_name = rounded.graph, {tensor.name: tensor for tensor in tensors}
     del graph.node[:]
-    renamed = {value.name: f"{value.name}/rounded" for value in graph.input if value.name in known}
+    inputs = [value.name for value in graph.input if value.name in by_name]
+    renamed = {name: f"{name}/rounded" for name in inputs}
     for name, other in renamed.items():
-        _add_rounding(graph, known[name], name, other)
-    for given in proto.graph.node:
+        _add_rounding(graph, by_name[name], name, other)
+    for original in proto.graph.node:
         node = graph.node.add()
-        node.CopyFrom(given)
-        node.input[:] = [renamed.get(name, name) for name in given.input]
-        for index, name in enumerate(given.output):
-            if name in known and given.op_type != "Softmax":
+        node.CopyFrom(original)
+        node.input[:] = [renamed.get(name, name) for name in original.input]
+        for index, name in enumerate(original.output):
+            if name in by_name and original.op_type != "Softmax":
                 node.output[index] = f"{name}/exact"
-                _add_rounding(graph, known[name], node.output[index], name)
+                _add_rounding(graph, by_name[name], node.output[index], name)
     return rounded
 
 
-def _add_rounding(graph: onnx.GraphProto, tensor: RoundedActivation, given: str, made: str) -> None:
-    """Add nodes that do what `RoundedActivation.round` does."""
+def _add_rounding(
+    graph: onnx.GraphProto, tensor: RoundedActivation, source: str, target: str
+) -> None:
+    """Add the nodes of `RoundedActivation.round`, from `source` to `target`."""
     values = {"scale": tensor.scale, "low": tensor.low, "high": tensor.high}
-    scale, low, high = names = [f"{made}/{name}" for name in values]
+    scale, low, high = names = [f"{target}/{name}" for name in values]
     for name, value in zip(names, values.values(), strict=True):
         graph.initializer.append(numpy_helper.from_array(np.float32(value), name))
     steps = [
-        ("Div", [given, scale]),
-        ("Round", [f"{made}/Div"]),
-        ("Mul", [f"{made}/Round", scale]),
-        ("Clip", [f"{made}/Mul", low, high]),
+        ("Div", [source, scale]),
+        ("Round", [f"{target}/Div"]),
+        ("Mul", [f"{target}/Round", scale]),
+        ("Clip", [f"{target}/Mul", low, high]),
     ]
     for kind, inputs in steps:
-        output = made if kind == "Clip" else f"{made}/{kind}"
-        graph.node.append(helper.make_node(kind, inputs, [output], f"{made}/{kind}"))
+        output = target if kind == "Clip" else f"{target}/{kind}"
+        graph.node.append(helper.make_node(kind, inputs, [output], f"{target}/{kind}"))
 
 
 def joined(fp32: onnx.GraphProto, tensors: Sequence[RoundedActivation]) -> dict[int, list[int]]:
-    """Return the places in `tensors` of those that join others, with the places of these."""
-    places = {tensor.name: place for place, tensor in enumerate(tensors)}
+    """Return the indices of the outputs of Concat and Add, each with those of its inputs.
+
+    Only with two or more inputs in `tensors`.
+    """
+    indices = {tensor.name: index for index, tensor in enumerate(tensors)}
     nodes = {node.name: node for node in fp32.node}
-    found = {}
-    for place, tensor in enumerate(tensors):
+    joins = {}
+    for index, tensor in enumerate(tensors):
         node = nodes.get(tensor.layer)
         if node is not None and node.op_type in JOINING:
-            found[place] = [places[name] for name in dict.fromkeys(node.input) if name in places]
-    return {place: parts for place, parts in found.items() if len(parts) > 1}
+            joins[index] = [indices[name] for name in dict.fromkeys(node.input) if name in indices]
+    return {index: parts for index, parts in joins.items() if len(parts) > 1}
 
 
 def cut(quantized: onnx.ModelProto, tensors: Sequence[RoundedActivation]) -> onnx.ModelProto:
-    """Return a graph in which each layer stands by itself.
+    """Return a graph in which no layer depends on another.
 
-    It takes every tensor of `tensors` as an input, by its name, and returns what is made of these:
-    the same tensors, in this order, each by its own layer.
+    Its inputs are the network's input and all of `tensors`; its outputs are the same tensors, in
+    this order, each computed by its layer from these inputs.
     """
     proto = copy.deepcopy(quantized)
     graph = proto.graph
@@ -208,7 +209,3 @@ def cut(quantized: onnx.ModelProto, tensors: Sequence[RoundedActivation]) -> onn
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
         graph.output.append(onnx.ValueInfoProto(name=alone))
     return proto
-
-
-def _is_dequantize(node: onnx.NodeProto) -> bool:
-    return node.op_type == "DequantizeLinear"

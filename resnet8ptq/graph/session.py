@@ -1,4 +1,4 @@
-"""An ONNX graph as a session of ONNX Runtime, on the CPU."""
+"""Runs ONNX graphs, and parts of them, in sessions of ONNX Runtime on the CPU."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -26,13 +26,14 @@ def open_session(
     optimized: bool = True,
     arena: bool = True,
 ) -> onnxruntime.InferenceSession:
-    """Load a model, from a file or from bytes, to run on so many threads; 0: every core.
+    """Load a model from a file or from bytes.
 
     Args:
-        traced: a folder where its nodes are timed: `end_profiling` names the trace there, and
-            `OPTIMIZED` is the graph that runs.
-        optimized: False: each node by itself, so that QDQ graphs are computed in float.
-        arena: False: memory goes back to the system after each run, for large tensors.
+        threads: 0: every core.
+        traced: a folder for the timing of nodes: `end_profiling` returns the trace's path there,
+            and `OPTIMIZED` is the graph that runs.
+        optimized: False: nodes are not fused, so that QDQ graphs are computed in float.
+        arena: False: memory is returned to the system after each run, for large tensors.
     """
     options = onnxruntime.SessionOptions()
     if not optimized:
@@ -41,7 +42,7 @@ def open_session(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = arena
-    options.log_severity_level = 4  # what is wrong comes as an exception
+    options.log_severity_level = 4  # errors are raised anyway
     if traced is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(traced / "trace")
@@ -60,56 +61,56 @@ def open_runner(
 
 
 def fit(runners: Sequence[Runner], sample: NDArray[np.float32]) -> int:
-    """Return how many samples can run at once with what is returned within a step's budget.
+    """Return the number of samples whose inputs and outputs stay within a step's memory budget.
 
     Args:
-        runners: that are given the same samples.
-        sample: one, [1, ...].
+        runners: all take the same samples.
+        sample: one sample, [1, ...].
     """
-    held = [sample, *(each for run in runners for each in run(sample))]
-    return memory.fitting(sum(values.nbytes for values in held), memory.step())
+    tensors = [sample, *(output for run in runners for output in run(sample))]
+    return memory.fitting(sum(tensor.nbytes for tensor in tensors), memory.step())
 
 
 def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
-    """Part tensors, in their order, so that those of one sample stay within a step's budget."""
+    """Split tensors into groups that, for one sample, stay within a step's memory budget."""
     sizes = tensor_bytes(proto)
     parts = memory.in_groups([sizes.get(name, 0) for name in names], memory.step())
     return [list(names[part]) for part in parts]
 
 
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
-    """Return the part of a graph that makes tensors of one tensor, or of the graph's input."""
-    graph, wanted, nodes = proto.graph, {*names}, []
+    """Return the part of a graph that computes tensors from `source` or from the graph's input."""
+    graph, needed, nodes = proto.graph, {*names}, []
     for node in reversed(graph.node):
-        if source not in node.output and not wanted.isdisjoint(node.output):
+        if source not in node.output and not needed.isdisjoint(node.output):
             nodes.append(node)
-            wanted.update(node.input)
-    known = [value for value in graph.input if value.name == source]
+            needed.update(node.input)
+    inputs = [value for value in graph.input if value.name == source]
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = graph.name
     part.graph.node.extend(reversed(nodes))
-    part.graph.initializer.extend(each for each in graph.initializer if each.name in wanted)
-    taken = known or [helper.make_tensor_value_info(source, TensorProto.FLOAT, None)]
-    part.graph.input.extend(taken)
+    part.graph.initializer.extend(value for value in graph.initializer if value.name in needed)
+    inputs = inputs or [helper.make_tensor_value_info(source, TensorProto.FLOAT, None)]
+    part.graph.input.extend(inputs)
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return part
 
 
 def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a copy whose nodes are computed as if each of these tensors were an output.
+    """Return a copy in which ONNX Runtime does not fuse the nodes that make these tensors.
 
-    ONNX Runtime fuses nodes whose output only the next one takes, which changes last bits. So the
-    number of values of each tensor becomes an output, behind those that there are.
+    Fusion changes last bits. It needs a tensor with a single consumer, so the size of each tensor
+    becomes an additional output.
     """
-    wanted, nodes, apart = {*names}, list(proto.graph.node), copy.deepcopy(proto)
-    wanted -= {value.name for value in proto.graph.output}
+    nodes, apart = list(proto.graph.node), copy.deepcopy(proto)
+    inner = {*names} - {value.name for value in proto.graph.output}
     del apart.graph.node[:]
     for node in nodes:
         apart.graph.node.append(node)
-        for name in wanted.intersection(node.output):
-            counted = f"{name}__size"
-            apart.graph.node.append(helper.make_node("Size", [name], [counted], counted))
-            apart.graph.output.append(onnx.ValueInfoProto(name=counted))
+        for name in inner.intersection(node.output):
+            size = f"{name}__size"
+            apart.graph.node.append(helper.make_node("Size", [name], [size], size))
+            apart.graph.output.append(onnx.ValueInfoProto(name=size))
     return apart
 
 

@@ -1,4 +1,4 @@
-"""From an ONNX file to a torch module, by onnx2torch; and the way back from names to names."""
+"""Converts an ONNX graph to a torch module by onnx2torch, and maps its nodes to ONNX tensors."""
 
 import copy
 import importlib
@@ -16,21 +16,21 @@ import torch
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 
-_OPSET = 17  # the newest of which onnx2torch knows every operator that networks are made of
+_OPSET = 17  # the newest in which onnx2torch supports every common operator
 
 
 def load_torch_module(onnx_path: Path) -> Any:
-    """Return the network as a `torch.fx.GraphModule`, [N, H, W, C] to [N, classes], to evaluate.
+    """Return the network as a `torch.fx.GraphModule` in evaluation mode, [N, ...] to [N, ...].
 
     Raises:
-        ModelError: onnx2torch does not know an operator of the graph.
+        ModelError: onnx2torch does not support an operator of the graph.
     """
-    # Given a path it writes beside the file, where other processes check the cache's entry.
+    # Not by its path: onnx2torch would write files next to it, into the cache.
     return to_torch_module(onnx.load(onnx_path), onnx_path)
 
 
 def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
-    """Return a graph as a `torch.fx.GraphModule`; `source` is named in errors, as above."""
+    """Return a graph as `load_torch_module` does; errors name `source`."""
     onnx2torch = _import_onnx2torch()
     try:
         module = onnx2torch.convert(_lower(proto))
@@ -38,13 +38,13 @@ def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
         raise ModelError(
             f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
-    _settle_constants(module)
+    _fix_constants(module)
     _return_tuple(module)
     return module.eval()
 
 
 def _return_tuple(module: Any) -> None:
-    """Return several outputs as a tuple: FX's own list can neither be traced nor be read back."""
+    """Return several outputs as a tuple: FX's list can neither be traced nor loaded again."""
     (output,) = module.graph.find_nodes(op="output")
     if isinstance(output.args[0], list):
         output.args = (tuple(output.args[0]),)
@@ -52,9 +52,9 @@ def _return_tuple(module: Any) -> None:
 
 
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a graph in the newest opset that onnx2torch knows, where it means the same in that.
+    """Return a graph in the newest opset that onnx2torch supports, if its operators allow it.
 
-    Most operators only take more types since; reductions take their axes as an input.
+    Later opsets mostly add types to operators; reductions take their axes as an input.
     """
     lowered = copy.deepcopy(proto)
     version = max(entry.version for entry in lowered.opset_import if not entry.domain)
@@ -67,12 +67,12 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
         axes = constants.get(node.input[1]) if len(node.input) > 1 else None
         if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and axes is not None:
             values = onnx.numpy_helper.to_array(axes).tolist()
-            kept = [each for each in node.attribute if each.name == "keepdims"]
+            kept = [item for item in node.attribute if item.name == "keepdims"]
             del node.attribute[:], node.input[1:]
             node.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
     try:
         onnx.checker.check_model(lowered)
-    except onnx.checker.ValidationError:  # uses what the older opset lacks
+    except onnx.checker.ValidationError:  # the older opset lacks something
         return proto
     return lowered
 
@@ -83,14 +83,14 @@ def name_tensors(
     """Return the ONNX name of the tensor that each node of a traced graph makes.
 
     onnx2torch names a module by its ONNX node; the last node traced in it makes the output. A
-    convolution with padding of its own is a module of two, `name.0` and `name.1`; what the padding
-    makes goes by the name of what it takes.
+    convolution with explicit padding is a module of two, `name.0` and `name.1`; the padded tensor
+    has the name of its input.
 
     Args:
         traced: a `torch.fx.Graph`.
         paths: the module that each of its nodes comes from, by the node's name.
         graph: the ONNX graph.
-        fused: nodes that do the Relu behind them as well.
+        fused: nodes that include the following Relu.
     """
     outputs = {node.name: node.output[0] for node in graph.node}
     relus = {node.input[0]: node.output[0] for node in graph.node if node.op_type == "Relu"}
@@ -112,28 +112,28 @@ def name_tensors(
     return names
 
 
-def _settle_constants(module: Any) -> None:
-    """Decide for good what onnx2torch's modules decide as they run, where constants tell.
+def _fix_constants(module: Any) -> None:
+    """Replace modules that read constants at run time by modules with fixed parameters.
 
-    A Reshape looks at the values of its shape, a Resize and a Slice at theirs, and a Div whether it
-    divides floats: neither `torch.export` nor FX can trace that.
+    onnx2torch's Reshape, Resize and Slice read their shape, sizes and parts, and its Div the type
+    of its operands: neither `torch.export` nor FX can trace that.
     """
     for node in list(module.graph.nodes):
         layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
         constants = {
-            place: attrgetter(given.target)(module)
-            for place, given in enumerate(node.args)
-            if layer is not None and given.op == "get_attr"
+            index: attrgetter(argument.target)(module)
+            for index, argument in enumerate(node.args)
+            if layer is not None and argument.op == "get_attr"
         }
-        kind, settled = type(layer).__name__, None
+        kind, fixed = type(layer).__name__, None
         if kind == "OnnxReshape" and 1 in constants:
-            settled = _Reshape([int(size) for size in constants[1]])
+            fixed = _Reshape([int(size) for size in constants[1]])
         elif kind == "OnnxResize" and len(constants) == len(node.args) - 1:
-            settled = _settle_resize(layer, constants)
+            fixed = _fix_resize(layer, constants)
         elif kind == "OnnxSlice" and len(constants) == len(node.args) - 1:
-            settled = _settle_slice(constants)
-        if settled is not None:
-            module.set_submodule(node.target, settled)
+            fixed = _fix_slice(constants)
+        if fixed is not None:
+            module.set_submodule(node.target, fixed)
             node.args = node.args[:1]
         elif _is_division(layer) and any(c.is_floating_point() for c in constants.values()):
             layer.math_op_function = torch.div
@@ -146,22 +146,22 @@ def _is_division(layer: Any) -> bool:
     return getattr(getattr(layer, "math_op_function", None), "__name__", "") == "_onnx_div"
 
 
-def _settle_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
-    """Return a Resize by known scales or to known sizes; None where a region is cut out as well."""
-    roi, scales, sizes = (constants.get(place, torch.empty(0)).tolist() for place in (1, 2, 3))
+def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
+    """Return a Resize with fixed scales or sizes; None if it also crops a region."""
+    roi, scales, sizes = (constants.get(index, torch.empty(0)).tolist() for index in (1, 2, 3))
     if (roi and not layer.ignore_roi) or bool(scales) == bool(sizes):
         return None
     if scales and scales[:2] != [1, 1]:
         return None
     axes = len(scales or sizes) - 2
-    mode = {"linear": ["linear", "bilinear", "trilinear"], "cubic": ["", "bicubic", ""]}
-    found = mode.get(layer.onnx_mode, ["nearest"] * 3)[axes - 1]
-    return _Resize(scales[2:] or None, sizes[2:] or None, found, layer.align_corners)
+    modes = {"linear": ["linear", "bilinear", "trilinear"], "cubic": ["", "bicubic", ""]}
+    mode = modes.get(layer.onnx_mode, ["nearest"] * 3)[axes - 1]
+    return _Resize(scales[2:] or None, sizes[2:] or None, mode, layer.align_corners)
 
 
-def _settle_slice(constants: Mapping[int, Any]) -> "_Slice | None":
-    """Return a Slice of known parts; None where it counts axes from both ends, or backwards."""
-    parts = [constants[place].tolist() for place in sorted(constants)]
+def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
+    """Return a Slice with fixed parts; None if it counts axes from both ends, or backwards."""
+    parts = [constants[index].tolist() for index in sorted(constants)]
     starts, ends, *more = parts
     axes = more[0] if more else list(range(len(starts)))
     steps = more[1] if len(more) > 1 else [1] * len(starts)
@@ -174,7 +174,7 @@ def _settle_slice(constants: Mapping[int, Any]) -> "_Slice | None":
 
 
 class _Resize(torch.nn.Module):  # type: ignore[misc]
-    """ONNX's Resize as onnx2torch has it, with known scales or sizes."""
+    """ONNX's Resize, as in onnx2torch, with fixed scales or sizes."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class _Resize(torch.nn.Module):  # type: ignore[misc]
 
 
 class _Slice(torch.nn.Module):  # type: ignore[misc]
-    """ONNX's Slice of known parts."""
+    """ONNX's Slice with fixed parts."""
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class _Slice(torch.nn.Module):  # type: ignore[misc]
 
 
 class _Reshape(torch.nn.Module):  # type: ignore[misc]
-    """ONNX's Reshape to a known shape; 0 stands for the input's own size."""
+    """ONNX's Reshape to a fixed shape; 0 is the input's size."""
 
     def __init__(self, shape: list[int]) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class _Reshape(torch.nn.Module):  # type: ignore[misc]
         return torch.reshape(values, sizes)
 
 
-# The operators that torchvision gives shapes to without looking whether its compiled ones loaded.
+# torchvision registers shapes of these operators even if its compiled operators are missing.
 _TORCHVISION_OPERATORS = {
     "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -230,11 +230,11 @@ _TORCHVISION_OPERATORS = {
 
 @cache
 def import_torchvision() -> None:
-    """Import torchvision where it is installed, so that a module of the user's own can.
+    """Import torchvision, if installed, so that a user's module can import it too.
 
-    Beside a CPU build of torch, the compiled operators of the torchvision that pip installs may not
-    load, and its import then fails on two of them. They are declared here, without a kernel: where
-    a network calls one, torchvision says what to install.
+    With a CPU build of torch, the compiled operators of pip's torchvision may not load, and its
+    import then fails on two of them. They are declared here, without a kernel: if a network calls
+    one, torchvision tells what to install.
     """
     try:
         importlib.import_module("torchvision")
@@ -245,23 +245,23 @@ def import_torchvision() -> None:
             torch.library.define(name, schema)
         importlib.import_module("torchvision")
     except ModuleNotFoundError:
-        pass  # a module that needs it says so
+        pass  # a module that needs it fails with its own message
 
 
 @cache
 def _import_onnx2torch() -> types.ModuleType:
-    """Import onnx2torch without torchvision, unless that is imported already.
+    """Import onnx2torch without torchvision, unless that is already imported.
 
     It imports torchvision for two operators of object detectors, RoiAlign and NonMaxSuppression.
     That takes a second, and may fail (see `import_torchvision`). A graph with those operators is
     refused.
     """
-    stands_in = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.ops")}
-    absent = [name for name in stands_in if name not in sys.modules]
-    stands_in["torchvision"].__dict__["ops"] = stands_in["torchvision.ops"]
+    stubs = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.ops")}
+    absent = [name for name in stubs if name not in sys.modules]
+    stubs["torchvision"].__dict__["ops"] = stubs["torchvision.ops"]
     for operator in ("roi_align", "nms", "box_convert"):
-        stands_in["torchvision.ops"].__dict__[operator] = _refuse
-    sys.modules.update({name: stands_in[name] for name in absent})
+        stubs["torchvision.ops"].__dict__[operator] = _refuse
+    sys.modules.update({name: stubs[name] for name in absent})
     try:
         onnx2torch = importlib.import_module("onnx2torch")
         _add_space_to_depth()
@@ -272,7 +272,7 @@ def _import_onnx2torch() -> types.ModuleType:
 
 
 class _SpaceToDepth(torch.nn.Module):  # type: ignore[misc]
-    """ONNX's SpaceToDepth, which ONNX Runtime makes of slices; onnx2torch lacks it."""
+    """ONNX's SpaceToDepth, to which ONNX Runtime fuses slices; onnx2torch lacks it."""
 
     def __init__(self, block: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The weights and biases of a graph's layers, read and replaced."""
+"""Reads and replaces the weights and biases of a graph's layers."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def write_weights(graph: onnx.GraphProto, node: onnx.NodeProto, weights: NDArray
 
 
 def read_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> Array:
-    """Return a layer's bias [output channels], zeros where it has none."""
+    """Return a layer's bias [output channels]; zeros without a bias."""
     channels = read_weights(graph, node).shape[0]
     if len(node.input) < 3 or not node.input[2]:
         return np.zeros(channels, np.float32)
@@ -37,20 +37,20 @@ def read_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> Array:
 
 
 def write_bias(graph: onnx.GraphProto, node: onnx.NodeProto, bias: NDArray[Any]) -> None:
-    """Replace the bias of a Conv or Gemm by `bias` [output channels], or give it one."""
+    """Replace the bias of a Conv or Gemm by `bias` [output channels], or add it."""
     if len(node.input) < 3:
         node.input.append("")
     _write(graph, node, 2, bias)
 
 
 def _write(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any]) -> None:
-    """Replace an initializer; where other nodes read it too, or there is none, add one."""
+    """Replace an initializer; if other nodes read it too, or it is missing, add one."""
     name = node.input[index]
     readers = sum(list(other.input).count(name) for other in graph.node)
     if not name or readers > 1:
         name = f"{node.name}/corrected_{index}"
         node.input[index] = name
-    there = [tensor for tensor in graph.initializer if tensor.name == name]
-    # In its place: what is taken out of a list stays in memory with the graph.
-    tensor = there[0] if there else graph.initializer.add()
+    existing = [tensor for tensor in graph.initializer if tensor.name == name]
+    # In place: protobuf keeps removed elements of a list in memory.
+    tensor = existing[0] if existing else graph.initializer.add()
     tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name))

@@ -1,8 +1,8 @@
-"""The batch axis of a graph: freed where it is fixed, and every other size made a constant.
+"""Frees the batch axis of a graph where it is fixed, and makes every other size constant.
 
 Exporters write the shape of one example into a graph, or let the graph compute shapes from its
-input. What is computed from shapes and constants alone is worked out here, for two sizes of the
-batch: what is the same for both is a constant, and what differs is the batch's.
+input. Tensors that depend on shapes and constants alone are computed here for two batch sizes:
+those that are equal for both become constants, the others follow the batch size.
 """
 
 import copy
@@ -35,71 +35,65 @@ _RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")
 def in_batches(predict: Predict, samples: Samples, size: int, label: str | None = None) -> Outputs:
     """Return the outputs for all samples, predicted in batches of at most `size`.
 
-    What has other sizes for other samples, such as their detections, is filled up with zeros.
+    Outputs whose size depends on the sample, such as detections, are padded with zeros.
 
     Args:
-        label: of a progress bar; None: without one.
+        label: of a progress bar; None: no bar.
     """
     starts = range(0, len(samples), size)
     parts = [predict(samples[i : i + size]) for i in (track(starts, label) if label else starts)]
-    return [_join(found) for found in zip(*parts, strict=True)]
+    return [_join(output) for output in zip(*parts, strict=True)]
 
 
 def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    if len(parts) == 1:  # also what has no axis of samples, see `one_by_one`
+    if len(parts) == 1:  # may lack an axis of samples, see `one_by_one`
         return parts[0]
-    sizes = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
-    filled = [
-        np.pad(
-            part,
-            [(0, 0), *((0, most - size) for most, size in zip(sizes, part.shape[1:], strict=True))],
-        )
-        for part in parts
-    ]
+    sizes = np.max([part.shape for part in parts], axis=0).astype(int)
+    missing = [(0, *(sizes - part.shape)[1:]) for part in parts]
+    filled = [np.pad(part, [(0, n) for n in m]) for part, m in zip(parts, missing, strict=True)]
     return np.concatenate(filled)
 
 
 def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
-    """Return a network that takes one sample at once as one that takes any number.
+    """Let a network that takes one sample take any number of samples, one after the other.
 
     Args:
-        outputs: the places of outputs that have no batch axis; they are given one.
+        outputs: indices of the outputs that lack a batch axis; they get one.
     """
 
     def run(sample: Samples) -> Outputs:
-        found = predict(sample)
-        return [each[np.newaxis] if n in outputs else each for n, each in enumerate(found)]
+        return [v[np.newaxis] if i in outputs else v for i, v in enumerate(predict(sample))]
 
     return lambda samples: in_batches(run, samples, 1)
 
 
-def filled_up(predict: Predict, size: int) -> Predict:
-    """Return a network that takes `size` samples at once as one that takes any number.
+def in_full_batches(predict: Predict, size: int) -> Predict:
+    """Let a network that takes batches of `size` take any number of samples.
 
-    The last batch is filled up with zeros, and what comes of those is left out.
+    The last batch is padded with zeros, whose outputs are dropped.
     """
 
     def run(samples: Samples) -> Outputs:
         missing = -len(samples) % size
         filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), samples.dtype)])
         outputs = in_batches(predict, filled, size)
-        return [found[: len(samples)] for found in outputs] if missing else outputs
+        return [values[: len(samples)] for values in outputs] if missing else outputs
 
     return run
 
 
-def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) -> onnx.ModelProto:
+def fix_sizes(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) -> onnx.ModelProto:
     """Return a copy of a normalized graph for inputs [batch, *shape], all other sizes constant.
 
     Args:
-        batch: the size that the batch stays fixed at; None frees it.
+        batch: the fixed batch size; None frees it.
 
     Raises:
-        ModelError: an output without a batch axis, where the batch is not 1.
-        Exception: ONNX Runtime's own: the graph does not run so.
+        ModelError: an output lacks a batch axis, and the batch size is not 1.
+        Exception: ONNX Runtime cannot run the graph with these sizes; its own class.
     """
-    settled = copy.deepcopy(proto)
-    graph = settled.graph
+    fixed = copy.deepcopy(proto)
+    graph = fixed.graph
     static = static_tensors(graph)
     if batch is None:
         _free_reshapes(graph, read_contract(graph).batch, static)
@@ -107,35 +101,35 @@ def settle(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) ->
     others = [node for node in graph.node if not static.issuperset(node.output)]
     wanted = sorted(static.intersection(name for node in others for name in _inputs(node)))
     names = [*(value.name for value in graph.output), *wanted]
-    run = open_runner(expose(settled, names))
+    run = open_runner(expose(fixed, names))
     sizes = _SIZES if batch is None else (batch,)
     dtype = read_contract(graph).inputs[0].dtype
     outputs = [run(np.zeros((size, *shape), dtype)) for size in sizes]
-    found = [dict(zip(names, values, strict=True)) for values in outputs]
+    tensors = [dict(zip(names, values, strict=True)) for values in outputs]  # one for each size
     for name in wanted:
-        _replace(graph, name, [values[name] for values in found])
+        _replace(graph, name, [values[name] for values in tensors])
     _prune(graph)
-    counted = find_counted(settled)
+    data_sized = find_data_sized(fixed)
     for value in graph.output:
-        made = found[0][value.name]
-        shape_of = counted.get(value.name, made.shape)
-        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(made.dtype)
-        if made.shape[:1] == sizes[:1]:
+        example = tensors[0][value.name]
+        shape_of = data_sized.get(value.name, example.shape)
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)
+        if example.shape[:1] == sizes[:1]:
             _set_shape(value, ("N" if batch is None else batch, *shape_of[1:]))
         elif batch == 1:
-            _give_batch_axis(graph, value, shape_of)
+            _add_batch_axis(graph, value, shape_of)
         else:
             raise ModelError(
-                f"output {value.name!r} is {list(made.shape)} for {sizes[0]} samples; "
+                f"output {value.name!r} is {list(example.shape)} for {sizes[0]} samples; "
                 "takes outputs with one row for each sample"
             )
-    write_paddings(settled)
-    onnx.checker.check_model(settled)
-    return settled
+    write_paddings(fixed)
+    onnx.checker.check_model(fixed)
+    return fixed
 
 
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
-    """Return the tensors that are computed from constants and from shapes alone."""
+    """Return the tensors that depend on constants and shapes alone."""
     static: set[str] = set()
     constants = {tensor.name for tensor in graph.initializer} | {""}
     for node in graph.node:
@@ -146,15 +140,15 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
     return static - {""}
 
 
-def find_counted(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the sizes of outputs that depend on the values in the input, such as detections.
+def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
+    """Return the shapes of outputs whose size depends on the input's values, such as detections.
 
-    An axis whose size is not known has a name.
+    An axis of unknown size has a name.
     """
-    counted: set[str] = set()
+    data_sized: set[str] = set()
     for node in proto.graph.node:
-        if node.op_type in _COUNTING or counted.intersection(node.input):
-            counted.update(node.output)
+        if node.op_type in _COUNTING or data_sized.intersection(node.input):
+            data_sized.update(node.output)
     inferred = onnx.shape_inference.infer_shapes(proto).graph.output
     return {
         value.name: tuple(
@@ -162,14 +156,14 @@ def find_counted(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
             for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         )
         for value in inferred
-        if value.name in counted
+        if value.name in data_sized
     }
 
 
-def _give_batch_axis(
+def _add_batch_axis(
     graph: onnx.GraphProto, value: onnx.ValueInfoProto, sizes: Sequence[int | str]
 ) -> None:
-    """Put an axis of one sample before those of an output."""
+    """Put a batch axis of size 1 before the axes of an output."""
     inner = f"{value.name}__of_one"
     for node in graph.node:
         for names in (node.input, node.output):
@@ -190,13 +184,13 @@ def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) 
         dims = numpy_helper.to_array(constants[node.input[1]]).copy()
         if node.output[0] not in static and dims.ndim == 1 and len(dims) > 1 and dims[0] == fixed:
             dims[0] = 0
-            _give_shape(graph, node, dims)
+            _set_target(graph, node, dims)
 
 
-def _give_shape(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.int64]) -> None:
-    """Give a Reshape a constant shape of its own: others may share the one it had.
+def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.int64]) -> None:
+    """Give a Reshape a new constant for its shape; other nodes may share the old one.
 
-    A 0 in it copies the size there, whatever the exporter meant by one.
+    A 0 copies the input's size on that axis, whether or not the exporter set `allowzero`.
     """
     drop_attribute(node, "allowzero")
     tensor = numpy_helper.from_array(dims, f"{node.name}__shape")
@@ -205,14 +199,14 @@ def _give_shape(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.i
 
 
 def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[Any]]) -> None:
-    """Put in a constant for a tensor, or for the shape of each Reshape that takes it.
+    """Replace a tensor by a constant, or the shape of each Reshape that takes it.
 
     Args:
-        values: of the tensor, for each size of the batch.
+        values: of the tensor, for each batch size.
     """
     if all(np.array_equal(values[0], value) for value in values):
         for node in graph.node:
-            node.output[:] = ["" if made == name else made for made in node.output]
+            node.output[:] = ["" if output == name else output for output in node.output]
         graph.initializer.append(numpy_helper.from_array(values[0], name))
         return
     first, second = values
@@ -225,11 +219,11 @@ def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[Any]]) -> N
     dims[varying] = 0 if (dims == -1).any() and varying[0] == 0 else -1
     for node in graph.node:
         if node.op_type == "Reshape" and node.input[1] == name:
-            _give_shape(graph, node, dims)
+            _set_target(graph, node, dims)
 
 
 def _prune(graph: onnx.GraphProto) -> None:
-    """Leave out what no output needs."""
+    """Remove nodes and constants that no output needs."""
     needed = {value.name for value in graph.output}
     for node in reversed(list(graph.node)):
         if needed.intersection(node.output):
@@ -242,12 +236,12 @@ def _prune(graph: onnx.GraphProto) -> None:
 
 
 def _inputs(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield what a node takes, and what the graphs in it do."""
-    yield from (name for name in node.input if name)
+    """Yield the names of a node's inputs, and of the tensors that its inner graphs use."""
+    yield from filter(None, node.input)
     for inner in find_all(node, onnx.GraphProto):
         yield from (value.name for value in inner.output)
         for part in inner.node:
-            yield from (name for name in part.input if name)
+            yield from filter(None, part.input)
 
 
 def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:

@@ -1,6 +1,7 @@
-"""What a network takes and returns: names, shapes and dtypes, and how samples are laid out for it.
+"""The contract of a network: names, shapes and dtypes of its inputs and outputs.
 
-The batch axis is the first of every tensor and is left out of all shapes here.
+Also the layout and dtype that samples need for it. All shapes here leave out the batch axis, which
+is the first of every tensor.
 """
 
 import math
@@ -13,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
+from resnet8ptq.models.gates.onnx import graph_inputs
 
 Shape = tuple[int | None, ...]
 
@@ -22,8 +24,8 @@ class Tensor:
     """An input or output.
 
     Attributes:
-        shape: without the batch axis; None where a size is free.
-        dtype: NumPy's name of it, such as `float32`.
+        shape: without the batch axis; a free size is None.
+        dtype: NumPy's name, such as `float32`.
     """
 
     name: str
@@ -32,25 +34,24 @@ class Tensor:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it holds integers or truth values, which no preprocessing changes."""
+        """True for integers and booleans, which preprocessing must not change."""
         return np.dtype(self.dtype).kind in "iub"
 
     def __str__(self) -> str:
         return f"{self.name} [{_show(self.shape)[1:-1]}] {self.dtype}"
 
 
-TAKEN = ("float32", "int8", "int32", "int64", "uint8", "bool")  # as the input of samples
+INPUT_DTYPES = ("float32", "int8", "int32", "int64", "uint8", "bool")
 
-IF_PICTURES = "; if they are pictures: "  # what then makes samples fit
+IF_PICTURES = "; if they are pictures: "  # introduces the settings that make pictures fit
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a network takes and returns.
+    """The inputs and outputs of a network.
 
     Attributes:
-        batch: the only number of samples that it takes at once; None: any. Of the first input,
-            which takes the samples: the first axis of others, such as a state, may be another.
+        batch: the fixed batch size of the first input, which takes the samples; None: any size.
     """
 
     inputs: tuple[Tensor, ...]
@@ -59,15 +60,12 @@ class Contract:
 
 
 def read_contract(graph: onnx.GraphProto) -> Contract:
-    """Return what an ONNX graph says of its inputs and outputs.
-
-    A single number, which has no axes, has none here either.
+    """Return the inputs and outputs that an ONNX graph declares; a scalar has no axes.
 
     Raises:
-        ModelError: a tensor of a type that NumPy lacks.
+        ModelError: a tensor has a type that NumPy lacks.
     """
-    constants = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in constants]  # listed up to IR 3
+    inputs = graph_inputs(graph)
     batches = [_sizes(value)[0] for value in inputs if not is_scalar(value)]
     return Contract(
         tuple(_tensor(value) for value in inputs),
@@ -77,13 +75,13 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
 
 
 def is_scalar(value: onnx.ValueInfoProto) -> bool:
-    """Tell whether an input or output is a single number, without an axis of samples."""
+    """Tell whether an input or output is a single number, without a batch axis."""
     return not value.type.tensor_type.shape.dim
 
 
-def ask_for_values(others: Sequence[Tensor]) -> str:
-    """Return the setting that gives inputs their values, which are the same for every sample."""
-    return f"model.inputs={{{', '.join(f'{each.name}: ...' for each in others)}}}"
+def ask_for_values(inputs: Sequence[Tensor]) -> str:
+    """Return the setting that gives inputs the same values for every sample."""
+    return f"model.inputs={{{', '.join(f'{tensor.name}: ...' for tensor in inputs)}}}"
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
@@ -95,21 +93,21 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 
 def _sizes(value: onnx.ValueInfoProto) -> Shape:
-    """Return the size of each axis; None where it is free."""
+    """Return the size of each axis; a free size is None."""
     dims = value.type.tensor_type.shape.dim
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in dims)
 
 
 def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, contract: Contract) -> str:
-    """Return the dtype that samples are given to the network in.
+    """Return the dtype in which the network takes the samples.
 
     Args:
-        stored: the samples' own.
-        preprocessing: what is done to them before.
+        stored: dtype of the samples as the data set stores them.
+        preprocessing: the steps before the network.
 
     Raises:
-        ModelError: the network takes integers, and the samples are none or are to be changed:
-            integers may be pixels or indices, and nothing but the user knows which.
+        ModelError: the network takes integers, and the samples are not integers or preprocessing
+            would change them. Integers may be pixels or indices; only the user knows which.
     """
     [takes] = contract.inputs
     if not takes.is_integer:
@@ -128,19 +126,19 @@ def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, contract: Contra
 
 
 def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int, ...] | None:
-    """Return how the axes of a sample are permuted for the network's one input.
+    """Return the permutation of a sample's axes that fits the network's one input.
 
-    `(2, 0, 1)` where samples are [H, W, C] and the network takes [C, H, W], `(1, 2, 0)` the other
-    way round; the same for any number of axes. A sample may lack a channel axis of 1, as [H, W]
-    pictures in grey do, or have one too many at its end: the layout then has one axis more or one
+    For samples [H, W, C] and a network that takes [C, H, W] it is `(2, 0, 1)`, the other way round
+    `(1, 2, 0)`; likewise for any number of axes. If the sample lacks a channel axis of size 1, as
+    grey [H, W] pictures do, or has an extra one at its end, the permutation has one axis more or
     less than the sample. `arrange` applies it.
 
     Returns:
-        The permutation; None: samples fit as they are.
+        The permutation; None if samples fit unchanged.
 
     Raises:
-        ModelError: they fit in no layout, or the network has several inputs; names both shapes,
-            and the settings that would make pictures fit.
+        ModelError: no layout fits, or the network has several inputs; names both shapes, and the
+            settings that would make pictures fit.
     """
     if len(contract.inputs) != 1:
         raise ModelError(f"takes {len(contract.inputs)} inputs, the samples are one")
@@ -164,7 +162,7 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
 
 
 def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
-    """Return the settings that make pictures [H, W, C] fit; empty where none do."""
+    """Return the settings that make pictures [H, W, C] fit; empty if none do."""
     if len(takes) != 3 or len(sample_shape) != 3 or sample_shape[2] not in (1, 3):
         return ""
     height, width, channels = takes if takes[2] in (1, 3) else (*takes[1:], takes[0])
@@ -176,13 +174,13 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 
 
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
-    """Return height and width of the pictures that a network takes, whichever axis has channels.
+    """Return height and width of the pictures that a network takes, channels first or last.
 
     Args:
-        fixed: inputs whose values are set.
+        fixed: names of inputs whose values are set.
 
     Returns:
-        None where a size is free, or the input is no picture.
+        None if a size is free or the input is no picture.
     """
     shapes = [tensor.shape for tensor in contract.inputs if tensor.name not in fixed]
     if len(shapes) != 1 or len(shapes[0]) != 3:
@@ -195,12 +193,12 @@ def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, 
 
 
 def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the shape of a sample in a layout that `find_layout` found."""
+    """Return the shape of a sample in a layout from `find_layout`."""
     return arrange(np.empty((0, *shape)), layout).shape[1:]
 
 
 def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
-    """Return the layouts that a torch network may take, the likeliest first: channels first."""
+    """Return the layouts that a torch network may take: channels first, then unchanged."""
     rank = len(shape)
     if rank < 2:
         return [None]
@@ -208,7 +206,7 @@ def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
 
 
 def _moves(rank: int) -> list[tuple[int, ...]]:
-    """Return the layouts that move the last axis to the front, and the first to the end."""
+    """Return two layouts: the last axis moved to the front, and the first moved to the end."""
     axes = tuple(range(rank))
     return [axes[-1:] + axes[:-1], axes[1:] + axes[:1]]
 
@@ -219,5 +217,5 @@ def _show(shape: Shape) -> str:
 
 def _fits(shape: tuple[int, ...], takes: Shape) -> bool:
     return len(shape) == len(takes) and all(
-        wanted in (None, size) for size, wanted in zip(shape, takes, strict=True)
+        expected in (None, size) for size, expected in zip(shape, takes, strict=True)
     )

@@ -1,6 +1,6 @@
-"""From a network's file to ONNX, with the gate that both frameworks agree with the original.
+"""Converts a network's file to ONNX, and checks that both frameworks agree with the original.
 
-Runs in a process of its own (see `model.load`): nothing in the main process imports TensorFlow.
+Runs in a separate process (see `model.load`): the main process never imports TensorFlow.
 """
 
 import json
@@ -25,11 +25,11 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch import (
     Outputs,
     Predict,
-    filled_up,
-    find_counted,
+    find_data_sized,
+    fix_sizes,
     in_batches,
+    in_full_batches,
     one_by_one,
-    settle,
 )
 from resnet8ptq.models.contract import (
     Contract,
@@ -40,8 +40,8 @@ from resnet8ptq.models.contract import (
 )
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import (
+    avoid_quantizer_names,
     flatten_biases,
-    make_way_for_quantizer,
     name_nodes,
     opset,
 )
@@ -50,11 +50,11 @@ from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
 PARITY_SAMPLES = 1000
 PARITY_BYTES = 2**24  # of samples: 27 pictures of 224 x 224
-PARITY_TOLERANCE = 1e-4  # of a probability, or of the largest logit
-# Of the largest of other values: rounding to float32 comes to 2e-4 in a detector of 113
-# convolutions, over ten million values.
+PARITY_TOLERANCE = 1e-4  # of a probability, or relative to the largest logit
+# Relative to the largest value. In a detector of 113 convolutions with ten million values, rounding
+# to float32 makes 2e-4.
 PARITY_TOLERANCE_OF_VALUES = 1e-3
-TIE = 1e-6  # of the same: top scores that are closer may change places
+TIE = 1e-6  # same unit: top scores that are closer may swap
 AT_ONCE = 100  # samples
 
 CRASHED = "reading it crashed the converter, or took too much memory or time"
@@ -64,17 +64,18 @@ UNFOLDED, FOLDED, RECORD = "unfolded.onnx", "folded.onnx", "conversion.json"
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion found.
+    """The record of a conversion.
 
     Attributes:
         parity: largest difference from the original, by framework and file: of probabilities, else
             as a fraction of the largest value.
-        source_opset: of the original; of formats other than ONNX, as exported.
-        contract: what the graphs take and return; their sizes are all known.
-        final: what the one output [N, classes] holds, `probabilities` or `logits`; else `values`.
-        preprocessing: what folding changed, or why it failed.
-        without_torch: why there is no torch module, for each file of which there is none.
-        why_fixed: why the batch could not be freed, where it is fixed.
+        source_opset: of the original file; of formats other than ONNX, of the export.
+        contract: the graphs' inputs and outputs, without free sizes.
+        final: contents of the single output [N, classes], `probabilities` or `logits`; else
+            `values`.
+        preprocessing: the effect of folding, or why it failed.
+        without_torch: the reason, for each file that torch cannot run.
+        why_fixed: the reason, if the batch size could not be freed.
     """
 
     parity: dict[str, float]
@@ -88,7 +89,7 @@ class Conversion:
 
 
 def read_record(folder: Path) -> Conversion:
-    """Return what `convert` wrote into `folder`."""
+    """Return the record that `convert` wrote into `folder`."""
     record = json.loads((folder / RECORD).read_text())
     record["contract"] = read_contract(onnx.load(folder / UNFOLDED).graph)
     record["preprocessing"] = Preprocessing(**record["preprocessing"])
@@ -105,15 +106,15 @@ def convert(
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
-    Where folding fails, `folded.onnx` is left out, and the record says why.
+    If folding fails, `folded.onnx` is missing, and the record says why.
 
     Args:
         source: the network's file or folder; with `module`, its weights.
         folder: an existing, empty folder.
         samples: [n, ...], as stored: the frameworks must agree on them.
-        module: the class of a torch network whose weights `source` is.
+        module: the class of a torch network; `source` holds its weights.
         inputs: see `sources.onnx.read`.
-        steps: what is done to the samples.
+        steps: preprocessing of the samples.
 
     Raises:
         ModelError: not a model, unsafe, NaN in its weights, or shapes that do not fit.
@@ -130,20 +131,20 @@ def convert(
     except DataError:
         raise
     except ModelError as error:
-        known = str(error).startswith((f"{source}: ", "model."))
-        raise error if known else type(error)(f"{source}: {error}") from None
+        named = str(error).startswith((f"{source}: ", "model."))
+        raise error if named else type(error)(f"{source}: {error}") from None
     except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
 
 
 def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
-    """Write what `convert` does; the samples lie as the network takes them."""
+    """Do the work of `convert`; the samples have the network's dtype and layout."""
     name_nodes(network.proto.graph)
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
-    proto, why_fixed = _settle(network, samples)
-    network = _give_batch_axes(network, proto)
-    make_way_for_quantizer(proto.graph)
+    proto, why_fixed = _fix_sizes(network, samples)
+    network = _add_batch_axes(network, proto)
+    avoid_quantizer_names(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
@@ -153,15 +154,15 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
-        found = _run(open_runner(str(path)), samples, contract, at_once, label)
-        parity[label] = compare(found, expected, final, label)
+        outputs = _run(open_runner(str(path)), samples, contract, at_once, label)
+        parity[label] = compare(outputs, expected, final, label)
         label = f"torch, {path.stem}"
         try:
-            found = _run(_torch_runner(path), samples, contract, at_once, label)
+            outputs = _run(_torch_runner(path), samples, contract, at_once, label)
         except Exception as error:  # ModelError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
-            parity[label] = compare(found, expected, final, label)
+            parity[label] = compare(outputs, expected, final, label)
     record = Conversion(
         parity=parity,
         source_opset=network.source_opset,
@@ -176,13 +177,13 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
 
 
 def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
-    """Fix the batch at 1 where the file says that it is free, and its operators fix it.
+    """Fix the batch size at 1 if the file declares it free but the graph takes one sample only.
 
-    A single number as an output is one of all samples: only of one it is that sample's.
+    A scalar output is one number for the whole batch, so that only a batch of 1 tells it by sample.
     """
     if read_contract(network.proto.graph).batch is not None:
         return network
-    if find_counted(network.proto) or any(map(is_scalar, network.proto.graph.output)):
+    if find_data_sized(network.proto) or any(map(is_scalar, network.proto.graph.output)):
         return _one_at_once(network)
     try:
         network.predict(samples[:2])
@@ -193,46 +194,46 @@ def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
 
 def _one_at_once(network: Network) -> Network:
     network.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    return replace(network, predict=filled_up(network.predict, 1))
+    return replace(network, predict=in_full_batches(network.predict, 1))
 
 
-def _give_batch_axes(network: Network, settled: onnx.ModelProto) -> Network:
-    """Return the network with the outputs of `settled`, which have a batch axis."""
-    given = {node.output[0] for node in settled.graph.node if node.name.endswith("__batch_axis")}
-    places = [place for place, value in enumerate(settled.graph.output) if value.name in given]
-    return replace(network, predict=one_by_one(network.predict, places)) if places else network
+def _add_batch_axes(network: Network, fixed: onnx.ModelProto) -> Network:
+    """Return the network with a batch axis for every output that has one in `fixed`."""
+    added = {node.output[0] for node in fixed.graph.node if node.name.endswith("__batch_axis")}
+    indices = [i for i, value in enumerate(fixed.graph.output) if value.name in added]
+    return replace(network, predict=one_by_one(network.predict, indices)) if indices else network
 
 
-def _settle(network: Network, samples: NDArray[Any]) -> tuple[onnx.ModelProto, str | None]:
-    """Return the graph with its sizes settled, and why its batch is still fixed where it is."""
+def _fix_sizes(network: Network, samples: NDArray[Any]) -> tuple[onnx.ModelProto, str | None]:
+    """Return the graph with constant sizes, and the reason if its batch size stays fixed."""
     fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
     try:
-        freed = settle(network.proto, shape, None)
+        freed = fix_sizes(network.proto, shape, None)
         compare(open_runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
     except Exception as error:  # ONNX Runtime's own, a dozen
         if fixed is None:
             raise
         try:
-            return settle(network.proto, shape, fixed), one_line(error)
+            return fix_sizes(network.proto, shape, fixed), one_line(error)
         except Exception as again:
             raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
     return freed, None
 
 
 def find_final(outputs: Outputs, sample: tuple[int, ...]) -> str:
-    """Return what a network returns: `probabilities`, `logits` or `values`.
+    """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
-    A single output [n, classes] of floats holds probabilities where its rows are not negative and
-    sum to 1 within 1e-3, or of one class lie within 0 and 1, else logits; all else is values, such
-    as a reconstruction of the input, of a sample's own shape.
+    A single float output [n, classes] holds probabilities if its rows are not negative and sum to
+    1 within 1e-3, or, with one class, lie between 0 and 1; else logits. Everything else is values,
+    such as a reconstruction of the input, which has a sample's shape.
     """
     single = len(outputs) == 1 and outputs[0].ndim == 2 and outputs[0].dtype.kind == "f"
     if not single or outputs[0].shape[1:] == sample:
         return VALUES
-    [found] = outputs
-    if found.shape[1] == 1:
-        return PROBABILITIES if 0 <= found.min() <= found.max() <= 1 else LOGITS
-    sums_to_one = found.min() >= 0 and np.allclose(found.sum(1), 1, rtol=0, atol=1e-3)
+    [scores] = outputs
+    if scores.shape[1] == 1:
+        return PROBABILITIES if 0 <= scores.min() <= scores.max() <= 1 else LOGITS
+    sums_to_one = scores.min() >= 0 and np.allclose(scores.sum(1), 1, rtol=0, atol=1e-3)
     return PROBABILITIES if sums_to_one else LOGITS
 
 
@@ -240,7 +241,7 @@ def _run(
     predict: Predict, samples: NDArray[Any], contract: Contract, at_once: int, label: str
 ) -> Outputs:
     if contract.batch is not None:
-        predict = filled_up(predict, contract.batch)
+        predict = in_full_batches(predict, contract.batch)
     return in_batches(predict, samples, at_once, f"Comparing with the original: {label}")
 
 
@@ -253,8 +254,9 @@ def _torch_runner(path: Path) -> Predict:
 
     def predict(batch: NDArray[Any]) -> Outputs:
         with torch.inference_mode():
-            found = module(torch.from_numpy(batch))
-        return [each.numpy() for each in (found if isinstance(found, list | tuple) else [found])]
+            outputs = module(torch.from_numpy(batch))
+        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+        return [output.numpy() for output in outputs]
 
     return predict
 
@@ -263,29 +265,29 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
     """Return the largest difference: of probabilities, else as a fraction of the largest value.
 
     Args:
-        final: what the outputs hold; of `values`, no top-1 class is compared.
-        label: what the error is to name.
+        final: see `find_final`; top-1 classes of `values` are not compared.
+        label: name of the compared network in the error.
 
     Raises:
-        ParityError: it is above `PARITY_TOLERANCE`, or another class comes out on top.
+        ParityError: the difference exceeds the tolerance, or a top-1 class differs.
     """
     differences, flipped = [0.0], 0
-    for found, wanted in zip(got, expected, strict=True):
-        if found.shape != wanted.shape:
-            raise ParityError(f"{label}: returns {found.shape}, the original {wanted.shape}")
-        found, wanted = found.astype(np.float64), wanted.astype(np.float64)
-        largest = np.abs(wanted).max(initial=0)
+    for output, original in zip(got, expected, strict=True):
+        if output.shape != original.shape:
+            raise ParityError(f"{label}: returns {output.shape}, the original {original.shape}")
+        output, original = output.astype(np.float64), original.astype(np.float64)
+        largest = np.abs(original).max(initial=0)
         scale = 1.0 if final == PROBABILITIES or largest == 0 else largest
-        differences.append(float(np.abs(found - wanted).max(initial=0) / scale))
+        differences.append(float(np.abs(output - original).max(initial=0) / scale))
         if final != VALUES:
-            flipped += _count_flips(found, wanted, TIE * scale)
-    worst = float(np.max(differences))  # NaN, where any is
+            flipped += _count_flips(output, original, TIE * scale)
+    worst = float(np.max(differences))  # NaN if any difference is
     tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
     if flipped or not worst <= tolerance:
-        what = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
+        kind = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
         raise ParityError(
             f"{label}: differs from the original on {flipped} of {len(expected[0])} top-1 classes, "
-            f"{what} by up to {worst:.2e} (allowed: 0 and {tolerance:.0e})"
+            f"{kind} by up to {worst:.2e} (allowed: 0 and {tolerance:.0e})"
         )
     return worst
 

@@ -1,7 +1,4 @@
-"""Shape inference, graph optimization and folding before quantization, and what they changed.
-
-All three are one switch, `model.fold`.
-"""
+"""Shape inference, graph optimization and folding before quantization: `model.fold`."""
 
 import logging
 import sys
@@ -19,15 +16,15 @@ from onnx import numpy_helper
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
-from resnet8ptq.models.normalization import flatten_biases, make_way_for_quantizer
+from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A graph before and after.
+    """The graph before and after preprocessing.
 
     Attributes:
-        operators_before, operators_after: how often each operator is in the graph.
+        operators_before, operators_after: number of nodes of each operator.
         failure: why there is no preprocessed graph; None if there is one.
     """
 
@@ -38,7 +35,7 @@ class Preprocessing:
     failure: str | None = None
 
     def describe(self) -> dict[str, str]:
-        """Return what changed, by the name it is logged under."""
+        """Return the changes as MLflow params."""
         before, after = Counter(self.operators_before), Counter(self.operators_after)
         changes = [
             f"{name} {before[name]} -> {after[name]}"
@@ -55,22 +52,22 @@ class Preprocessing:
 def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
     """Fold batch normalization into the convolutions, by ONNX Runtime's own preprocessing.
 
-    Keras 3 exports it as Mul and Add, which quantization would otherwise leave as they are. A
-    graph that ONNX Runtime fails on is not an error yet: it can be quantized as it is.
+    Keras 3 exports it as Mul and Add, which would otherwise stay separate operators. A failure of
+    ONNX Runtime is recorded, not raised: the unfolded graph can still be quantized.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     unfolded, folded = unfolded.absolute(), folded.absolute()
     try:
-        # ONNX Runtime leaves a graph whose shapes it does not know in the working folder.
+        # If shape inference fails, ONNX Runtime leaves a graph in the working folder.
         with _strict(), tempfile.TemporaryDirectory() as folder, chdir(folder):
             try:
                 quant_pre_process(unfolded, folded)
-            except Exception:  # of a free batch it may not know each shape; ONNX's own may do
+            except Exception:  # symbolic inference fails on some free batches; ONNX's may not
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
-        changed = fold_into_products(proto.graph) | flatten_biases(proto.graph)  # of MatMul and Add
-        if make_way_for_quantizer(proto.graph) or changed:
+        changed = fold_into_products(proto.graph) | flatten_biases(proto.graph)
+        if avoid_quantizer_names(proto.graph) or changed:
             onnx.save(proto, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)
@@ -84,25 +81,25 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
 
 
 def fold_into_products(graph: onnx.GraphProto) -> bool:
-    """Fold factors and summands of each output of a Gemm or MatMul into it, in place.
+    """Fold a constant Mul or Add after a Gemm or MatMul into the layer, in place.
 
-    That is batch normalization behind a dense layer, which ONNX Runtime folds into convolutions
-    alone. Only constants behind layers whose output nothing else takes; a MatMul has no bias.
+    This is batch normalization after a dense layer; ONNX Runtime folds it into convolutions only.
+    The layer's output must have no other consumer. A MatMul has no bias to take an Add.
 
     Returns:
-        Whether there were any.
+        True if the graph changed.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    takers = Counter(name for node in graph.node for name in node.input)
-    takers.update(value.name for value in graph.output)
-    layers: dict[str, onnx.NodeProto] = {}  # by their output
+    uses = Counter(name for node in graph.node for name in node.input)
+    uses.update(value.name for value in graph.output)
+    layers: dict[str, onnx.NodeProto] = {}  # by output
     folded = []
     for node in graph.node:
         if _is_product(node, constants):
             layers[node.output[0]] = node
         taken = next((name for name in node.input if name in layers), "")
         values = [numpy_helper.to_array(constants[n]) for n in node.input if n in constants]
-        if node.op_type not in ("Mul", "Add") or takers[taken] != 1 or len(values) != 1:
+        if node.op_type not in ("Mul", "Add") or uses[taken] != 1 or len(values) != 1:
             continue
         layer = layers[taken]
         if _fold_into(graph, layer, node, values[0]):
@@ -112,7 +109,7 @@ def fold_into_products(graph: onnx.GraphProto) -> bool:
     for node in folded:
         graph.node.remove(node)
     used = {name for node in graph.node for name in node.input}
-    for tensor in [each for each in graph.initializer if each.name not in used and folded]:
+    for tensor in [t for t in graph.initializer if folded and t.name not in used]:
         graph.initializer.remove(tensor)
     return bool(folded)
 
@@ -128,18 +125,18 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
 def _fold_into(
     graph: onnx.GraphProto, layer: onnx.NodeProto, node: onnx.NodeProto, values: Array
 ) -> bool:
-    """Fold a node's values [channels] into a layer before it; tell whether they are that."""
+    """Fold a node's values into the layer before it; False if they are not [channels]."""
     weights, bias = (read(graph, layer).astype(np.float64) for read in (read_weights, read_bias))
     channels = len(weights)
     if values.size not in (1, channels) or values.shape[-1:] not in ((), (1,), (channels,)):
         return False
     if node.op_type == "Add" and layer.op_type == "MatMul":  # which has no bias
         return False
-    each = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
+    by_channel = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
     if node.op_type == "Mul":
-        weights, bias = weights * each[:, np.newaxis], bias * each
+        weights, bias = weights * by_channel[:, np.newaxis], bias * by_channel
     else:
-        bias = bias + each
+        bias = bias + by_channel
     write_weights(graph, layer, weights)
     if layer.op_type == "Gemm":
         write_bias(graph, layer, bias)
@@ -148,7 +145,7 @@ def _fold_into(
 
 @contextmanager
 def _strict() -> Iterator[None]:
-    """Where its optimization fails, `quant_pre_process` only logs it and goes on without."""
+    """Raise RuntimeError when `quant_pre_process` logs that its optimization failed."""
 
     def refuse(record: logging.LogRecord) -> bool:
         if record.levelno >= logging.ERROR:

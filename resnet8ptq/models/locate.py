@@ -1,4 +1,4 @@
-"""Where the FP32 network's file lies: named, in the environment, or downloaded."""
+"""Finds the FP32 network's file: set by the user, in the environment, or downloaded."""
 
 import hashlib
 import importlib.util
@@ -19,14 +19,16 @@ URL = (
     "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
     "trained_models/pretrainedResnet.h5"
 )
+MAX_BYTES = 2**31 - 1  # as each format's own limit
+MAX_FOLDER_BYTES = 2**33  # of variables, three times where an optimizer's lie beside them
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
 
 def locate(config: ModelConfig, data_name: str) -> Path:
-    """Return the network's file or folder, downloaded where it must be; of a module, its weights.
+    """Return the network's file or folder, downloaded if necessary; for a module, its weights.
 
     Raises:
-        ModelError: it is missing, empty or not a model.
+        ModelError: missing, empty or not a model.
     """
     if config.module is not None:
         return _state_dict(config)
@@ -54,20 +56,20 @@ def locate(config: ModelConfig, data_name: str) -> Path:
 
 
 def digest(config: ModelConfig, source: Path) -> str:
-    """Return a hash, in hexadecimal, of all that makes the network what it is.
+    """Return a hash, in hexadecimal, of everything that the network is made from.
 
     Args:
-        source: what `locate` returned. Of a folder, every file counts; of a module, the code of
-            the top-level package or file that it is imported from, too.
+        source: the result of `locate`. Every file of a folder counts; for a module, also the code
+            of the top-level package or file that it is imported from.
     """
     if source.is_dir():
         return _hash_all(source, "*")
-    found = files.sha256(source)
+    file_hash = files.sha256(source)
     if config.module is None:
         fixed = json.dumps(config.inputs, default=str) if config.inputs else ""
-        return hashlib.sha256(f"{found} {fixed}".encode()).hexdigest() if fixed else found
+        return hashlib.sha256(f"{file_hash} {fixed}".encode()).hexdigest() if fixed else file_hash
     code = _hash_code(config.module)
-    named = json.dumps([config.module, config.module_args or {}, code, found], default=str)
+    named = json.dumps([config.module, config.module_args or {}, code, file_hash], default=str)
     return hashlib.sha256(named.encode()).hexdigest()
 
 
@@ -88,14 +90,14 @@ def _hash_code(module: str) -> str:
             f"model.module: got {module!r}, which is not found; takes package.module.Class, on "
             "PYTHONPATH or beside run.py"
         )
-    if spec.submodule_search_locations:
-        return " ".join(_hash_all(Path(each), "*.py") for each in spec.submodule_search_locations)
+    if folders := spec.submodule_search_locations:
+        return " ".join(_hash_all(Path(folder), "*.py") for folder in folders)
     return files.sha256(Path(str(spec.origin)))
 
 
 def _state_dict(config: ModelConfig) -> Path:
     if config.path is not None:
-        raise ModelError("model.path: set beside model.module; takes one of the two")
+        raise ModelError("model.path: set together with model.module; takes one of the two")
     if config.state_dict is None:
         raise ModelError("model.state_dict: not set; model.module takes its weights from there")
     path = Path(config.state_dict).expanduser().absolute()
@@ -111,4 +113,13 @@ def _checked(path: Path, key: str) -> Path:
         raise ModelError(f"{key}: {path} is empty")
     if sources.find_format(path) is None:
         raise ModelError(f"{key}: {path} is not a model; {sources.TAKES}")
+    _check_size(path)  # a file with holes can be larger than the disk, and all of it is hashed
     return path
+
+
+def _check_size(path: Path) -> None:
+    inside = path.rglob("*") if path.is_dir() else [path]
+    size = sum(each.stat().st_size for each in inside if each.is_file())
+    most = MAX_FOLDER_BYTES if path.is_dir() else MAX_BYTES
+    if size > most:
+        raise ModelError(f"{path}: larger than {most / 2**30:.0f} GiB, the most that is read")

@@ -1,4 +1,4 @@
-"""The FP32 network: its conversion to ONNX, checked, and cached by content."""
+"""Loads the FP32 network: located, converted to ONNX, checked, cached by content."""
 
 import functools
 import logging
@@ -23,15 +23,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fp32Model:
-    """A trained network as an ONNX file, with its own inputs and outputs.
+    """A trained network as an ONNX file.
 
     Attributes:
-        source: the file or folder it came as; of a module, its weights. `sha256` is the hash of
-            all that it came from.
-        onnx_path: the converted graph, folded or not as the config says; corrected or fine-tuned
-            where a run has done that.
-        conversion: what the conversion found, and what folding changed.
-        uncorrected: the converted graph, where `onnx_path` is another one.
+        source: the user's file or folder; for a module, the file of its weights.
+        sha256: hash of everything that the network was made from.
+        onnx_path: the converted graph, folded if `fold`; later the corrected or fine-tuned one.
+        conversion: the record of the conversion.
+        uncorrected: the converted graph, if `onnx_path` is a corrected or fine-tuned one.
     """
 
     name: str
@@ -43,26 +42,26 @@ class Fp32Model:
     uncorrected: Path | None = None
 
     def with_weights_of(self, onnx_path: Path) -> "Fp32Model":
-        """Return the network with the weights and biases of another graph, otherwise the same."""
+        """Return the network with the weights and biases of another graph."""
         return replace(self, onnx_path=onnx_path, uncorrected=self.uncorrected or self.onnx_path)
 
     @property
     def contract(self) -> Contract:
-        """What it takes and returns."""
+        """Inputs and outputs of the network."""
         return self.conversion.contract
 
     @property
     def final(self) -> str:
-        """What it returns: `probabilities`, `logits` or `values` (see `conversion.find_final`)."""
+        """Kind of its outputs, see `conversion.find_final`."""
         return self.conversion.final
 
     def describe(self) -> dict[str, str]:
-        """Return what import and preprocessing did to the graph, to be logged by these names."""
-        found = self.conversion
-        raised = f"{found.source_opset} -> {found.opset}"
+        """Return the changes to the graph by import and preprocessing, as MLflow params."""
+        record = self.conversion
+        raised = f"{record.source_opset} -> {record.opset}"
         return {
-            "opset": raised if found.source_opset != found.opset else str(found.opset),
-            **(found.preprocessing.describe() if self.fold else {}),
+            "opset": raised if record.source_opset != record.opset else str(record.opset),
+            **(record.preprocessing.describe() if self.fold else {}),
         }
 
 
@@ -77,10 +76,10 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     digest = hash_source(config, source)
     checked = _parity_split(data.calibrating if len(data.calibrating) else data.test)
     module = module_of(config)
-    found = None if module else find_format(source)
+    source_format = None if module else find_format(source)
     key: cache.Key = {
         "model": digest,
-        "format": found.name if found else "module",
+        "format": source_format.name if source_format else "module",
         "code": code.behind(conversion.__name__),
         "images": checked.digest,
         **machine.versions(),
@@ -91,10 +90,10 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     def make(folder: Path) -> None:
         log.info("converting the network: %s", source)
         samples = np.asarray(checked.images[:])
-        taken = (source, folder, samples, module, config.inputs, checked.preprocessing)
-        # A module is the user's own code, and may download.
+        arguments = (source, folder, samples, module, config.inputs, checked.preprocessing)
+        # A module is the user's own code, which may download.
         network = module is not None
-        isolation.call(conversion.convert, *taken, crashed=crashed, network=network)
+        isolation.call(conversion.convert, *arguments, crashed=crashed, network=network)
 
     folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(
@@ -110,47 +109,45 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
 
 
 def _report(model: Fp32Model) -> None:
-    """Log what was done to the graph.
+    """Log the changes to the graph.
 
     Raises:
-        ModelError: it is to be folded, and ONNX Runtime could not.
+        ModelError: `fold` is set, and ONNX Runtime could not fold.
     """
-    found = model.conversion
-    if model.fold and found.preprocessing.failure:
+    record = model.conversion
+    if model.fold and record.preprocessing.failure:
         raise ModelError(
-            f"{model.source}: ONNX Runtime cannot preprocess it ({found.preprocessing.failure}); "
-            "model.fold=false leaves it as it is"
+            f"{model.source}: ONNX Runtime cannot preprocess it ({record.preprocessing.failure}); "
+            "try model.fold=false"
         )
-    if found.source_opset != found.opset:
-        log.info("%s: opset %d converted to %d", model.source, found.source_opset, found.opset)
+    if record.source_opset != record.opset:
+        log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
     if model.fold:
-        effect = found.preprocessing.describe()
+        effect = record.preprocessing.describe()
         names = ("nodes", "bytes", "operators")
-        _say("model.fold: nodes {}, bytes {}; {}", *(effect[f"preprocess_{n}"] for n in names))
-    if found.why_fixed:
+        _log_once("model.fold: nodes {}, bytes {}; {}", *(effect[f"preprocess_{n}"] for n in names))
+    if record.why_fixed:
         log.warning(
-            "%s: takes %d samples at once, no other number: %s",
-            model.source,
-            found.contract.batch,
-            found.why_fixed,
+            "%s: takes batches of %d samples only: %s",
+            *(model.source, record.contract.batch, record.why_fixed),
         )
-    reason = found.without_torch.get(model.onnx_path.name)
+    reason = record.without_torch.get(model.onnx_path.name)
     if reason:
         log.warning("%s: backend=torch cannot run it: %s", model.source, reason)
 
 
 def _parity_split(split: Split) -> Split:
-    """Return the first samples of a split: what the frameworks must agree on, within a budget."""
+    """Return the first samples of a split, within a budget; the frameworks must agree on them."""
     size = 4 * math.prod(split.images.shape[1:])  # of float32
     count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
     return split.take(np.arange(count))
 
 
 def module_of(config: ModelConfig) -> Module | None:
-    """Return the class of the user's own that the settings name; None where they name a file."""
+    """Return the user's class that the settings name; None if they name a file."""
     return None if config.module is None else Module(config.module, config.module_args or {})
 
 
 @functools.cache  # once a process, not once for each job of a sweep
-def _say(text: str, *values: str) -> None:
+def _log_once(text: str, *values: str) -> None:
     log.info(text.format(*values))

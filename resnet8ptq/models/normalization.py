@@ -1,4 +1,4 @@
-"""The opset and form of an ONNX graph, made those that the rest of the package takes."""
+"""Normalizes an ONNX graph: its opset, its constants, and the names of its nodes and tensors."""
 
 import copy
 import itertools
@@ -18,20 +18,20 @@ from resnet8ptq.graph.weights import read_bias, write_bias
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, find_all, graph_inputs, read_constant
 
 OPSET = 17
-MIN_OPSET = 13  # the first whose QuantizeLinear knows channels
-MIN_IR_VERSION = 8  # belongs to opset 17; from 4 on, initializers need not be inputs
+MIN_OPSET = 13  # the first with a per-channel QuantizeLinear
+MIN_IR_VERSION = 8  # of opset 17; since 4, initializers need not be inputs
 
 
 def opset(proto: onnx.ModelProto) -> int:
-    """Return the version of ONNX's own operators that the graph is written in."""
+    """Return the version of ONNX's own operators that the graph uses."""
     return max(entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS)
 
 
 def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Return a copy; from below opset 13 converted to 17, or as far from 13 on as onnx can.
+    """Return a copy; a graph below opset 13 is converted to 17, or as far above 13 as onnx can.
 
     Raises:
-        ModelError: stuck below 13; names the step, its operators and the converter's reason.
+        ModelError: onnx cannot reach opset 13; names the step, its operators and the reason.
     """
     raised, version = copy.deepcopy(proto), opset(proto)
     target = OPSET if version < MIN_OPSET else version
@@ -52,7 +52,7 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
-    """Return the graph's operators that are defined anew, or are gone, in an opset."""
+    """Return the graph's operators that an opset redefines or removes."""
     changed = []
     for name in sorted({node.op_type for node in proto.graph.node if node.domain in ONNX_DOMAINS}):
         try:
@@ -64,14 +64,14 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 
 
 def normalize(proto: onnx.ModelProto) -> None:
-    """Change a graph in place; what it computes stays, and so do its inputs and outputs.
+    """Normalize a graph in place, without a change to its results.
 
-    Constants are initializers, and no inputs; only the domains that nodes are of are imported.
+    Constants become initializers and are no longer inputs; unused domains are dropped.
     """
     graph = proto.graph
-    taken = list(graph_inputs(graph))
+    inputs = graph_inputs(graph)
     del graph.input[:]
-    graph.input.extend(taken)
+    graph.input.extend(inputs)
     del graph.value_info[:], graph.quantization_annotation[:]
     proto.ir_version = max(proto.ir_version, MIN_IR_VERSION)
     nodes = list(find_all(proto, onnx.NodeProto))
@@ -86,7 +86,7 @@ def normalize(proto: onnx.ModelProto) -> None:
 
 
 def _move_constants(graph: onnx.GraphProto) -> None:
-    """Turn Constant nodes into initializers: that is where quantization looks for weights."""
+    """Turn Constant nodes into initializers, where quantization looks for weights."""
     for node in [node for node in graph.node if node.op_type == "Constant"]:
         constant = read_constant(node)
         if constant is not None:
@@ -97,7 +97,7 @@ def _move_constants(graph: onnx.GraphProto) -> None:
 
 
 def _drop_allowzero(graph: onnx.GraphProto) -> None:
-    """Drop what a Reshape says of zeros, where its shape has none: onnx2torch refuses it."""
+    """Drop `allowzero` from each Reshape to a shape without zeros: onnx2torch refuses it."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None
@@ -106,9 +106,9 @@ def _drop_allowzero(graph: onnx.GraphProto) -> None:
 
 
 def flatten_biases(graph: onnx.GraphProto) -> bool:
-    """Make the constant bias of each Gemm one number for each output, [N]; tell of any changes.
+    """Give the constant bias of each Gemm the shape [N]; True if any changed.
 
-    ONNX broadcasts [1, N] too; ONNX Runtime's per-channel quantization fails on it.
+    ONNX also broadcasts [1, N], but ONNX Runtime's per-channel quantization fails on it.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     wide = [
@@ -125,21 +125,21 @@ def flatten_biases(graph: onnx.GraphProto) -> bool:
 
 
 def drop_attribute(node: onnx.NodeProto, name: str) -> None:
-    """Remove an attribute from a node that may have it."""
-    for each in [each for each in node.attribute if each.name == name]:
-        node.attribute.remove(each)
+    """Remove an attribute from a node, if it has it."""
+    for item in [item for item in node.attribute if item.name == name]:
+        node.attribute.remove(item)
 
 
 def write_paddings(proto: onnx.ModelProto) -> None:
-    """Write out, in place, the paddings that a graph of known sizes leaves to be worked out.
+    """Replace `auto_pad` by explicit paddings, in place, where the sizes are known.
 
-    onnx2torch knows explicit ones only. Of `SAME_UPPER`, as ONNX defines it: as many outputs as
-    ceil(size / stride), and the larger half of an odd padding at the end.
+    onnx2torch supports explicit paddings only. ONNX defines `SAME_UPPER` as ceil(size / stride)
+    outputs, with the larger half of an odd padding at the end.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:
-        auto = next((each for each in node.attribute if each.name == "auto_pad"), None)
-        if auto is None or auto.s not in (b"SAME_UPPER", b"SAME_LOWER"):
+        auto_pad = attribute(node, "auto_pad", b"")
+        if auto_pad not in (b"SAME_UPPER", b"SAME_LOWER"):
             continue
         sizes = sizes or _sizes(proto)
         spatial = sizes.get(node.input[0], [])[2:]
@@ -155,13 +155,13 @@ def write_paddings(proto: onnx.ModelProto) -> None:
             total = max((-(-size // stride) - 1) * stride + span - size, 0)
             small.append(total // 2)
             large.append(total - total // 2)
-        pads = [*small, *large] if auto.s == b"SAME_UPPER" else [*large, *small]
-        node.attribute.remove(auto)
+        pads = [*small, *large] if auto_pad == b"SAME_UPPER" else [*large, *small]
+        drop_attribute(node, "auto_pad")
         node.attribute.append(onnx.helper.make_attribute("pads", pads))
 
 
 def _sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
-    """Return the sizes of each tensor that has a known shape; 0 where one is free."""
+    """Return the sizes of each tensor that has a known shape; a free size is 0."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
     values = [*graph.input, *graph.value_info, *graph.output]
     shapes = {
@@ -170,13 +170,13 @@ def _sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
     return shapes | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
 
 
-def rename(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
-    """Rename tensors everywhere; what has a wanted name already makes way."""
+def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename tensors everywhere, old name to new; other tensors of a new name are renamed too."""
 
     def change(name: str) -> str:
-        if name in wanted:
-            return wanted[name]
-        return f"{name}__of_file" if name in wanted.values() else name
+        if name in names:
+            return names[name]
+        return f"{name}__of_file" if name in names.values() else name
 
     del graph.quantization_annotation[:]
     values = find_all(graph, onnx.ValueInfoProto), find_all(graph, onnx.TensorProto)
@@ -187,42 +187,41 @@ def rename(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
         node.output[:] = [change(name) for name in node.output]
 
 
-# What ONNX Runtime's quantizer puts behind the name of a tensor, to name a tensor of its own.
+# ONNX Runtime's quantizer names its tensors by a tensor's name and such a suffix.
 _SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|quant_scaled_output")
 
 
-def make_way_for_quantizer(graph: onnx.GraphProto) -> bool:
-    """Rename tensors whose names ONNX Runtime's quantizer would make again; tell of any changes.
+def avoid_quantizer_names(graph: onnx.GraphProto) -> bool:
+    """Rename tensors whose names ONNX Runtime's quantizer would use again; True if any changed.
 
-    It names a tensor's scale after the tensor, and numbers the copies of a bias that layers share,
-    without looking whether a tensor of that name exists. Inputs and outputs keep their names.
+    It names a tensor's scale after the tensor, and numbers the copies of a shared bias, without a
+    check that the name is free. Inputs and outputs keep their names.
     """
     nodes = list(find_all(graph, onnx.NodeProto))
     names = {name for node in nodes for name in (*node.input, *node.output) if name}
     kept = {value.name for value in (*graph.input, *graph.output)}
     biases = Counter(n.input[2] for n in nodes if n.op_type in LAYERS and len(n.input) > 2)
-    wanted = {}
+    renamed = set()
     for name in names:
         for length in range(1, len(name)):
             base, suffix = name[:length], name[length:]
             copied = biases[base] > 1 and suffix.isdigit()
             if base in names and (copied or _SUFFIX.fullmatch(suffix)):
-                renamed = base if name in kept else name
-                wanted[renamed] = f"{renamed}__of_file"
-    wanted = {name: other for name, other in wanted.items() if name not in kept}
-    if wanted:
-        rename(graph, wanted)
-    return bool(wanted)
+                renamed.add(base if name in kept else name)
+    renamed -= kept
+    if renamed:
+        rename(graph, {name: f"{name}__of_file" for name in renamed})
+    return bool(renamed)
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node a name of its own, which onnx2torch leaves as it is for its module."""
-    taken: set[str] = set()
+    """Give every node a unique name that onnx2torch can use for its module."""
+    used: set[str] = set()
     for index, node in enumerate(graph.node):
         name = re.sub(r"[^\w/-]", "_", node.name.replace(".", "/")).strip("/")
-        if not name or name in taken:
+        if not name or name in used:
             name = f"{name or node.op_type}_{index}"
-        while name in taken:
+        while name in used:
             name += "_"
-        taken.add(name)
+        used.add(name)
         node.name = name

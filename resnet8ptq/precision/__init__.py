@@ -1,1 +1,1 @@
-"""Which levels values are rounded to, and for which nodes."""
+"""Grids of rounding, bits of each layer, and the selection of nodes to quantize."""

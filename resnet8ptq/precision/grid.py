@@ -1,4 +1,4 @@
-"""The grids that weights and activations are rounded to, the same in every backend.
+"""The grids for rounding weights and activations, the same in every backend.
 
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", CVPR 2018: value = scale * (level - zero_point).
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 
-# (dtype, reduced to 7 bits) -> lowest and highest level, as ONNX Runtime has them
+# (dtype, reduced to 7 bits) -> lowest and highest level, as in ONNX Runtime
 _LEVELS = {
     ("int8", False): (-128, 127),
     ("int8", True): (-64, 64),
@@ -22,15 +22,15 @@ _LEVELS = {
     ("int3", False): (-4, 3),
     ("int2", False): (-2, 1),
 }
-_SHARES = np.linspace(1, 0.3, 71)  # of the largest weight, where few levels begin and end
+_SHARES = np.linspace(1, 0.3, 71)  # candidates for the range, as shares of the largest weight
 
 
 @dataclass(frozen=True)
 class WeightScheme:
-    """How weights are quantized: `dtype` is int8 or uint8, or int4, int3 or int2.
+    """The quantization of weights; `dtype` is int8, uint8, int4, int3 or int2.
 
-    The fewer levels there are, the more they gain by leaving the largest weights out of the range:
-    below 8 bits the range is the share of the largest weight with the least squared error.
+    Below 8 bits the range is the share of the largest weight with the least squared error: with
+    few levels it pays to clip the largest weights.
     """
 
     dtype: str
@@ -40,12 +40,12 @@ class WeightScheme:
 
     @classmethod
     def of(cls, config: QuantizationConfig, reduce_range: bool = False) -> "WeightScheme":
-        """Return what the settings of a quantized run come to.
+        """Return the scheme for the settings of a quantized run.
 
-        Weights are symmetric in int8, and wherever each channel has a scale of its own.
+        Weights are symmetric in int8, and per channel.
 
         Raises:
-            UnsupportedError: they are to be affine there; no backend's convolution takes that.
+            UnsupportedError: affine weights per channel; no backend's convolution takes these.
         """
         if config.per_channel and config.symmetric.weights is False:
             raise UnsupportedError(
@@ -64,7 +64,7 @@ class WeightScheme:
 
     @property
     def clips(self) -> bool:
-        """Whether the largest weights are left out of the range."""
+        """True if the range may exclude the largest weights."""
         return self.bits < 8
 
     @property
@@ -103,17 +103,17 @@ def _least_error(
 ) -> NDArray[np.float64]:
     """Return the share of `scale` that rounds `weights` with the least squared error.
 
-    Weights that lie on such a grid already, with one at its end, get the same grid again.
+    Weights that already lie on such a grid, one of them at its end, get the same grid again.
     """
-    errors, shares = [], []
+    errors, candidates = [], []
     for share in _SHARES:
-        tried = (scale * share).astype(np.float32).astype(np.float64)
-        levels = np.clip(np.round(weights / tried), -highest, highest)
-        error = np.square(levels * tried - weights)
+        candidate = (scale * share).astype(np.float32).astype(np.float64)
+        levels = np.clip(np.round(weights / candidate), -highest, highest)
+        error = np.square(levels * candidate - weights)
         errors.append(error.sum(axis=reduced, keepdims=True))
-        shares.append(tried)
+        candidates.append(candidate)
     best = np.argmin(errors, axis=0)[None]
-    return np.take_along_axis(np.array(shares), best, axis=0)[0]
+    return np.take_along_axis(np.array(candidates), best, axis=0)[0]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """How activations are quantized: to `2**bits` levels, for all of a tensor.
+    """The quantization of activations: `2**bits` levels, one scale per tensor.
 
     Attributes:
         level_pools: see `backends.contract.Quantizer`.
@@ -153,5 +153,5 @@ class ActivationScheme:
 
     @property
     def steps(self) -> int:
-        """Steps from the lowest level to the highest; even around a zero in the middle."""
+        """Number of steps between the lowest and the highest level; even if symmetric."""
         return 2**self.bits - (2 if self.symmetric else 1)

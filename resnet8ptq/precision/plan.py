@@ -1,4 +1,4 @@
-"""How many bits the weights of each layer get."""
+"""The plan: the bits of each layer's weights."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,10 +13,10 @@ class Plan:
     """The scheme of each layer's weights.
 
     Attributes:
-        default: of a layer that `bits` does not name.
-        bits: by a layer's short name, see `graph.layers.weight_layers`; of `limits.BITS`. Layers
-            that stay in float are left out, see `selection.split_plan`.
-        undecided: they are still to be chosen.
+        default: of layers that `bits` does not name.
+        bits: by a layer's short name, see `graph.layers.weight_layers`; one of `limits.BITS`.
+            Without the layers that stay in float, see `selection.split_plan`.
+        undecided: the bits are not chosen yet (`plan: auto`).
     """
 
     default: WeightScheme
@@ -25,17 +25,17 @@ class Plan:
 
     @classmethod
     def of(cls, config: PrecisionConfig, default: WeightScheme) -> "Plan":
-        """Return what the settings say; with `plan: auto` it is undecided."""
+        """Return the plan of the settings; with `plan: auto` it is undecided."""
         return cls(default, split_plan(config)[0], config.plan == "auto")
 
     @property
     def is_narrow(self) -> bool:
-        """Whether a layer may have fewer than 8 bits."""
+        """True if a layer may have fewer than 8 bits."""
         return self.undecided or min(self.default.bits, *self.bits.values(), 8) < 8
 
     @property
     def most_bits(self) -> int:
-        """The most that a layer's weights may have; 7 with a reduced range."""
+        """The most bits that a layer's weights may have; 7 with a reduced range."""
         bits = max(self.default.bits, *self.bits.values(), 8 * self.undecided)
         return 7 if bits == 8 and self.default.reduce_range else bits
 
@@ -45,27 +45,27 @@ class Plan:
         return ", ".join(sorted(types))
 
     def to_params(self, layers: Collection[str], config: PrecisionConfig) -> dict[str, str]:
-        """Return what the plan comes to, by MLflow name.
+        """Return the plan as MLflow params.
 
-        `planned_bits` is the plan as it is typed, without the layers with the bits of the dtype.
+        `planned_bits` is the plan as a setting, without the layers that have the dtype's bits.
 
         Args:
-            layers: those that are quantized, by short name.
-            config: whose plan this is.
+            layers: short names of the quantized layers.
+            config: the settings of this plan.
         """
         assert isinstance(config.plan, Mapping)
         usual = self.default.bits
         other = ", ".join(f"{name}: {bits}" for name, bits in config.plan.items() if bits != usual)
         schemes = [self.scheme(name) for name in layers]
-        bits = {7 if each.reduce_range and each.bits == 8 else each.bits for each in schemes}
+        bits = {7 if s.reduce_range and s.bits == 8 else s.bits for s in schemes}
         return {
             "planned_bits": f"{{{other}}}",
-            "weight_dtype": ", ".join(sorted({each.dtype for each in schemes})),
+            "weight_dtype": ", ".join(sorted({scheme.dtype for scheme in schemes})),
             "weight_bits": ", ".join(map(str, sorted(bits))),
         }
 
     def scheme(self, layer: str) -> WeightScheme:
-        """Return how the weights of a layer are quantized."""
+        """Return the scheme of a layer's weights."""
         bits = self.bits.get(layer, self.default.bits)
         if bits == self.default.bits:
             return self.default
@@ -76,7 +76,7 @@ class Plan:
         """Return the schemes of the `layers` with fewer than 8 bits.
 
         Raises:
-            ConfigError: the plan names another layer; lists the nearest.
+            ConfigError: the plan names an unknown layer; lists the nearest names.
         """
         check_known("precision.plan", self.bits, [*layers], "layers")
         schemes = {name: self.scheme(name) for name in layers}

@@ -1,4 +1,4 @@
-"""Which nodes of a graph stay in float, by name and by operator."""
+"""Selects the nodes of a graph that stay in float, by name and by operator."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -14,11 +14,11 @@ from resnet8ptq.graph.layers import FUSED, consumers, find_tail, weight_layers
 
 @dataclass(frozen=True)
 class Selection:
-    """What is to be quantized: operators and nodes by name; None: all of them.
+    """The operators and nodes to quantize; None: all of them.
 
     Attributes:
-        float_tail: nothing behind the last layers is.
-        float_layers: layers that are not, by their short names (`weight_layers`).
+        float_tail: nodes after the last layers stay in float.
+        float_layers: short names (`weight_layers`) of layers that stay in float.
     """
 
     op_types: Sequence[str] | None = None
@@ -29,9 +29,9 @@ class Selection:
 
     @classmethod
     def of(cls, config: QuantizationConfig) -> "Selection":
-        """Return what the settings say; `nodes_to_exclude: auto` leaves out none.
+        """Return the selection of the settings.
 
-        That choice is made by quantizing, see `exclusion`.
+        `nodes_to_exclude: auto` excludes no node yet: `exclusion` chooses them by measuring.
         """
         excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
         named = config.op_types, config.nodes_to_quantize, excluded
@@ -39,7 +39,7 @@ class Selection:
 
 
 def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
-    """Return the bits of the layers that `precision.plan` quantizes, and those left in float."""
+    """Return the layers that `precision.plan` quantizes, with bits, and those left in float."""
     plan = config.plan if isinstance(config.plan, dict) else {}
     bits = {layer: width for layer, width in plan.items() if width != FLOAT_BITS}
     return bits, sorted(plan.keys() - bits.keys())
@@ -48,22 +48,21 @@ def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
-    They are left so by `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail` and
-    `precision.plan`. A Relu or Clip goes along with the chosen layer before it: both frameworks
-    fuse the two, and the range of the sum before it would cost the layer half of its levels. Behind
-    an excluded layer it stays in float by itself, in both frameworks.
+    The settings are `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail` and
+    `precision.plan`. A Relu or Clip is quantized with the layer before it: both frameworks fuse
+    the two, and the range before the activation would cost the layer half of its levels. After an
+    excluded layer, both frameworks leave it in float.
 
     Raises:
-        ConfigError: a name is not in the graph, or an operator neither there nor in ONNX; lists
-            the nearest.
+        ConfigError: an unknown node, layer or operator; lists the nearest names.
         QuantizationError: no node is left to quantize.
     """
     names = [node.name for node in graph.node]
     chosen = set(names)
     if selection.op_types is not None:
-        # One list may serve several networks, of which one lacks an operator.
-        own = {node.op_type for node in graph.node}
-        operators = sorted(own | {schema.name for schema in onnx.defs.get_all_schemas()})
+        # Any ONNX operator is allowed, so that one list can serve several networks.
+        present = {node.op_type for node in graph.node}
+        operators = sorted(present | {schema.name for schema in onnx.defs.get_all_schemas()})
         check_known("op_types", selection.op_types, operators, "ONNX operators")
         chosen = {node.name for node in graph.node if node.op_type in selection.op_types}
         chosen |= _activations_behind(graph, chosen)
@@ -92,7 +91,7 @@ def find_quantized_layers(
     """Return the layers with weights that do not stay in float, by their short names.
 
     Raises:
-        ConfigError, QuantizationError: as `find_float_nodes`.
+        ConfigError, QuantizationError: see `find_float_nodes`.
     """
     in_float = set(find_float_nodes(graph, selection))
     layers = weight_layers(graph)
@@ -112,16 +111,16 @@ def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
 
 def check_known(
     key: str,
-    given: Collection[str],
+    chosen: Collection[str],
     names: list[str],
     kind: str = "names of the model's ONNX nodes",
 ) -> None:
-    """Check names that a setting gives.
+    """Check the names in a setting.
 
     Raises:
         ConfigError: one is not in `names`; lists the nearest.
     """
-    for name in given:
+    for name in chosen:
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
             raise ConfigError(f"{key}: got {name!r}, takes {kind}; nearest: {', '.join(nearest)}")

@@ -21,7 +21,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.report import facts
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.contract import CHOICE, Array, Metric, Paired, Task
+from resnet8ptq.tasks.contract import CHOICE, Array, Metric, Paired, PairedTest, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
@@ -126,7 +126,7 @@ def _load_cell(
     # A killed run may have logged its metrics but not its files.
     if record.value(task.metric) is None or record.status != "ok":
         return Cell(record, label)
-    reader = partial(_read_predictions, task, kept=kept)
+    reader = partial(_read_predictions, task.test, kept=kept)
     with history.artifact(store, record, "predictions.npz") as path:
         paired = _read(record, path, reader)
     choice = None
@@ -150,13 +150,13 @@ def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
         ) from None
 
 
-def _read_predictions(task: Task, path: Path, kept: dict[bytes, Array]) -> Paired:
+def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:
     """Read predictions; equal arrays of several runs, such as labels, are `kept` once."""
     with zipfile.ZipFile(path) as archive:
         if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
     with np.load(path, allow_pickle=False) as arrays:
-        return task.paired.read({name: _keep(arrays[name], kept) for name in arrays})
+        return test.read({name: _keep(arrays[name], kept) for name in arrays})
 
 
 def _keep(array: Array, kept: dict[bytes, Array]) -> Array:

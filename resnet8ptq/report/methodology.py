@@ -56,10 +56,10 @@ def describe(family: Family) -> list[tuple[str, str]]:
         ("evaluated artifact", "the file that was written, loaded again from disk"),
         (
             "tests",
-            f"{task.test}, paired on the same images{'' if task.note else BASELINE}; Holm's "
+            f"{task.test.name}, paired on the same images{'' if task.note else BASELINE}; Holm's "
             f"correction within a family; significant below {SIGNIFICANCE}",
         ),
-        ("intervals", task.intervals),
+        ("intervals", task.test.intervals),
         (
             "choice",
             f"on {param('chosen_by')}, which neither calibrate nor are reported"

@@ -83,10 +83,10 @@ def _join(members: Sequence[str]) -> str:
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
     lines = []
     if any(record.interval("delta_ci95") for record in records):
-        lines.append(INTERVAL_NOTE.format(how=task.intervals))
+        lines.append(INTERVAL_NOTE.format(how=task.test.intervals))
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
-        lines.append(P_NOTE.format(test=task.test, correction=correction))
+        lines.append(P_NOTE.format(test=task.test.name, correction=correction))
     return lines
 
 

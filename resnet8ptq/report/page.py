@@ -29,7 +29,7 @@ from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import one_line, safe_name
-from resnet8ptq.evaluation.race import FILE, Race
+from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
     comparison,
     methodology,
@@ -97,7 +97,9 @@ def write(
 
 
 def select(
-    families: Sequence[Family], limits: ReportConfig, races: Sequence[Race | None] | None = None
+    families: Sequence[Family],
+    limits: ReportConfig,
+    races: Sequence[PairedLatency | None] | None = None,
 ) -> list[Selection]:
     """Judge the models of each family."""
     return [
@@ -362,12 +364,12 @@ def main(words: list[str]) -> None:
         print(path)
 
 
-def _load_races(store: Store, parent: RunRecord, families: int) -> list[Race | None]:
+def _load_races(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
     """Return the race of the best models of each family; None without one."""
     try:
         with history.artifact(store, parent, FILE) as path:
             kept = json.loads(files.read_bytes(path, comparison.MAX_BYTES))
-        races = [None if race is None else Race.of(race) for race in kept]
+        races = [None if race is None else PairedLatency.of(race) for race in kept]
     except TrackingError:  # no race took place
         races = []
     except (KeyError, TypeError, ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.report.comparison import Cell, Family
 
 SAME_SIZE = 0.005  # file sizes differ by so much in names and padding
-SAME_SPEED = 0.05  # latencies of one file differ by so much between runs, see `race`
+SAME_SPEED = 0.05  # latencies of one file differ by so much between runs
 
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:

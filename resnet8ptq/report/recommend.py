@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.evaluation.race import Blocks, Race, ratio, typical
+from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, typical
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family, indistinguishable
 from resnet8ptq.report.pareto import SAME_SIZE, SAME_SPEED
@@ -82,7 +82,7 @@ class Selection:
     family: Family
     limits: ReportConfig
     judged: Mapping[str, Verdict]
-    race: Race | None = None
+    race: PairedLatency | None = None
 
     @cached_property
     def candidates(self) -> list[Cell]:
@@ -280,7 +280,7 @@ def _smallest(selected: Selection) -> Recommendation:
     return _of(selected, "smallest", best, why, close, f"within {CLOSE:.0%}")
 
 
-def _uses(race: Race) -> list[tuple[str, str, dict[str, Blocks]]]:
+def _uses(race: PairedLatency) -> list[tuple[str, str, dict[str, Blocks]]]:
     uses = [("fastest", "fastest, one image at a time", race.single)]
     if race.batch:
         batch = f"fastest, {race.batch_size} images at a time"

@@ -1,1 +1,1 @@
-"""The network as a torch module that computes in float what integer kernels would."""
+"""The network as a torch module that simulates integer kernels in float."""

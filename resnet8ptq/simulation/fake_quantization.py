@@ -1,7 +1,8 @@
-"""Fake quantization in torch: values stay float, and lie on the grid that integers would have.
+"""Fake quantization in torch: float values that lie on the grid of the integers.
 
-Rounding has no gradient of use; it is passed straight through (Bengio et al., "Estimating or
-Propagating Gradients Through Stochastic Neurons for Conditional Computation", 2013).
+The gradient of rounding is zero almost everywhere; it is replaced by 1 (straight-through: Bengio et
+al., "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional Computation",
+2013).
 """
 
 from typing import Any
@@ -16,21 +17,20 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 class FakeQuantize(nn.Module):  # type: ignore[misc]
     """Round activations to the levels of a learned range.
 
-    Learned are the logarithms of both ends' growth, as in Jain et al., "Trained Quantization
+    It learns the logarithms of both ends' growth, as in Jain et al., "Trained Quantization
     Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural Networks", MLSys
-    2020: one learning rate then fits ranges of any size, and no end crosses zero, which stays one
-    of the levels.
+    2020: one learning rate fits ranges of any size, and no end crosses zero, which stays a level.
 
     Attributes:
-        drop: probability that a value stays as it is, see `corrections.reconstruction`.
+        drop: probability that a value is not rounded, see `corrections.reconstruction`.
     """
 
     drop = 0.0
 
-    def __init__(self, given: Range, scheme: ActivationScheme) -> None:
+    def __init__(self, initial: Range, scheme: ActivationScheme) -> None:
         super().__init__()
-        low, high = min(given[0], 0.0), max(given[1], 0.0)
-        if high - low < 2**8 * torch.finfo(torch.float32).tiny:  # of zeros: no steps in float32
+        low, high = min(initial[0], 0.0), max(initial[1], 0.0)
+        if high - low < 2**8 * torch.finfo(torch.float32).tiny:  # zeros: no steps in float32
             low, high = 0.0, 1.0
         self.scheme = scheme
         self.register_buffer("initial", torch.tensor([low, high]))  # [2]
@@ -45,7 +45,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         return low, high
 
     def range(self) -> Range:
-        """Return the range as it is."""
+        """Return the current range."""
         low, high = self.ends()
         return float(low.detach()), float(high.detach())
 
@@ -58,8 +58,8 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
 
 def drop_rounding(rounded: torch.Tensor, exact: torch.Tensor, probability: float) -> torch.Tensor:
-    """Return rounded values, each with a probability below 1 as it was before; of one shape."""
-    # 1 or 0 for each. In torch 2.13 this takes half of the time of torch.where and a comparison.
+    """Return rounded values, each replaced by its exact value with a probability below 1."""
+    # 1 or 0 by value. In torch 2.13 this takes half the time of torch.where and a comparison.
     kept = torch.rand_like(exact).add_(probability).floor_()
     return rounded.lerp(exact, kept)
 
@@ -67,9 +67,9 @@ def drop_rounding(rounded: torch.Tensor, exact: torch.Tensor, probability: float
 class Round(torch.autograd.Function):  # type: ignore[misc]
     """Round to `steps + 1` levels, with gradients for the values and both ends of the range.
 
-    Those of the ends are Esser et al.'s, "Learned Step Size Quantization", ICLR 2020, for two
-    ends: within the range d(rounded)/d(scale) is the rounding error in steps, beyond it the
-    rounded value is the end itself.
+    The gradients of the ends follow Esser et al., "Learned Step Size Quantization", ICLR 2020:
+    within the range d(rounded)/d(scale) is the rounding error in steps, beyond it the rounded value
+    is the end.
     """
 
     @staticmethod
@@ -77,7 +77,7 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, values: torch.Tensor, low: torch.Tensor, high: torch.Tensor, steps: int
     ) -> torch.Tensor:
         """Return the nearest level of each value, clipped to the range."""
-        # In place where it may be: memory traffic is a good part of a training step.
+        # In place where possible: memory traffic takes much of a training step.
         scale = (high - low) / steps
         zero_point = float(torch.round(-low / scale))
         levels = torch.div(values, scale).round_()
@@ -101,7 +101,7 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
 
 
 class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
-    """Round weights, [out, ...], to the grid that fits them as they are."""
+    """Round weights [out, ...] to the grid of their current range."""
 
     def __init__(self, scheme: WeightScheme) -> None:
         super().__init__()
@@ -115,11 +115,11 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
 
 
 class FakeQuantizeNarrowWeight(nn.Module):  # type: ignore[misc]
-    """Round weights, [out, ...], to the few levels of a learned step: Esser et al. as in `Round`.
+    """Round weights [out, ...] to the few levels of a learned step: Esser et al., see `Round`.
 
-    Learned is the logarithm of the step's growth, as of the ranges in `FakeQuantize`. No step is
-    larger than one that takes the largest weight to the last level: from weights of which one has
-    that level, `WeightScheme.grid` finds the step again.
+    It learns the logarithm of the step's growth, as `FakeQuantize` does. A step is limited so that
+    the largest weight gets the last level: from such weights `WeightScheme.grid` finds the same
+    step again.
     """
 
     def __init__(self, scheme: WeightScheme, weights: torch.Tensor) -> None:
@@ -133,7 +133,7 @@ class FakeQuantizeNarrowWeight(nn.Module):  # type: ignore[misc]
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the weights on their grid."""
         largest = weights.detach().abs().amax(self.dims, keepdim=True) / self.highest
-        bound = largest.clamp(min=torch.finfo(torch.float32).tiny)  # of zeros: any step
+        bound = largest.clamp(min=torch.finfo(torch.float32).tiny)  # zeros: any step
         step = torch.minimum(self.initial * self.log_growth.exp(), bound)
         levels = (weights / step).clamp(-self.highest, self.highest)
         return (levels + (levels.round() - levels).detach()) * step

@@ -1,4 +1,4 @@
-"""Fake quantization in a network, wherever the backends quantize."""
+"""Puts fake quantization into a network where the backends quantize."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _SHARING = {
 
 
 class _Quantized(nn.Module):  # type: ignore[misc]
-    """An operator, and the rounding of what it returns."""
+    """An operator with the rounding of its output."""
 
     def __init__(self, operator: Any, quantizer: FakeQuantize) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def load_logits(onnx_path: Path) -> Any:
     """Load the network without its softmax: raw pixels [n, H, W, C] to logits [n, classes].
 
     Raises:
-        UnsupportedError: it does not end in a softmax.
+        UnsupportedError: the network does not end in a softmax.
     """
     proto = onnx.load(onnx_path)
     last = proto.graph.node[-1]
@@ -85,11 +85,11 @@ def prepare(
 
     Args:
         skipped: names of nodes that stay in float.
-        ranges: where training begins, of every tensor around nodes that are quantized.
+        ranges: initial ranges of every tensor around quantized nodes.
         float_output: the last layer's output stays in float.
 
     Raises:
-        UnsupportedError: it does not end in a softmax, or a layer's weights cannot be trained.
+        UnsupportedError: no softmax at the end, or a layer's weights cannot be trained.
     """
     graph = onnx.load(onnx_path).graph
     body = load_logits(onnx_path)
@@ -118,7 +118,7 @@ def quantize_activations(
 ) -> dict[str, FakeQuantize]:
     """Put fake quantization of activations into `body`; return it by ONNX tensor name.
 
-    That of the network's input is only returned. A final softmax, and what it returns, are left.
+    That of the network's input is only returned. A final softmax stays in float.
     """
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
@@ -126,24 +126,24 @@ def quantize_activations(
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
-    if float_output:  # before what the last layer returns
+    if float_output:  # stop before the last layer
         nodes = nodes[: max(nodes.index(layer) for layer in weight_layers(graph).values())]
     for node in nodes:
-        given, made = node.input[0], node.output[0]
-        if node.op_type in sharing and given in quantizers and node.name not in skipped:
-            quantizers[made] = quantizers[given]
-        elif made in ranges and made not in fused:
-            quantizers[made] = FakeQuantize(ranges[made], scheme)
+        source, output = node.input[0], node.output[0]
+        if node.op_type in sharing and source in quantizers and node.name not in skipped:
+            quantizers[output] = quantizers[source]
+        elif output in ranges and output not in fused:
+            quantizers[output] = FakeQuantize(ranges[output], scheme)
         else:
             continue
-        setattr(body, node.name, _Quantized(getattr(body, node.name), quantizers[made]))
-    return quantizers | {made: quantizers[to] for made, to in fused.items() if to in quantizers}
+        setattr(body, node.name, _Quantized(getattr(body, node.name), quantizers[output]))
+    return quantizers | {name: quantizers[to] for name, to in fused.items() if to in quantizers}
 
 
 def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
     """Return the network with the student's weights and biases; all names stay.
 
-    Weights are rounded where their grid was learned, and unrounded elsewhere.
+    Only weights with a learned grid are rounded.
     """
     proto = onnx.load(onnx_path)
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -162,7 +162,7 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
 
 
 def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return the layers with weights; raise `UnsupportedError` where two share theirs."""
+    """Return the layers with weights; raise `UnsupportedError` if two share their weights."""
     layers = weight_layers(graph)
     if len({node.input[1] for node in layers.values()}) < len(layers):
         raise UnsupportedError("method=qat: takes a network whose layers share no weights")
@@ -170,10 +170,10 @@ def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_layer(body: Any, node: onnx.NodeProto) -> Any:
-    """Return the torch module with the weights: onnx2torch wraps some, to pad before them.
+    """Return the torch module with a layer's weights; onnx2torch may wrap it with a padding.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: no module has the weights.
     """
     for module in getattr(body, node.name).modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -183,9 +183,9 @@ def find_layer(body: Any, node: onnx.NodeProto) -> Any:
 
 
 def _find_fused(graph: onnx.GraphProto, skipped: list[str]) -> dict[str, str]:
-    """Return tensors that the frameworks do not quantize by themselves.
+    """Return the inputs of each Relu and Clip that is fused, with its output.
 
-    They go into a Relu or Clip that is fused with what makes them; returned with its output.
+    The frameworks do not quantize these inputs.
     """
     return {
         node.input[0]: node.output[0]

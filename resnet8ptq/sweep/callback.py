@@ -122,7 +122,7 @@ class RunningSweep:
         Args:
             timed: time the best models against each other; not after an interruption.
         """
-        from resnet8ptq.evaluation import race
+        from resnet8ptq.evaluation import paired_latency
         from resnet8ptq.report import comparison, mlperf_tiny, page, terminal, verdicts
         from resnet8ptq.sweep import final_race
         from resnet8ptq.tracking import upload
@@ -146,7 +146,7 @@ class RunningSweep:
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.folder).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        made = [folder / name for name in (RESULTS_FILE, race.FILE)]
+        made = [folder / name for name in (RESULTS_FILE, paired_latency.FILE)]
         paths = [path for path in made if path.exists()]
         background.ask(upload.log_files, store, parent_id, paths)
 
@@ -240,7 +240,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     """Check the settings before the first job, and begin to open the store."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import identity
-    from resnet8ptq.tracking import mirror
+    from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.sweep_file import Sweep
 
     if config.analysis.name == "inspect":
@@ -267,7 +267,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         begun = _continue(settings, folder, tags)
     else:
         begun = background.put(_begin, settings, folder, tags)
-    background.prepare(mirror.warm_up)
+    background.prepare(sender.warm_up)
     if worker is None:
         from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
 

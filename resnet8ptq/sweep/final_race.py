@@ -13,10 +13,10 @@ from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.core import files, machine
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.evaluation import race
+from resnet8ptq.evaluation import paired_latency
+from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import as_fp32, loader
-from resnet8ptq.evaluation.pace import Load
-from resnet8ptq.evaluation.race import Race
+from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.report.comparison import Cell
@@ -26,7 +26,7 @@ from resnet8ptq.tracking import origin
 log = logging.getLogger(__name__)
 
 
-def run(chosen: Sequence[Selection], folder: Path) -> list[Race | None]:
+def run(chosen: Sequence[Selection], folder: Path) -> list[PairedLatency | None]:
     """Time the finalists of each family, and keep the latencies in `folder`.
 
     Returns:
@@ -35,11 +35,11 @@ def run(chosen: Sequence[Selection], folder: Path) -> list[Race | None]:
     races = [_race(selected, folder) for selected in chosen]
     if any(races):
         kept = [None if timed is None else asdict(timed) for timed in races]
-        files.write_text(folder / race.FILE, json.dumps(kept, indent=2))
+        files.write_text(folder / paired_latency.FILE, json.dumps(kept, indent=2))
     return races
 
 
-def _race(selected: Selection, folder: Path) -> Race | None:
+def _race(selected: Selection, folder: Path) -> PairedLatency | None:
     models = finalists(selected)
     timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
     if not models or not timed:
@@ -66,7 +66,7 @@ def _folder(cell: Cell, sweep: Path) -> Path:
     return own
 
 
-def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
+def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
     """Load models again from the folders of their runs, and time them in turns.
 
     Args:
@@ -91,4 +91,4 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> Race:
             plain = as_fp32(configs[folder])
             made = make_quantizer(plain, runtime).quantize(fp32, data.test, scratch)
             loads[name] = loader(plain, runtime, made.path)
-        return race.run(loads, data.test, settings.config.latency)
+        return paired_latency.run(loads, data.test, settings.config.latency)

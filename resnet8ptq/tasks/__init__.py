@@ -1,1 +1,1 @@
-"""What makes a result good: metrics, confidence intervals and paired tests."""
+"""Tasks: metrics, confidence intervals and paired tests."""

@@ -1,201 +1,160 @@
-"""`task=binary`: two classes, told apart by a threshold; judged by the AUC, which needs none."""
+"""`task=binary`: two classes, judged by the AUC; a threshold tells them apart."""
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import BinaryConfig, TaskConfig
+from resnet8ptq.config.schema import BinaryConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.tasks import classification, contract, roc
-from resnet8ptq.tasks.classification import Classification, Labels, check_classes
+from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.classification import (
+    ACCURACY,
+    CONFUSION_CAPTION,
+    CONFUSION_FILE,
+    ClassScores,
+    Probabilities,
+)
 from resnet8ptq.tasks.contract import (
     LOGITS,
-    Array,
     Arrays,
+    Comparison,
     Metric,
     Metrics,
     Outputs,
+    Scores,
     Setting,
     Targets,
+    Task,
+    TaskType,
+    check_labels,
+    summarize,
 )
-from resnet8ptq.tasks.statistics import Auc, Margin, auc, delong, mcnemar
+from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Scores(roc.Scores, classification.Scores):
-    """Probabilities [n, 2]; class 1 is the positive, predicted where it is above `threshold`."""
+class BinaryScores(Scores):
+    """The AUC of class 1, and the classes at the threshold."""
 
-    threshold: float = 0.5
+    classes: ClassScores
 
     @property
-    def positive(self) -> NDArray[np.float32]:
+    def probabilities(self) -> Probabilities:
+        """Of both classes [n, 2]."""
+        return self.classes.probabilities
+
+    @cached_property
+    def per_sample(self) -> Ranking:
         """The probability of class 1 [n]."""
-        return self.probabilities[:, 1]
-
-    @cached_property
-    def predictions(self) -> Labels:
-        """The class of each sample [n]."""
-        return (self.positive > self.threshold).astype(np.int64)
-
-    @cached_property
-    def auc(self) -> Auc:  # type: ignore[override]
-        """The area under the ROC curve."""
-        return auc(self.positive, self.labels == 1)
+        hits = self.classes.hits
+        return Ranking(self.probabilities[:, 1], hits.labels, hits)
 
     @property
-    def fair(self) -> float:
+    def total(self) -> int:
+        """Number of samples."""
+        return self.classes.total
+
+    @property
+    def value(self) -> float:
         """The AUC."""
-        return self.value
+        return self.per_sample.auc.value
+
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the logits in dB."""
+        return self.classes.sqnr_db(baseline.classes)
 
     def more(self) -> Metrics:
-        """Add the accuracy at the threshold."""
-        return {**super().more(), "accuracy": self.accuracy}
+        """Return hits, macro F1 and accuracy at the threshold."""
+        return {**self.classes.more(), "accuracy": self.classes.value}
 
 
-@dataclass(frozen=True)
-class Paired(classification.Paired):
-    """Also the probabilities of class 1, of both."""
+def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
+    """Return the task for two classes; the network has an output for each, or one for the second.
 
-    ranking: roc.Ranking
-
-    @classmethod
-    def read(cls, arrays: Arrays) -> Self:
-        """Read what `arrays` returned."""
-        top1, ranking = classification.Paired.read(arrays), roc.read_ranking(arrays)
-        return cls(top1.model, top1.baseline, top1.labels, ranking)
-
-    def arrays(self) -> dict[str, Array]:
-        """Add the probabilities of class 1."""
-        return {**super().arrays(), **roc.vars_of(self.ranking)}
-
-    def against(self, other: Self) -> float:
-        """Return the p-value of DeLong's test."""
-        return delong(self.ranking.model, other.ranking.model)[1]
-
-    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin of the AUC."""
-        return self.ranking.margin(drop)
-
-
-@dataclass(frozen=True)
-class Comparison(roc.Comparison, classification.Comparison):
-    """The AUC of two models, beside what became of the samples."""
-
-    model: Scores
-    baseline: Scores
-
-    @property
-    def fair_delta(self) -> float:
-        """The AUC's change."""
-        return self.delta
-
-    @property
-    def paired(self) -> Paired:
-        """The classes and the probabilities of both."""
-        top1 = super().paired
-        ranking = roc.Ranking(self.model.positive, self.baseline.positive, top1.labels)
-        return Paired(top1.model, top1.baseline, top1.labels, ranking)
-
-    def more(self) -> Metrics:
-        """Add the accuracy's difference, and the exact McNemar test of it."""
-        difference = self.model.accuracy - self.baseline.accuracy
-        p_value = mcnemar(self.model.hits, self.baseline.hits)
-        luck = ("tied", "expected_correct", "expected_accuracy", "expected_delta")  # of an argmax
-        top1 = {key: value for key, value in super().more().items() if key not in luck}
-        return {**top1, "accuracy_delta": difference, "accuracy_p_value": p_value}
-
-
-@dataclass(frozen=True)
-class Binary(Classification):
-    """Two classes; the network has an output for each, or one for the second.
-
-    Attributes:
+    Args:
         threshold: of the second class's probability.
     """
+    return Task(
+        "binary",
+        AUC,
+        partial(_score, threshold),
+        replace(DELONG, read_values=_read),
+        beside=(Metric(ACCURACY.name, ACCURACY.title, percent=True),),
+        class_names=class_names,
+        figure_files={ROC_FILE: ROC_CAPTION, CONFUSION_FILE: CONFUSION_CAPTION},
+        figures=partial(_draw, class_names),
+        pair_metrics=partial(_pair_metrics, class_names),
+        arrays=classification.keep_probabilities,
+        tables=lambda pair: classification.class_tables(
+            class_names, pair.model.classes, pair.baseline.classes
+        ),
+        doubt=doubt_auc,
+        summary=lambda pair: (
+            f"{summarize(pair)}, {pair.model.classes.value:.2%} correct above {threshold:g}"
+        ),
+    )
 
-    threshold: float = 0.5
 
-    name = "binary"
-    test = roc.DELONG
-    intervals = roc.INTERVALS
-    paired: ClassVar[type[contract.Paired]] = Paired
-    schema = BinaryConfig
-    figure_files: ClassVar[dict[str, str]] = {
-        roc.FIGURE: "ROC curve, beside FP32's",
-        "confusion.png": Classification.figure_files["confusion.png"],
-    }
-
-    @classmethod
-    def make(cls, config: TaskConfig, setting: Setting) -> Self:
-        """Take labels of two classes."""
-        assert isinstance(config, BinaryConfig)  # see `registry`
-        single = setting.classes == 1
-        names = setting.class_names if single else check_classes(cls.name, setting)
-        contract.check_labels(cls.name, setting, "iu", "two classes, 0 and 1")
-        found = np.unique(np.asarray(setting.labels))
-        if len(names) != 2 or found.tolist() != [0, 1]:
-            raise ConfigError(
-                f"task=binary: {setting.data} has {len(names)} classes, of which {len(found)} have "
-                "test samples; takes two, with samples of both"
-            )
-        return cls(names, config.threshold)
-
-    @classmethod
-    def recall(cls, config: TaskConfig, class_names: tuple[str, ...]) -> Self:
-        """Set the task up for what a run has kept."""
-        assert isinstance(config, BinaryConfig)
-        return cls(class_names, config.threshold)
-
-    @property
-    def metric(self) -> Metric:
-        """The area under the ROC curve."""
-        return Metric("auc", "AUC")
-
-    @property
-    def beside(self) -> tuple[Metric, ...]:
-        """The accuracy at the threshold."""
-        return (Metric("accuracy", "accuracy", percent=True),)
-
-    def score(self, outputs: Outputs, targets: Targets) -> Scores:
-        """Score one output (after a sigmoid, or before) or two."""
-        if outputs.values[0].shape[1] == 1:
-            outputs = _as_two(outputs)
-        found = super().score(outputs, targets)
-        return Scores(found.probabilities, found.labels, found.logits, self.threshold)
-
-    def compare(
-        self, model: classification.Scores, baseline: classification.Scores
-    ) -> contract.Comparison:
-        """Compare the AUCs."""
-        assert isinstance(model, Scores) and isinstance(baseline, Scores)  # what `score` made
-        return Comparison(model, baseline)
-
-    def summary(self, found: contract.Comparison) -> str:
-        """Return the AUC, and the accuracy at the threshold."""
-        shown = contract.Task.summary(self, found)
-        return f"{shown}, {found.model.accuracy:.2%} correct above {self.threshold:g}"
-
-    def figures(self, found: contract.Comparison, title: str) -> "dict[str, Figure]":
-        """Draw the ROC curves and the confusion matrix."""
-        assert isinstance(found, Comparison)
-        drawn = super().figures(found, title)
-        drawn[roc.FIGURE] = found.paired.ranking.figure(title)
-        return {name: drawn[name] for name in self.figure_files}
-
-    def doubt(self, baseline: classification.Scores, expected: float | None) -> str | None:
-        """Doubt an AUC near that of guessing, or below `expected`."""
-        assert isinstance(baseline, Scores)
-        return roc.doubt(baseline.auc, expected)
+def _score(threshold: float, outputs: Outputs, targets: Targets) -> BinaryScores:
+    """Score one output (before or after a sigmoid) or two."""
+    if outputs.values[0].shape[1] == 1:
+        outputs = _as_two(outputs)
+    scores = classification.score(outputs, targets)
+    return BinaryScores(replace(scores, threshold=threshold))
 
 
 def _as_two(outputs: Outputs) -> Outputs:
     """Return one output [n, 1] as that of two classes."""
-    [found] = outputs.values
-    first = np.zeros_like(found) if outputs.final == LOGITS else 1 - found
-    return Outputs((np.concatenate([first, found], axis=1),), None, outputs.final)
+    [second] = outputs.values
+    first = np.zeros_like(second) if outputs.final == LOGITS else 1 - second
+    return Outputs((np.concatenate([first, second], axis=1),), None, outputs.final)
+
+
+def _read(arrays: Arrays, prefix: str) -> Ranking:
+    return replace(Ranking.read(arrays, prefix), hits=Hits.read(arrays, prefix))
+
+
+def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
+    model, baseline = comparison.model.classes, comparison.baseline.classes
+    return {
+        **classification.changes(model, baseline),
+        "accuracy_delta": model.value - baseline.value,
+        "accuracy_p_value": model.hits.against(baseline.hits)[1],
+        **classification.class_metrics(names, model, baseline),
+    }
+
+
+def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
+    from resnet8ptq.tasks import class_plots, roc_plot
+
+    model, baseline = comparison.model, comparison.baseline
+    hits = model.classes.hits, baseline.classes.hits
+    return {
+        ROC_FILE: roc_plot.draw(model.per_sample, baseline.per_sample, title),
+        CONFUSION_FILE: class_plots.confusion(*hits, names, title),
+    }
+
+
+def _make(config: BinaryConfig, setting: Setting) -> Task:
+    single = setting.classes == 1
+    names = setting.class_names if single else classification.check_classes("binary", setting)
+    check_labels("binary", setting, "iu", "two classes, 0 and 1")
+    labels = np.unique(np.asarray(setting.labels))
+    if len(names) != 2 or labels.tolist() != [0, 1]:
+        raise ConfigError(
+            f"task=binary: {setting.data} has {len(names)} classes, of which {len(labels)} have "
+            "test samples; takes two, with samples of both"
+        )
+    return build(names, config.threshold)
+
+
+BINARY = TaskType(
+    _make, lambda config, class_names: build(class_names, config.threshold), BinaryConfig
+)

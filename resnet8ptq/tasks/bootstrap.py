@@ -1,7 +1,7 @@
-"""What tasks share whose metric has no test of its own: a paired bootstrap over the items.
+"""A paired bootstrap over the items, shared by tasks whose metric lacks its own test.
 
-Every run with as many items draws the same samples of them (`statistics.resample`). So the
-replicates of two runs are paired, also where nothing else of them was kept.
+Every run with the same number of items draws the same samples of them (`statistics.resample`).
+So the replicates of two runs are paired, even if nothing else of the runs was kept.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,18 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks import contract, distortion
-from resnet8ptq.tasks.contract import Array, Arrays, Metric, Metrics, Outputs
+from resnet8ptq.tasks import distortion
+from resnet8ptq.tasks.contract import (
+    Array,
+    Arrays,
+    Metric,
+    Metrics,
+    Outputs,
+    PairedTest,
+    SampleValues,
+    Scores,
+    check_columns,
+)
 from resnet8ptq.tasks.statistics import (
     Interval,
     Margin,
@@ -24,26 +34,68 @@ from resnet8ptq.tasks.statistics import (
     bootstrap_p,
 )
 
-TEST = "paired bootstrap"
-INTERVALS = "95% percentile bootstrap intervals"
+
+@dataclass(frozen=True)
+class Replicates(SampleValues):
+    """The metric of one model on each bootstrap sample [resamples].
+
+    Attributes:
+        values: the value of each item [n], where the metric has one.
+    """
+
+    replicates: Values
+    values: Values | None = None
+
+    @classmethod
+    def read(cls, arrays: Arrays, prefix: str = "") -> Self:
+        """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
+        check_columns([arrays["replicates"], arrays["baseline_replicates"]], "f")
+        return cls(arrays[f"{prefix}replicates"], arrays.get(f"{prefix}values"))
+
+    @property
+    def interval(self) -> Interval:
+        """95% percentile interval."""
+        return bootstrap_interval(self.replicates)
+
+    def against(self, other: Self) -> tuple[Interval, float]:
+        """Return the percentile interval of the difference and the p-value of the paired bootstrap.
+
+        Raises:
+            ValueError: the other run has another number of replicates.
+        """
+        check_columns([self.replicates, other.replicates], "f")
+        differences = self.replicates - other.replicates
+        return bootstrap_interval(differences), bootstrap_p(differences)
+
+    def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return the margin by the spread of the replicates."""
+        before = baseline.replicates
+        # A limit that is a fraction of the baseline's value is as uncertain as that value.
+        limits = drop if metric.bounded else drop * np.abs(before)
+        return bootstrap_margin(metric.cost(1.0) * (self.replicates - before) - limits, items)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return all arrays by name."""
+        return {name: array for name, array in vars(self).items() if array is not None}
+
+
+BOOTSTRAP = PairedTest("paired bootstrap", "95% percentile bootstrap intervals", Replicates.read)
 
 
 @dataclass(frozen=True)
-class Scores(contract.Scores):
-    """A metric of some of the items, taken of all of them, and of bootstrap samples.
+class BootstrapScores(Scores):
+    """A metric that is computed on all items and on bootstrap samples of them.
 
     Attributes:
-        statistic: the metric of the items at these places.
-        items: how many there are.
-        resamples: how many bootstrap samples are drawn.
+        statistic: the metric of the items with these indices.
+        resamples: number of bootstrap samples.
         per_item: the value of each item [n], where the metric has one.
         others: further metrics, by MLflow name.
-        of_mean: what `per_item` would be [n], should the mean of the targets be predicted.
+        of_mean: `per_item` [n] of a network that always predicts the mean of the targets.
     """
 
     outputs: Outputs
     statistic: Callable[[NDArray[np.int64]], float]
-    items: int
     resamples: int
     per_item: Values | None = None
     others: Metrics = field(default_factory=dict)
@@ -52,22 +104,21 @@ class Scores(contract.Scores):
     @property
     def total(self) -> int:
         """Number of items."""
-        return self.items
+        return len(self.outputs)
 
     @cached_property
     def value(self) -> float:
         """The metric of all items."""
-        return self.statistic(np.arange(self.items))
+        return self.statistic(np.arange(self.total))
 
     @cached_property
-    def replicates(self) -> Values:
-        """The metric of each bootstrap sample [resamples]."""
-        return bootstrap(self.statistic, self.items, self.resamples)
+    def per_sample(self) -> Replicates:
+        """The metric of each bootstrap sample, and the values of the items."""
+        return Replicates(bootstrap(self.statistic, self.total, self.resamples), self.per_item)
 
-    @property
-    def interval(self) -> Interval:
-        """95% percentile interval."""
-        return bootstrap_interval(self.replicates)
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the outputs in dB."""
+        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
 
     def more(self) -> Metrics:
         """Return the further metrics."""
@@ -77,74 +128,3 @@ class Scores(contract.Scores):
 def mean_of(per_item: Values) -> Callable[[NDArray[np.int64]], float]:
     """Return the metric that is the mean of the items' values."""
     return lambda chosen: float(per_item[chosen].mean())
-
-
-@dataclass(frozen=True)
-class Paired(contract.Paired):
-    """The replicates of both, and each item's value where there is one."""
-
-    replicates: Values
-    baseline_replicates: Values
-    values: Values | None = None
-    baseline_values: Values | None = None
-
-    @classmethod
-    def read(cls, arrays: Arrays) -> Self:
-        """Read what `arrays` returned."""
-        replicates = arrays["replicates"], arrays["baseline_replicates"]
-        contract.check_columns(replicates, "f")
-        return cls(*replicates, arrays.get("values"), arrays.get("baseline_values"))
-
-    def arrays(self) -> dict[str, Array]:
-        """Return what is there, by name."""
-        return {name: array for name, array in vars(self).items() if array is not None}
-
-    def against(self, other: Self) -> float:
-        """Return the p-value of the paired bootstrap.
-
-        Raises:
-            ValueError: other samples were drawn.
-        """
-        contract.check_columns([self.replicates, other.replicates], "f")
-        return bootstrap_p(self.replicates - other.replicates)
-
-    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin by the spread of the replicates."""
-        before = self.baseline_replicates
-        # A fraction of the baseline's value is as uncertain as that.
-        limits = drop if metric.bounded else drop * np.abs(before)
-        return bootstrap_margin(metric.cost(1.0) * (self.replicates - before) - limits, items)
-
-
-@dataclass(frozen=True)
-class Comparison(contract.Comparison):
-    """A metric of two models on the same items."""
-
-    model: Scores
-    baseline: Scores
-
-    @property
-    def _differences(self) -> Values:
-        return self.model.replicates - self.baseline.replicates
-
-    @property
-    def interval(self) -> Interval | None:
-        """95% percentile interval of the difference."""
-        return bootstrap_interval(self._differences)
-
-    @property
-    def p_value(self) -> float | None:
-        """Of the paired bootstrap."""
-        return bootstrap_p(self._differences)
-
-    @property
-    def sqnr_db(self) -> float | None:
-        """SQNR of the outputs, in dB."""
-        return distortion.sqnr_db(self.baseline.outputs.values, self.model.outputs.values)
-
-    @property
-    def paired(self) -> Paired:
-        """The replicates of both."""
-        model, baseline = self.model, self.baseline
-        found = model.replicates, baseline.replicates
-        return Paired(*found, model.per_item, baseline.per_item)

@@ -5,32 +5,32 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
-from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from matplotlib.figure import Figure  # no pyplot: figures need no screen and no global state
 from numpy.typing import NDArray
 
 from resnet8ptq.core.figures import label_cells, show_matrix
 from resnet8ptq.core.text import plain
-from resnet8ptq.tasks.classification import Paired
+from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import wilson
 
-SHOWN = 20  # classes; of more, those that changed most
+SHOWN = 20  # classes at most: those that changed most
 
 
-def classes(paired: Paired, class_names: Sequence[str], title: str) -> Figure:
+def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
     """Accuracy of each class beside FP32's, with 95% Wilson intervals."""
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots()
-    shown = _changed_most(paired, len(class_names))
-    labels = shown[np.isin(shown, paired.labels)]  # of classes with images
-    places = np.flatnonzero(np.isin(shown, paired.labels))
-    totals = [int((paired.labels == label).sum()) for label in labels]
-    series = (("FP32", paired.baseline_hits, "0.65", -0.2), ("quantized", paired.hits, "C0", 0.2))
+    shown = _changed_most(model, baseline, len(class_names))
+    positions = np.flatnonzero(np.isin(shown, model.labels))  # of classes with images
+    labels = shown[positions]
+    totals = [int((model.labels == label).sum()) for label in labels]
+    series = (("FP32", baseline, "0.65", -0.2), ("quantized", model, "C0", 0.2))
     for name, hits, colour, offset in series:
-        right = [int(hits[paired.labels == label].sum()) for label in labels]
+        right = [int(hits.right[hits.labels == label].sum()) for label in labels]
         accuracy = np.divide(right, totals)
         low, high = np.transpose([wilson(*counts) for counts in zip(right, totals, strict=True)])
         axes.bar(
-            places + offset,
+            positions + offset,
             100 * accuracy,
             width=0.38,
             color=colour,
@@ -49,19 +49,19 @@ def classes(paired: Paired, class_names: Sequence[str], title: str) -> Figure:
     return figure
 
 
-def confusion(paired: Paired, class_names: Sequence[str], title: str) -> Figure:
+def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
     """Counts of images by true and predicted class, and beside them their change from FP32's."""
     figure = Figure(figsize=(14.5, 7.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    shown = _changed_most(paired, len(class_names))
+    shown = _changed_most(model, baseline, len(class_names))
     names = [class_names[label] for label in shown]
-    whole = paired.confusion(len(class_names))
+    whole = model.confusion(len(class_names))
     counts = whole[np.ix_(shown, shown)]
     shares = counts / np.maximum(whole[shown].sum(axis=1, keepdims=True), 1)
     show_matrix(left, shares, cmap="Blues", vmin=0, vmax=1)
     _label_cells(left, counts, shares > 0.5, names, "{}")
     left.set(title="images")
-    change = paired.confusion_change(len(class_names))[np.ix_(shown, shown)]
+    change = (whole - baseline.confusion(len(class_names)))[np.ix_(shown, shown)]
     limit = max(1, int(np.abs(change).max()))
     show_matrix(right, change, cmap="PuOr", norm=TwoSlopeNorm(0, -limit, limit))
     _label_cells(right, change, np.abs(change) > 0.6 * limit, names, "{:+d}")
@@ -70,11 +70,12 @@ def confusion(paired: Paired, class_names: Sequence[str], title: str) -> Figure:
     return figure
 
 
-def _changed_most(paired: Paired, classes: int) -> NDArray[np.int64]:
-    """Return the classes to show: of many, those whose images changed most, in their order."""
+def _changed_most(model: Hits, baseline: Hits, classes: int) -> NDArray[np.int64]:
+    """Return the classes to show in their order: of many, those whose images changed most."""
     if classes <= SHOWN:
         return np.arange(classes)
-    changed = np.bincount(paired.labels[paired.model != paired.baseline], minlength=classes)
+    moved = model.predictions != baseline.predictions
+    changed = np.bincount(model.labels[moved], minlength=classes)
     return np.sort(np.argsort(-changed, kind="stable")[:SHOWN])
 
 

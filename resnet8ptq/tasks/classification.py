@@ -1,69 +1,60 @@
-"""`task=classification`: the top-1 class of each sample, and two models on the same samples."""
+"""`task=classification`: the top-1 class of each sample."""
 
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.tasks import contract, distortion
+from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.contract import (
     LOGITS,
     Array,
-    Arrays,
+    Comparison,
     Metric,
     Metrics,
     Outputs,
+    Scores,
     Setting,
     Table,
     Targets,
+    Task,
+    TaskType,
+    check_labels,
+    describe,
+    doubt_below,
 )
-from resnet8ptq.tasks.statistics import (
-    SIGNIFICANCE,
-    Interval,
-    Margin,
-    above_chance,
-    flips,
-    mcnemar,
-    tango,
-    tango_interval,
-    wilson,
-)
+from resnet8ptq.tasks.hits import MCNEMAR, Hits, Labels
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, above_chance, flips
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Probabilities = NDArray[np.float32]
-Labels = NDArray[np.int64]
 
 TOP = 5
 ACCURACY = Metric(
     "accuracy", "accuracy", percent=True, fair="expected_accuracy", least="min_accuracy"
 )
-# Half the step of an 8-bit softmax, 1/256: its zeros stand for anything below. Of more classes than
-# that, half of what each has where all are as probable.
+# Half the step of an 8-bit softmax, 1/256: its zeros stand for any smaller value. With more than
+# 256 classes, half of the probability of each where all are equal.
 KL_EPSILON = 1 / 512
-MAX_NAME = 100  # characters of a class's name in that of a metric; MLflow takes 250 in all
-
-
-def confusion(labels: Labels, predictions: Labels, classes: int) -> NDArray[np.int64]:
-    """Count images by [true class, predicted class]."""
-    cells = labels.astype(np.int64) * classes + predictions
-    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+MAX_NAME = 100  # characters of a class in the name of a metric; MLflow takes 250 in all
+CONFUSION_FILE = "confusion.png"
+CONFUSION_CAPTION = "Confusion matrix and its change from FP32"
 
 
 def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return a name for each class that MLflow takes in that of a metric, and no two the same.
+    """Return a unique name for each class that MLflow takes within the name of a metric.
 
-    As in `accuracy_{name}`. What MLflow refuses becomes `_`, and so does a slash, of which its
-    pages make folders; long names are cut, and of those that come out alike the later are numbered:
-    `c++`, `c--` and `c##` are `c__`, `c--` and `c___2`. Depends on the names and their order alone.
+    As in `accuracy_{name}`. A character that MLflow refuses becomes `_`, and so does a slash, which
+    its pages show as a folder. Long names are cut, and equal names are numbered: `c++`, `c--` and
+    `c##` are `c__`, `c--` and `c___2`. Depends on the names and their order alone.
     """
     names: list[str] = []
     for name in class_names:
@@ -74,85 +65,33 @@ def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Paired(contract.Paired):
-    """Top-1 classes [n] of a model and of its FP32 baseline on the same images, and labels [n]."""
-
-    model: Labels
-    baseline: Labels
-    labels: Labels
-
-    @classmethod
-    def read(cls, arrays: Arrays) -> Self:
-        """Read what `arrays` returned."""
-        columns = [arrays[name] for name in ("predictions", "baseline_predictions", "labels")]
-        contract.check_columns(columns, "i")
-        return cls(*columns)
-
-    def arrays(self) -> dict[str, Array]:
-        """Return predictions, labels and the baseline's predictions."""
-        return {
-            "predictions": self.model,
-            "labels": self.labels,
-            "baseline_predictions": self.baseline,
-        }
-
-    def against(self, other: Self) -> float:
-        """Return the p-value of the exact McNemar test."""
-        return mcnemar(self.hits, other.hits)
-
-    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return Tango's margin of the accuracy."""
-        won, lost = flips(self.hits, self.baseline_hits)
-        return tango(lost, won, len(self.labels), drop)
-
-    def by_class(self, classes: int) -> list[float]:
-        """Return the p-value of the exact McNemar test against the baseline on each class."""
-        return [
-            mcnemar(self.hits[members], self.baseline_hits[members])
-            for members in (self.labels == label for label in range(classes))
-        ]
-
-    @property
-    def hits(self) -> NDArray[np.bool_]:
-        """Whether the model is right, by image [n]."""
-        return self.model == self.labels
-
-    @property
-    def baseline_hits(self) -> NDArray[np.bool_]:
-        """Whether the baseline is right, by image [n]."""
-        return self.baseline == self.labels
-
-    def confusion(self, classes: int) -> NDArray[np.int64]:
-        """Count the model's images by [true class, predicted class]."""
-        return confusion(self.labels, self.model, classes)
-
-    def confusion_change(self, classes: int) -> NDArray[np.int64]:
-        """Counts [true class, predicted class] of the model minus those of the baseline."""
-        return self.confusion(classes) - confusion(self.labels, self.baseline, classes)
-
-
-@dataclass(frozen=True)
-class Scores(contract.Scores):
-    """What one model's probabilities [n, classes] say about labels [n].
+class ClassScores(Scores):
+    """Probabilities [n, classes] of one model, and labels [n].
 
     Attributes:
-        logits: what the final softmax took, for the first m <= n images [m, classes]; None where
+        logits: the input of the final softmax for the first m <= n images [m, classes]; None where
             the model does not end in a softmax.
+        threshold: of two classes, the second is predicted above it; None predicts the largest.
     """
 
     probabilities: Probabilities
     labels: Labels
     logits: NDArray[np.float32] | None = None
+    threshold: float | None = None
 
     @cached_property
-    def predictions(self) -> Labels:
-        """Top-1 class of each image [n]; of tied classes the first, as argmax has it."""
-        return self.probabilities.argmax(axis=1).astype(np.int64)
+    def hits(self) -> Hits:
+        """The class of each image; of tied classes the first, as argmax has it."""
+        if self.threshold is None:
+            predictions = self.probabilities.argmax(axis=1)
+        else:
+            predictions = self.probabilities[:, 1] > self.threshold
+        return Hits(predictions.astype(np.int64), self.labels)
 
-    @cached_property
-    def hits(self) -> NDArray[np.bool_]:
-        """Whether each image [n] is right."""
-        return self.predictions == self.labels
+    @property
+    def per_sample(self) -> Hits:
+        """The class of each image."""
+        return self.hits
 
     @property
     def total(self) -> int:
@@ -161,34 +100,28 @@ class Scores(contract.Scores):
 
     @property
     def correct(self) -> int:
-        """Number of images whose top-1 class is right."""
-        return int(self.hits.sum())
-
-    @property
-    def accuracy(self) -> float:
-        """Top-1 accuracy, a fraction."""
-        return self.correct / self.total
+        """Number of images whose class is right."""
+        return int(self.hits.right.sum())
 
     @property
     def value(self) -> float:
-        """Top-1 accuracy."""
-        return self.accuracy
+        """Accuracy, a fraction."""
+        return self.correct / self.total
 
     @property
     def fair(self) -> float:
-        """Top-1 accuracy with ties at the top broken at random."""
+        """Expected accuracy if ties at the top were broken at random."""
         return self.expected_correct / self.total
 
-    @property
-    def interval(self) -> Interval:
-        """95% Wilson score interval of the accuracy."""
-        return wilson(self.correct, self.total)
+    def fair_gain(self, baseline: Self) -> float:
+        """Return the change of the expected accuracy."""
+        return (self.expected_correct - baseline.expected_correct) / self.total
 
     @property
     def top5_accuracy(self) -> float:
         """Fraction of samples whose class is among the five best; of tied ones the first count."""
-        found = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :TOP]
-        return float((found == self.labels[:, np.newaxis]).any(axis=1).mean())
+        best = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :TOP]
+        return float((best == self.labels[:, np.newaxis]).any(axis=1).mean())
 
     @property
     def macro_f1(self) -> float:
@@ -198,7 +131,7 @@ class Scores(contract.Scores):
         return float(np.mean(2 * counts.diagonal()[sizes > 0] / sizes[sizes > 0]))
 
     def more(self) -> Metrics:
-        """Return macro F1, and top-5 accuracy where there are more classes than that."""
+        """Return hits, macro F1, and with more than 5 classes top-5 accuracy."""
         top5 = {"top5_accuracy": self.top5_accuracy} if self.probabilities.shape[1] > TOP else {}
         return {"correct": self.correct, "macro_f1": self.macro_f1, **top5}
 
@@ -221,190 +154,147 @@ class Scores(contract.Scores):
         return float((label_at_top / self._at_top.sum(axis=1)).sum())
 
     def class_accuracy(self, label: int) -> float | None:
-        """Top-1 accuracy on the images of one class; None where there are none."""
+        """Return the accuracy on the images of one class; None without images."""
         members = self.labels == label
-        return float(self.hits[members].mean()) if members.any() else None
+        return float(self.hits.right[members].mean()) if members.any() else None
 
     def confusion(self) -> NDArray[np.int64]:
-        """Counts [true class, predicted class]."""
-        return confusion(self.labels, self.predictions, self.probabilities.shape[1])
+        """Count images by [true class, predicted class]."""
+        return self.hits.confusion(self.probabilities.shape[1])
 
+    def agreement(self, baseline: Self) -> float:
+        """Return the fraction of images on which both predict the same class."""
+        return float((self.hits.predictions == baseline.hits.predictions).mean())
 
-@dataclass(frozen=True)
-class Comparison(contract.Comparison):
-    """Two models on the same images: `model` against `baseline`."""
+    def kl_divergence(self, baseline: Self) -> float:
+        """Return KL(baseline || model) in nats, see `distortion.kl_divergence`."""
+        even = 1 / self.probabilities.shape[1]
+        smallest = min(KL_EPSILON, even / 2)
+        return distortion.kl_divergence(self.probabilities, baseline.probabilities, smallest)
 
-    model: Scores
-    baseline: Scores
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the logits in dB; None without logits on both sides.
 
-    @property
-    def paired(self) -> Paired:
-        """The top-1 classes of both."""
-        return Paired(self.model.predictions, self.baseline.predictions, self.model.labels)
-
-    @property
-    def interval(self) -> Interval:
-        """95% interval of `delta`, by Tango's score test."""
-        return tango_interval(self.model.hits, self.baseline.hits)
-
-    @property
-    def fair_delta(self) -> float:
-        """The accuracy's change with ties at the top broken at random, on both sides."""
-        return (self.model.expected_correct - self.baseline.expected_correct) / self.model.total
-
-    @property
-    def right_to_wrong(self) -> int:
-        """Images that only the baseline gets right."""
-        return flips(self.baseline.hits, self.model.hits)[0]
-
-    @property
-    def wrong_to_right(self) -> int:
-        """Images that only the model gets right."""
-        return flips(self.model.hits, self.baseline.hits)[0]
-
-    @property
-    def p_value(self) -> float:
-        """Exact McNemar test of the model against the baseline."""
-        return mcnemar(self.model.hits, self.baseline.hits)
-
-    @property
-    def agreement(self) -> float:
-        """Fraction of images on which both predict the same class."""
-        return float((self.model.predictions == self.baseline.predictions).mean())
-
-    @property
-    def kl_divergence(self) -> float:
-        """Mean over the images of KL(baseline || model) in nats, see `distortion.kl_divergence`."""
-        found = self.model.probabilities, self.baseline.probabilities
-        even = 1 / self.model.probabilities.shape[1]
-        return distortion.kl_divergence(*found, min(KL_EPSILON, even / 2))
-
-    @property
-    def sqnr_db(self) -> float | None:
-        """Signal-to-quantization-noise ratio of the logits, in dB, see `distortion.to_db`.
-
-        Over all images and classes, where each image's logits are centred first: a softmax ignores
-        a constant. None without logits on both sides.
+        Over all images and classes. The logits of each image are centred first, since a softmax
+        ignores a constant.
         """
-        if self.model.logits is None or self.baseline.logits is None:
+        if self.logits is None or baseline.logits is None:
             return None
-        return distortion.to_db(
-            [distortion.noise_ratio(self.baseline.logits, self.model.logits, _centre)]
-        )
+        return distortion.to_db([distortion.noise_ratio(baseline.logits, self.logits, _centre)])
 
-    def class_delta(self, label: int) -> float | None:
-        """Accuracy on one class minus the baseline's; None where it has no images."""
-        ours, theirs = self.model.class_accuracy(label), self.baseline.class_accuracy(label)
+    def class_change(self, baseline: Self, label: int) -> float | None:
+        """Return the accuracy on one class minus the baseline's; None without images."""
+        ours, theirs = self.class_accuracy(label), baseline.class_accuracy(label)
         return None if ours is None or theirs is None else ours - theirs
-
-    def more(self) -> Metrics:
-        """Return what became of the images, ties, and the distance of the outputs."""
-        model = self.model
-        return {
-            "tied": model.tied,
-            "expected_correct": model.expected_correct,
-            "expected_accuracy": model.fair,
-            "expected_delta": self.fair_delta,
-            "right_to_wrong": self.right_to_wrong,
-            "wrong_to_right": self.wrong_to_right,
-            "agreement": self.agreement,
-            "kl_divergence": self.kl_divergence,
-            "sqnr_db": self.sqnr_db,
-        }
 
 
 def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(logits - logits.mean(axis=1, keepdims=True))
 
 
-@dataclass(frozen=True)
-class Classification(contract.Task):
-    """Each sample is of one class, for each of which the network returns a value."""
+def score(outputs: Outputs, targets: Targets) -> ClassScores:
+    """Score probabilities [n, classes], or logits after a softmax."""
+    [values] = outputs.values
+    labels = np.asarray(targets.labels)
+    if outputs.final == LOGITS:
+        return ClassScores(distortion.softmax(values), labels, values)
+    return ClassScores(values, labels, outputs.logits)
 
-    name = "classification"
-    test = "exact McNemar test"
-    intervals = (
-        "95% Wilson score intervals; of a difference, Tango's score intervals (1998), corrected "
-        "for continuity"
-    )
-    paired: ClassVar[type[contract.Paired]] = Paired
-    figure_files: ClassVar[dict[str, str]] = {
-        "classes.png": "Accuracy by class, beside FP32",
-        "confusion.png": "Confusion matrix and its change from FP32",
+
+def changes(model: ClassScores, baseline: ClassScores) -> Metrics:
+    """Return the images that changed, and the distance of the outputs."""
+    lost, won = flips(baseline.hits.right, model.hits.right)
+    return {
+        "right_to_wrong": lost,
+        "wrong_to_right": won,
+        "agreement": model.agreement(baseline),
+        "kl_divergence": model.kl_divergence(baseline),
+        "sqnr_db": model.sqnr_db(baseline),
     }
 
-    @classmethod
-    def make(cls, config: TaskConfig, setting: Setting) -> Self:
-        """Take class labels, and a network with one output for each class."""
-        return cls(check_classes(cls.name, setting))
 
-    @property
-    def metric(self) -> Metric:
-        """Top-1 accuracy."""
-        return ACCURACY
+def class_metrics(names: Sequence[str], model: ClassScores, baseline: ClassScores) -> Metrics:
+    """Return the accuracy of each class and its change."""
+    metrics: Metrics = {}
+    for label, name in enumerate(metric_names(names)):
+        metrics[f"accuracy_{name}"] = model.class_accuracy(label)
+        metrics[f"delta_{name}"] = model.class_change(baseline, label)
+    return metrics
 
-    def score(self, outputs: Outputs, targets: Targets) -> Scores:
-        """Score probabilities [n, classes], or logits, of which the softmax is taken."""
-        [found] = outputs.values
-        labels = np.asarray(targets.labels)
-        if outputs.final == LOGITS:
-            return Scores(distortion.softmax(found), labels, found)
-        return Scores(found, labels, outputs.logits)
 
-    def compare(self, model: Scores, baseline: Scores) -> contract.Comparison:
-        """Compare the top-1 classes."""
-        return Comparison(model, baseline)
+def class_tables(
+    names: Sequence[str], model: ClassScores, baseline: ClassScores
+) -> dict[str, Table]:
+    """Return accuracy by class, and the confusion matrix."""
+    rows: list[list[object]] = [["class", "accuracy", "baseline_accuracy", "delta"]]
+    for label, name in enumerate(names):
+        accuracies = (scores.class_accuracy(label) for scores in (model, baseline))
+        rows.append([name, *accuracies, model.class_change(baseline, label)])
+    counts = zip(names, model.confusion().tolist(), strict=True)
+    matrix = [["true \\ predicted", *names], *([name, *row] for name, row in counts)]
+    return {"per_class.csv": rows, "confusion.csv": matrix}
 
-    def metrics(self, found: contract.Comparison) -> Metrics:
-        """Add accuracy and delta of each class, where there are not too many."""
-        each: Metrics = {}
-        for label, name in enumerate(metric_names(self.few_names)):
-            each[f"accuracy_{name}"] = found.model.class_accuracy(label)
-            each[f"delta_{name}"] = self._top1(found).class_delta(label)
-        return super().metrics(found) | each
 
-    def summary(self, found: contract.Comparison) -> str:
-        """Return how many are right."""
-        scores, change = found.model, found.delta
-        shown = f"{scores.correct} of {scores.total} correct"
-        return f"{shown} ({scores.accuracy:.2%}, {self.metric.say_change(change)})"
+def build(class_names: tuple[str, ...] = ()) -> Task:
+    """Return the task for these classes."""
+    task = Task(
+        "classification",
+        ACCURACY,
+        score,
+        MCNEMAR,
+        class_names=class_names,
+        figure_files={
+            "classes.png": "Accuracy by class, beside FP32",
+            CONFUSION_FILE: CONFUSION_CAPTION,
+        },
+        figures=partial(_draw, class_names),
+        arrays=keep_probabilities,
+        tables=lambda pair: class_tables(class_names, pair.model, pair.baseline),
+        doubt=_doubt,
+        summary=_summarize,
+    )
+    return replace(task, pair_metrics=partial(_pair_metrics, task.few_names))
 
-    def arrays(self, found: contract.Comparison) -> dict[str, Array]:
-        """Add the probabilities."""
-        return {"probabilities": found.model.probabilities, **found.paired.arrays()}
 
-    def tables(self, found: contract.Comparison) -> dict[str, Table]:
-        """Return accuracy by class, and the confusion matrix."""
-        top1 = self._top1(found)
-        rows: list[list[object]] = [["class", "accuracy", "baseline_accuracy", "delta"]]
-        for label, name in enumerate(self.class_names):
-            each = (scores.class_accuracy(label) for scores in (top1.model, top1.baseline))
-            rows.append([name, *each, top1.class_delta(label)])
-        counts = zip(self.class_names, top1.model.confusion().tolist(), strict=True)
-        matrix = [["true \\ predicted", *self.class_names], *([name, *row] for name, row in counts)]
-        return {"per_class.csv": rows, "confusion.csv": matrix}
+def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
+    model, baseline = comparison.model, comparison.baseline
+    return {
+        "tied": model.tied,
+        "expected_correct": model.expected_correct,
+        "expected_accuracy": model.fair,
+        "expected_delta": comparison.fair_delta,
+        **changes(model, baseline),
+        **class_metrics(names, model, baseline),
+    }
 
-    def figures(self, found: contract.Comparison, title: str) -> "dict[str, Figure]":
-        """Draw the classes and the confusion matrix."""
-        from resnet8ptq.tasks import class_plots
 
-        paired = self._top1(found).paired
-        return {
-            "classes.png": class_plots.classes(paired, self.class_names, title),
-            "confusion.png": class_plots.confusion(paired, self.class_names, title),
-        }
+def _summarize(comparison: Comparison) -> str:
+    model, change = comparison.model, comparison.metric.say_change(comparison.delta)
+    return f"{model.correct} of {model.total} correct ({model.value:.2%}, {change})"
 
-    def doubt(self, baseline: Scores, expected: float | None) -> str | None:
-        """Doubt an accuracy that is not shown to be above chance, or is below `expected`."""
-        classes, metric = baseline.probabilities.shape[1], self.metric
-        found = f"{metric.show(baseline.accuracy)} ({baseline.correct} of {baseline.total}"
-        if above_chance(baseline.labels, baseline.predictions, classes) > SIGNIFICANCE:
-            return f"NEAR CHANCE, {found}, {classes} classes)"
-        return contract.doubt_below(f"{found})", wilson(baseline.correct, baseline.total), expected)
 
-    def _top1(self, found: contract.Comparison) -> Comparison:
-        assert isinstance(found, Comparison)  # what `compare` made
-        return found
+def keep_probabilities(comparison: Comparison) -> dict[str, Array]:
+    """Return probabilities, and the arrays of the paired test."""
+    return {"probabilities": comparison.model.probabilities, **comparison.paired.arrays()}
+
+
+def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
+    from resnet8ptq.tasks import class_plots
+
+    hits = comparison.model.hits, comparison.baseline.hits
+    return {
+        "classes.png": class_plots.classes(*hits, names, title),
+        CONFUSION_FILE: class_plots.confusion(*hits, names, title),
+    }
+
+
+def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
+    """Doubt an accuracy that is not significantly above chance, or is below `expected`."""
+    classes, hits = baseline.probabilities.shape[1], baseline.hits
+    shown = f"{ACCURACY.show(baseline.value)} ({baseline.correct} of {baseline.total}"
+    if above_chance(hits.labels, hits.predictions, classes) > SIGNIFICANCE:
+        return f"NEAR CHANCE, {shown}, {classes} classes)"
+    return doubt_below(f"{shown})", hits.interval, expected)
 
 
 def check_classes(task: str, setting: Setting) -> tuple[str, ...]:
@@ -412,20 +302,26 @@ def check_classes(task: str, setting: Setting) -> tuple[str, ...]:
 
     Raises:
         ConfigError: the labels are no classes.
-        ModelError: the network returns other than one value for each class.
+        ModelError: the network does not return one value for each class.
     """
-    contract.check_labels(task, setting, "iu", "classes, integers from 0")
-    returned, known = setting.classes, len(setting.class_names)
+    check_labels(task, setting, "iu", "classes, integers from 0")
+    returned, named = setting.classes, len(setting.class_names)
     if returned is None:
         raise ModelError(
-            f"returns {contract.describe(setting.outputs)}; takes one value for each class; "
+            f"returns {describe(setting.outputs)}; takes one value for each class; "
             "task=deviation and task=anomaly score other outputs"
         )
-    if not setting.named and known < returned:
+    if not setting.named and named < returned:
         return tuple(map(str, range(returned)))  # the samples may lack the last classes
-    if returned != known:
+    if returned != named:
         raise ModelError(
-            f"returns {returned} values, but {setting.data} has {known} classes; takes a network "
+            f"returns {returned} values, but {setting.data} has {named} classes; takes a network "
             "with one output for each class, or other data (data=)"
         )
     return setting.class_names
+
+
+CLASSIFICATION = TaskType(
+    lambda config, setting: build(check_classes("classification", setting)),
+    lambda config, class_names: build(class_names),
+)

@@ -1,14 +1,15 @@
-"""What a task is: the one place that says what makes a result good, and better than another.
+"""The parts of a task: a metric, scores of a model's outputs, and a paired test of two models.
 
     outputs, targets --score--> Scores;  Scores of model and baseline --compare--> Comparison
 
-Evaluation, the report, the table, the search and the sensitivity analysis ask the task, and know
-of no class, no accuracy and no argmax. `registry` has every task by its name.
+Evaluation, the report, the table, the search and the sensitivity analysis ask the task. None of
+them knows classes, accuracy or argmax. `registry` finds a task by its name.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -18,36 +19,35 @@ from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks.statistics import Interval, Margin
 
-if TYPE_CHECKING:  # figures are drawn in the end
+if TYPE_CHECKING:  # a run imports matplotlib only when it draws
     from matplotlib.figure import Figure
 
-MANY_CLASSES = 50  # above, what is known of each class goes into files alone
-CHOICE = "choice_"  # before the names of metrics on the samples that a sweep chooses by
-GROUPED = "grouped"  # param of runs that scored samples of one group as if each stood by itself
-PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # what a network returns
+MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
+CHOICE = "choice_"  # prefix of metrics on the samples that a sweep chooses by
+GROUPED = "grouped"  # param of runs that scored grouped samples one by one
+PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Table = Iterable[Sequence[object]]
 Metrics = dict[str, float | None]
-# What is kept of the outputs of a batch, where those of all samples would be too much.
+# Reduces the outputs of a batch to the part that is kept, where whole outputs are too large.
 Reduction = Callable[[Sequence[Array]], tuple[Array, ...]]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that models are judged by.
+    """A number that models are compared by.
 
     Attributes:
         name: in MLflow; the baseline's is `baseline_{name}`.
-        title: for people.
+        title: the name in tables and figures.
         maximize: higher is better.
         percent: a fraction that is shown in percent, its differences in points.
-        bounded: differences count as they are; else as a fraction of the baseline's value.
-        fair: the name of the same without luck, such as with ties broken at random, by which models
-            are ranked.
-        least: the key of `report` that says what it must reach.
-        limit_key: the key of `report` that limits the drop.
+        bounded: a drop is a difference; else a fraction of the baseline's value.
+        fair: name of the tie-adjusted metric that ranks models; empty without one.
+        least: the key of `report` with the smallest accepted value.
+        limit_key: the key of `report` with the largest accepted drop.
     """
 
     name: str
@@ -61,35 +61,30 @@ class Metric:
 
     @property
     def ranked_by(self) -> str:
-        """The MLflow name of what models are ranked by."""
+        """The MLflow name of the metric that ranks models."""
         return self.fair or self.name
 
     @property
     def direction(self) -> str:
-        """`maximize` or `minimize`, as sweepers have it."""
+        """`maximize` or `minimize`, as sweepers spell it."""
         return "maximize" if self.maximize else "minimize"
 
     @property
-    def unit(self) -> str:
-        """Behind the number in a figure's axis."""
-        return ", %" if self.percent else ""
-
-    @property
     def scale(self) -> int:
-        """What values are multiplied by in figures."""
+        """The factor of values in figures."""
         return 100 if self.percent else 1
 
     def cost(self, value: float) -> float:
-        """Return the value with lower always better."""
+        """Return the value with its sign such that lower is better."""
         return -value if self.maximize else value
 
     def drop(self, change: float, baseline: float) -> float:
-        """Return how much worse a change makes the baseline's value; negative where better."""
+        """Return the loss that a change of the baseline's value is; negative for a gain."""
         worse = self.cost(change)
         return worse / abs(baseline) if not self.bounded and baseline else worse
 
     def allowed(self, drop: float, baseline: float) -> float:
-        """Return the change for the worse, in the metric's units, that is this drop."""
+        """Return a drop in the metric's units."""
         return drop if self.bounded or not baseline else drop * abs(baseline)
 
     def limit(self, limits: ReportConfig) -> float:
@@ -101,12 +96,12 @@ class Metric:
         return f"at most {self.show_drop(limits.max_drop)} worse than FP32"
 
     def show_limit(self, limits: ReportConfig) -> str:
-        """Return the limit as it is typed."""
+        """Return the limit as an override."""
         return f"report.{self.limit_key}={getattr(limits, self.limit_key):g}"
 
     @property
     def loss_title(self) -> str:
-        """What a figure calls the drop."""
+        """The drop, as a figure names it."""
         unit = ", points" if self.percent else ""
         return f"loss of {self.title} against FP32{unit}"
 
@@ -131,7 +126,7 @@ class Metric:
         return f"{drop:+z.4f}" if self.bounded and not self.percent else f"{drop:+z.2%}"
 
     def show_drop(self, drop: float) -> str:
-        """Return a drop: in points, in percent of the baseline's value, or as it is."""
+        """Return a drop: in points, in percent of the baseline's value, or plain."""
         if self.percent:
             return f"{100 * drop:g} point{'' if drop == 0.01 else 's'}"
         return f"{drop:g}" if self.bounded else f"{100 * drop:g}%"
@@ -139,15 +134,14 @@ class Metric:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model returned for n samples.
+    """The outputs of a model for n samples.
 
     Attributes:
-        values: each output [n, ...], in the network's order; or what the task's reduction makes of
-            them.
-        logits: what the final softmax took, for the first m <= n samples [m, ...]; None where the
-            model does not end in a softmax, or nobody asked.
-        final: what `values` are: `PROBABILITIES`, `LOGITS` or `VALUES`.
-        raw: with a reduction, the outputs themselves for the first samples.
+        values: every output [n, ...] in the network's order, after the task's reduction.
+        logits: the input of the final softmax for the first m <= n samples [m, ...]; None where the
+            model does not end in a softmax, or logits were not collected.
+        final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
+        raw: with a reduction, the outputs before it for the first samples.
     """
 
     values: tuple[Array, ...]
@@ -161,14 +155,14 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the samples are known to be.
+    """The targets of the samples.
 
     Attributes:
-        labels: classes [n], values [n, ...] or boxes (see `data.boxes`); None without any.
-        groups: [n], the same number for samples that belong together; None: each by itself.
+        labels: classes [n], values [n, ...] or boxes (see `data.boxes`); None without labels.
+        groups: [n], the same number for samples that belong together; None without groups.
         inputs: the network inputs of a slice of the samples.
-        pictures: those at some places [k, H, W, C], as the network is fed them but for
-            arithmetic; None where samples are no pictures.
+        pictures: pictures by their indices [k, H, W, C], in the size of the network input and
+            before arithmetic; None where samples are no pictures.
     """
 
     labels: Array | None = None
@@ -179,7 +173,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Setting:
-    """What there is to be scored: the data, and what the network returns.
+    """The data and the outputs of the network that a task is made for.
 
     Attributes:
         data: the name of the data set.
@@ -201,19 +195,100 @@ class Setting:
 
     @property
     def classes(self) -> int | None:
-        """How many classes the network tells apart; None where it returns something else."""
+        """Number of classes that the network tells apart; None for other outputs."""
         shapes = list(self.outputs.values())
         single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
         return shapes[0][0] if single else None
 
 
+class SampleValues(ABC):
+    """Values of one model on all samples, enough for an interval and a paired test.
+
+    `predictions.npz` keeps them, so that a later report can test any two runs.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ()  # arrays that exist once for model and baseline
+
+    @property
+    @abstractmethod
+    def interval(self) -> Interval:
+        """95% interval of the metric."""
+
+    @abstractmethod
+    def against(self, other: Self) -> tuple[Interval, float]:
+        """Return the 95% interval of the difference from another model, and its p-value."""
+
+    @abstractmethod
+    def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return how far the loss against the baseline lies above `drop`, see `Metric.drop`.
+
+        Args:
+            items: number of scored items.
+        """
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays to keep, by name."""
+
+    def by_class(self, baseline: Self, classes: int) -> list[float]:
+        """Return a p-value against the baseline for each class; empty without classes."""
+        return []
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The values of a model and of its FP32 baseline on the same samples."""
+
+    model: SampleValues
+    baseline: SampleValues
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays of both, the baseline's as `baseline_{name}`."""
+        baseline = self.baseline.arrays().items()
+        shared = self.baseline.shared
+        named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
+        return self.model.arrays() | named
+
+    def against(self, other: Self) -> float:
+        """Return the p-value of the difference from another run on the same samples."""
+        return self.model.against(other.model)[1]
+
+    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return how far the loss lies above `drop`, see `SampleValues.margin`."""
+        return self.model.margin(self.baseline, metric, drop, items)
+
+    def by_class(self, classes: int) -> list[float]:
+        """Return a p-value against the baseline for each class; empty without classes."""
+        return self.model.by_class(self.baseline, classes)
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """The paired test of a task.
+
+    Attributes:
+        name: the test in words.
+        intervals: the method of the intervals in words.
+        read_values: reads the values of a model (prefix "") or its baseline ("baseline_") from
+            the arrays of `Paired.arrays`; raises KeyError or ValueError on other arrays.
+    """
+
+    name: str
+    intervals: str
+    read_values: Callable[[Arrays, str], SampleValues]
+
+    def read(self, arrays: Arrays) -> Paired:
+        """Return the values that `predictions.npz` keeps."""
+        return Paired(self.read_values(arrays, ""), self.read_values(arrays, "baseline_"))
+
+
 class Scores(ABC):
-    """What one model's outputs come to. Built once, its figures are computed when asked for."""
+    """The scored outputs of one model; figures are computed on demand."""
 
     @property
     @abstractmethod
     def total(self) -> int:
-        """Number of items that were scored."""
+        """Number of scored items."""
 
     @property
     @abstractmethod
@@ -221,62 +296,41 @@ class Scores(ABC):
         """The primary metric."""
 
     @property
-    def fair(self) -> float:
-        """The primary metric without luck, see `Metric.fair`."""
-        return self.value
+    @abstractmethod
+    def per_sample(self) -> SampleValues:
+        """The values that the paired test takes."""
+
+    @abstractmethod
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the outputs against the baseline's in dB, see `distortion.to_db`."""
 
     @property
-    @abstractmethod
-    def interval(self) -> Interval | None:
-        """95% interval of the primary metric; None where there is none."""
+    def fair(self) -> float:
+        """The primary metric adjusted for ties, see `Metric.fair`."""
+        return self.value
+
+    def fair_gain(self, baseline: Self) -> float:
+        """Return `fair` minus the baseline's."""
+        return self.fair - baseline.fair
 
     def more(self) -> Metrics:
-        """Return what else is measured, by MLflow name; `baseline_` goes before the baseline's."""
+        """Return further metrics by MLflow name; the baseline's get the prefix `baseline_`."""
         return {}
 
 
-class Paired(ABC):
-    """What `predictions.npz` keeps of a run: enough to test it against another on the same items.
+@dataclass(frozen=True)
+class Comparison:
+    """A model and its FP32 baseline on the same samples.
 
-    The report has nothing else of a run, and may be made long after it.
+    Attributes:
+        model, baseline: the `Scores` of the task.
+        tested: whether a paired test compares both; not where FP32 itself is the reference.
     """
 
-    @classmethod
-    @abstractmethod
-    def read(cls, arrays: Arrays) -> Self:
-        """Read what `arrays` returned.
-
-        Raises:
-            KeyError, ValueError: they are not that.
-        """
-
-    @abstractmethod
-    def arrays(self) -> dict[str, Array]:
-        """Return what is kept, by name."""
-
-    @abstractmethod
-    def against(self, other: Self) -> float:
-        """Return the p-value of the difference from another run on the same items."""
-
-    @abstractmethod
-    def margin(self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return how far the loss against the baseline lies above a drop, see `Metric.drop`.
-
-        Args:
-            metric: the task's own.
-            items: how many were scored.
-        """
-
-    def by_class(self, classes: int) -> list[float]:
-        """Return a p-value against the baseline for each class; empty where there are none."""
-        return []
-
-
-class Comparison(ABC):
-    """A model and its FP32 baseline on the same items."""
-
-    model: Any  # Scores, as the task makes them
+    model: Any
     baseline: Any
+    metric: Metric
+    tested: bool = True
 
     @property
     def delta(self) -> float:
@@ -285,155 +339,154 @@ class Comparison(ABC):
 
     @property
     def fair_delta(self) -> float:
-        """The same without luck, see `Metric.fair`."""
-        return float(self.model.fair - self.baseline.fair)
+        """The same, adjusted for ties."""
+        return float(self.model.fair_gain(self.baseline))
 
     @property
-    @abstractmethod
+    def drop(self) -> float:
+        """The loss against the baseline, see `Metric.drop`."""
+        return self.metric.drop(self.delta, self.baseline.value)
+
+    @property
+    def fair_drop(self) -> float:
+        """The same, adjusted for ties."""
+        return self.metric.drop(self.fair_delta, self.baseline.fair)
+
+    @cached_property
+    def _test(self) -> tuple[Interval | None, float | None]:
+        tested = self.tested
+        return self.model.per_sample.against(self.baseline.per_sample) if tested else (None, None)
+
+    @property
     def interval(self) -> Interval | None:
-        """95% interval of `delta`, paired; None where the baseline is the yardstick itself."""
+        """95% interval of `delta`, paired; None without a test."""
+        return self._test[0]
 
     @property
-    @abstractmethod
     def p_value(self) -> float | None:
-        """Of the task's paired test; None where the baseline is the yardstick itself."""
+        """The p-value of the paired test; None without a test."""
+        return self._test[1]
 
     @property
-    @abstractmethod
     def sqnr_db(self) -> float | None:
-        """Signal-to-quantization-noise ratio of the outputs, in dB; None where it is not finite."""
+        """SQNR of the outputs in dB; None where it is not finite."""
+        return self.model.sqnr_db(self.baseline)
 
     @property
-    @abstractmethod
     def paired(self) -> Paired:
-        """What is kept of both."""
+        """The values of both for `predictions.npz`."""
+        return Paired(self.model.per_sample, self.baseline.per_sample)
 
-    def more(self) -> Metrics:
-        """Return what else the two come to, by MLflow name."""
-        return {"sqnr_db": self.sqnr_db}
+
+def summarize(comparison: Comparison) -> str:
+    """Return the primary metric and its change."""
+    metric = comparison.metric
+    change = metric.say_change(comparison.delta)
+    return f"{metric.title} {metric.show(comparison.model.value)} ({change})"
 
 
 @dataclass(frozen=True)
-class Task(ABC):
-    """What makes a model's outputs good.
+class Task:
+    """A way to score outputs and to compare two models, composed of its parts.
 
     Attributes:
-        class_names: of the labels; empty where they are no classes.
+        metric: the primary metric.
+        score: scores the outputs of a model.
+        test: the paired test.
+        beside: further metrics with a column of the table.
+        class_names: of the labels; empty where labels are no classes.
+        note: a line below every table.
+        joins_groups: whether samples of a group are scored as one.
+        relate: rescores a model with FP32 as the reference; None where labels are the reference.
+        reduction: keeps a part of the outputs of a batch; None keeps all.
+        params: further MLflow params.
+        figure_files: caption of each figure by its file name.
+        figures: draws the figures by file name, given a title.
+        pair_metrics: metrics of a comparison by MLflow name.
+        arrays: the content of `predictions.npz`, with the arrays of the paired test.
+        tables: CSV files by name.
+        documents: other files by name.
+        doubt: the reason why no verdict holds beside a baseline with these scores, or None. The
+            network, the data or the preprocessing is wrong where FP32 is not proven better than
+            chance, or is clearly below the expected value of the primary metric.
+        summary: a comparison in a few words.
     """
 
+    name: str
+    metric: Metric
+    score: Callable[[Outputs, Targets], Scores]
+    test: PairedTest
+    beside: tuple[Metric, ...] = ()
     class_names: tuple[str, ...] = ()
-
-    name: ClassVar[str]
-    test: ClassVar[str]  # the paired test, in words
-    intervals: ClassVar[str]  # how they are made, in words
-    note: ClassVar[str] = ""  # on what was measured, below every table
-    joins_groups: ClassVar[bool] = False  # scores the samples of a group as one
-    paired: ClassVar[type[Paired]]
-    schema: ClassVar[type[TaskConfig]] = TaskConfig
-    figure_files: ClassVar[Mapping[str, str]] = {}  # that a run draws: file name -> caption
+    note: str = ""
+    joins_groups: bool = False
+    relate: Callable[[Any, Any], Scores] | None = None
+    reduction: Reduction | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+    figure_files: Mapping[str, str] = field(default_factory=dict)
+    figures: "Callable[[Comparison, str], dict[str, Figure]]" = lambda pair, title: {}
+    pair_metrics: Callable[[Comparison], Metrics] = lambda pair: {"sqnr_db": pair.sqnr_db}
+    arrays: Callable[[Comparison], dict[str, Array]] = lambda pair: pair.paired.arrays()
+    tables: Callable[[Comparison], dict[str, Table]] = lambda pair: {}
+    documents: Callable[[Comparison], dict[str, str]] = lambda pair: {}
+    doubt: Callable[[Any, float | None], str | None] = lambda baseline, expected: None
+    summary: Callable[[Comparison], str] = summarize
 
     @property
     def few_names(self) -> tuple[str, ...]:
-        """The names of the classes; none where there are more than can be shown one by one."""
+        """The names of the classes; empty with more than `MANY_CLASSES`."""
         return self.class_names if len(self.class_names) <= MANY_CLASSES else ()
 
-    @classmethod
-    @abstractmethod
-    def make(cls, config: TaskConfig, setting: Setting) -> Self:
-        """Set the task up for a network and data.
-
-        Raises:
-            ConfigError: the data lack what it needs.
-            ModelError: the network returns something else than it takes.
-        """
-        ...
-
-    @classmethod
-    def recall(cls, config: TaskConfig, class_names: tuple[str, ...]) -> Self:
-        """Set the task up for what a run has kept."""
-        return cls(class_names)
-
-    @classmethod
-    def fingerprint(cls, config: TaskConfig) -> str:
-        """Return a hash of code that scores and is not this package's; empty without any."""
-        return ""
-
-    @property
-    @abstractmethod
-    def metric(self) -> Metric:
-        """The primary metric."""
-
-    @property
-    def beside(self) -> tuple[Metric, ...]:
-        """Metrics that have a column of their own beside the primary one's."""
-        return ()
-
-    @property
-    def reduction(self) -> Reduction | None:
-        """What is kept of the outputs of a batch; None: the outputs themselves."""
-        return None
-
-    @abstractmethod
-    def score(self, outputs: Outputs, targets: Targets) -> Scores:
-        """Score what a model returned."""
-
-    @abstractmethod
     def compare(self, model: Any, baseline: Any) -> Comparison:
-        """Put a model's scores beside its baseline's, on the same items."""
+        """Compare the scores of a model with those of its baseline on the same samples."""
+        if self.relate is None:
+            return Comparison(model, baseline, self.metric)
+        return Comparison(self.relate(model, baseline), baseline, self.metric, tested=False)
 
-    def metrics(self, found: Comparison) -> Metrics:
+    def metrics(self, comparison: Comparison) -> Metrics:
         """Return every metric of a comparison, by MLflow name."""
-        name, model, baseline = self.metric.name, found.model, found.baseline
-        return {
+        name, model, baseline = self.metric.name, comparison.model, comparison.baseline
+        metrics = {
             name: model.value,
             f"baseline_{name}": baseline.value,
-            "delta": found.delta,
-            "drop": self.metric.drop(found.delta, baseline.value),
-            "p_value": found.p_value,
+            "delta": comparison.delta,
+            "drop": comparison.drop,
+            "p_value": comparison.p_value,
             "total": model.total,
-            **_ends("ci95", model.interval),
-            **_ends("delta_ci95", found.interval),
+            **_ends("ci95", model.per_sample.interval),
+            **_ends("delta_ci95", comparison.interval),
             **model.more(),
             **{f"baseline_{key}": value for key, value in baseline.more().items()},
-            **found.more(),
+            **self.pair_metrics(comparison),
         }
-
-    def summary(self, found: Comparison) -> str:
-        """Return a comparison in a few words."""
-        shown = f"{self.metric.title} {self.metric.show(found.model.value)}"
-        return f"{shown} ({self.metric.say_change(found.delta)})"
-
-    def arrays(self, found: Comparison) -> dict[str, Array]:
-        """Return what `predictions.npz` keeps."""
-        return found.paired.arrays()
-
-    def tables(self, found: Comparison) -> dict[str, Table]:
-        """Return tables to be written as CSV, by file name."""
-        return {}
-
-    def documents(self, found: Comparison) -> dict[str, str]:
-        """Return further files, by name."""
-        return {}
-
-    def figures(self, found: Comparison, title: str) -> "dict[str, Figure]":
-        """Return figures, by the names of `figure_files`."""
-        return {}
-
-    def doubt(self, baseline: Any, expected: float | None) -> str | None:
-        """Say why nothing can be judged beside a baseline with these scores; None where it can.
-
-        Where FP32 is not shown to be better than chance, as the task has it, or is clearly below
-        what the user expects, its network, data or preprocessing are wrong.
-
-        Args:
-            expected: of the primary metric, where the user knows it.
-        """
-        return None
+        if self.relate is None:
+            return metrics
+        # The reference was not measured itself.
+        return {k: v for k, v in metrics.items() if k != "delta" and not k.startswith("baseline_")}
 
     def describe(self) -> dict[str, str]:
-        """Return what the task came to, as MLflow params."""
+        """Return the task as MLflow params."""
         metric = self.metric
-        return {"scored_as": self.name, "metric": metric.name, "metric_direction": metric.direction}
+        params = {"scored_as": self.name, "metric": metric.name}
+        return {**params, "metric_direction": metric.direction, **self.params}
+
+
+@dataclass(frozen=True)
+class TaskType:
+    """An entry of the registry: how a task is made.
+
+    Attributes:
+        make: makes the task for a network and data. Raises ConfigError where the data lack
+            something that it needs, ModelError where the outputs do not fit.
+        recall: makes the task from the settings and class names of a finished run.
+        schema: its settings.
+        fingerprint: hashes scoring code of the user; empty without any.
+    """
+
+    make: Callable[[Any, Setting], Task]
+    recall: Callable[[Any, tuple[str, ...]], Task]
+    schema: type[TaskConfig] = TaskConfig
+    fingerprint: Callable[[Any], str] = lambda config: ""
 
 
 def _ends(name: str, interval: Interval | None) -> Metrics:
@@ -442,24 +495,24 @@ def _ends(name: str, interval: Interval | None) -> Metrics:
 
 
 def check_columns(columns: Sequence[Array], kind: str) -> None:
-    """Raise `ValueError` where arrays are not one number of this NumPy kind for each item."""
+    """Raise `ValueError` unless all arrays are 1-d, equally long and of this NumPy kind."""
     shape = columns[0].shape
-    if any(each.ndim != 1 or each.shape != shape or each.dtype.kind != kind for each in columns):
+    if any(c.ndim != 1 or c.shape != shape or c.dtype.kind != kind for c in columns):
         raise ValueError("not one number for each item")
 
 
-def doubt_below(found: str, interval: Interval, expected: float | None) -> str | None:
-    """Doubt an FP32 network that is significantly worse than the user knows it to be."""
+def doubt_below(shown: str, interval: Interval, expected: float | None) -> str | None:
+    """Return a doubt where FP32 is significantly worse than expected."""
     below = expected is not None and interval[1] < expected
-    return f"BELOW report.expected_accuracy={expected:g}, {found}" if below else None
+    return f"BELOW report.expected_accuracy={expected:g}, {shown}" if below else None
 
 
-def check_labels(task: str, setting: Setting, kinds: str, takes: str) -> None:
+def check_labels(task: str, setting: Setting, kinds: str, expected: str) -> None:
     """Raise `ConfigError` where the labels are missing, or not of these NumPy kinds."""
     labels = setting.labels
     if labels is None or labels.dtype.kind not in kinds:
         got = "none" if labels is None else f"{labels.dtype} {list(labels.shape)}"
-        raise ConfigError(f"task={task}: the labels of {setting.data} are {got}, takes {takes}")
+        raise ConfigError(f"task={task}: the labels of {setting.data} are {got}, takes {expected}")
 
 
 def describe(outputs: Mapping[str, tuple[int | None, ...]]) -> str:

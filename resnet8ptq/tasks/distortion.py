@@ -1,34 +1,39 @@
-"""What quantization adds to a network's outputs, whatever they mean."""
+"""The noise that quantization adds to the outputs of a network."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks.contract import Array
+AT_ONCE = 2**22  # values held in memory: outputs may be large, and mapped from a file
 
-AT_ONCE = 2**22  # values: outputs may be large, and lie in a file
-
+Array = NDArray[Any]
 Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-def noise_ratio(signal: Array, found: Array, transform: Transform | None = None) -> float:
-    """Return sum (signal - found)**2 / sum signal**2; NaN for a signal of zero.
+def parts(values: Array) -> Iterator[slice]:
+    """Yield slices of samples [n, ...] with at most `AT_ONCE` values, or with one sample."""
+    rows = max(1, AT_ONCE // max(1, values[:1].size))
+    for start in range(0, len(values), rows):
+        yield slice(start, min(start + rows, len(values)))
+
+
+def noise_ratio(signal: Array, values: Array, transform: Transform | None = None) -> float:
+    """Return sum (signal - values)**2 / sum signal**2; NaN for a signal of zero.
 
     Args:
-        signal, found: [n, ...], of the baseline and of the model.
-        transform: of some samples of either, before.
+        signal, values: [n, ...], of the baseline and of the model.
+        transform: applied to a batch of either first.
     """
     power = noise = 0.0
-    rows = max(1, AT_ONCE // max(1, signal[:1].size))
-    for start in range(0, len(signal), rows):
-        part = slice(start, start + rows)
-        wanted, given = (each[part].astype(np.float64) for each in (signal, found))
+    for part in parts(signal):
+        exact, noisy = (array[part].astype(np.float64) for array in (signal, values))
         if transform is not None:
-            wanted, given = transform(wanted), transform(given)
-        power += float((wanted**2).sum())
-        noise += float(((wanted - given) ** 2).sum())
+            exact, noisy = transform(exact), transform(noisy)
+        power += float((exact**2).sum())
+        noise += float(((exact - noisy) ** 2).sum())
     return noise / power if power else math.nan
 
 
@@ -42,9 +47,9 @@ def to_db(ratios: Sequence[float]) -> float | None:
     return -10 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 
-def sqnr_db(signal: Sequence[Array], found: Sequence[Array]) -> float | None:
+def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:
     """Return the SQNR of all outputs together; see `to_db`."""
-    return to_db([noise_ratio(*pair) for pair in zip(signal, found, strict=True)])
+    return to_db([noise_ratio(*pair) for pair in zip(signal, values, strict=True)])
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -60,11 +65,10 @@ def kl_divergence(
 
     Args:
         probabilities, baseline: [n, classes]; both are raised to at least `smallest` and normalized
-            first: an 8-bit softmax has exact zeros, and rows that do not sum to 1. So values below
-            the step of 8 bits do not count, and the result is 0 for equal probabilities and never
-            negative.
+            first, since an 8-bit softmax has exact zeros, and rows that do not sum to 1. The result
+            is 0 for equal probabilities and never negative.
     """
-    p, q = (_raise(found, smallest) for found in (baseline, probabilities))
+    p, q = (_raise(rows, smallest) for rows in (baseline, probabilities))
     return float((p * np.log(p / q)).sum(axis=1).mean())
 
 

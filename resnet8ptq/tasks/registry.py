@@ -1,4 +1,4 @@
-"""The tasks, by name. A task is imported when a run or a report asks for it, not before."""
+"""The tasks by name. A task is imported only when a run or a report asks for it."""
 
 import functools
 import json
@@ -12,20 +12,20 @@ from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.tasks.contract import PROBABILITIES, Setting, Task
+from resnet8ptq.tasks.contract import PROBABILITIES, Setting, Task, TaskType
 
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
 TASKS = {
-    "classification": "resnet8ptq.tasks.classification:Classification",
-    "binary": "resnet8ptq.tasks.binary:Binary",
-    "anomaly": "resnet8ptq.tasks.anomaly:Anomaly",
-    "detection": "resnet8ptq.tasks.detection.task:Detection",
-    "regression": "resnet8ptq.tasks.regression:Regression",
-    "agreement": "resnet8ptq.tasks.agreement:Agreement",
-    "deviation": "resnet8ptq.tasks.agreement:Deviation",
-    "custom": "resnet8ptq.tasks.custom:Custom",
+    "classification": "resnet8ptq.tasks.classification:CLASSIFICATION",
+    "binary": "resnet8ptq.tasks.binary:BINARY",
+    "anomaly": "resnet8ptq.tasks.anomaly:ANOMALY",
+    "detection": "resnet8ptq.tasks.detection.task:DETECTION",
+    "regression": "resnet8ptq.tasks.regression:REGRESSION",
+    "agreement": "resnet8ptq.tasks.agreement:AGREEMENT",
+    "deviation": "resnet8ptq.tasks.deviation:DEVIATION",
+    "custom": "resnet8ptq.tasks.custom:CUSTOM",
 }
 
 BECAUSE = {
@@ -44,41 +44,41 @@ BECAUSE = {
 
 
 def make(config: TaskConfig, setting: Setting) -> Task:
-    """Return the task that `task` names, or that fits the data, set up for them.
+    """Return the task that `task` names, or that fits the data, for a network and data.
 
     Raises:
-        ConfigError: there is none of that name, or the data lack what it needs.
-        ModelError: the network returns something else than it takes.
+        ConfigError: an unknown name, or data that lack something that the task needs.
+        ModelError: the outputs of the network do not fit.
     """
     name = choose(setting) if config.name == AUTO else config.name
-    task = _find(name)
+    kind = _find(name)
     if config.name == AUTO:
-        _say(name)
-        config = task.schema(task.name)
-    elif not isinstance(config, task.schema):
+        _log_choice(name)
+        config = kind.schema(name)
+    elif not isinstance(config, kind.schema):
         raise ConfigError(f"task.name: got {config.name!r} by itself; takes task={config.name}")
-    return task.make(config, setting)
+    return kind.make(config, setting)
 
 
 def fingerprint(config: TaskConfig) -> str:
-    """Return a hash of the user's own code that scores; empty without any.
+    """Return a hash of scoring code of the user; empty without any.
 
     Raises:
-        ConfigError: there is no such task, or its code cannot be found.
+        ConfigError: an unknown task, or code that cannot be found.
     """
     return "" if config.name == AUTO else _find(config.name).fingerprint(config)
 
 
 @functools.cache  # once a process, not once for each job of a sweep
-def _say(name: str) -> None:
+def _log_choice(name: str) -> None:
     log.info("task=auto took %s: %s", name, BECAUSE[name])
 
 
 def choose(setting: Setting) -> str:
-    """Return the task that fits the labels; without any, what the network returns.
+    """Return the name of the task that fits the labels; without labels, the outputs.
 
-    Numbers that are not known to be probabilities may be logits of classes, or values: the largest
-    of several values means nothing, but how far values are from FP32's holds for logits too.
+    Numbers that are not known to be probabilities may be logits of classes, or values. The largest
+    of several values means nothing, but their distance from FP32's holds for logits too.
     """
     if setting.labels is not None and setting.labels.dtype.kind == "V":
         return "detection"
@@ -89,25 +89,26 @@ def choose(setting: Setting) -> str:
 
 
 def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:
-    """Return the task that a run was scored by, from its MLflow params.
+    """Return the task that scored a run, from its MLflow params.
 
-    Runs from before there were tasks are classifications.
+    A run that ended before it was scored names no task, and counts as a classification.
 
     Raises:
         TrackingError: the params are not those of a run.
     """
     try:
-        task = _find(params.get("scored_as", "classification"))
-        given: dict[str, Any] = {"name": task.name}
-        for name in (field.name for field in fields(task.schema)):
+        scored_as = params.get("scored_as", "classification")
+        kind = _find(scored_as)
+        settings: dict[str, Any] = {"name": scored_as}
+        for name in (field.name for field in fields(kind.schema)):
             if name != "name" and f"task.{name}" in params:
-                given[name] = _parse(params[f"task.{name}"])
+                settings[name] = _parse(params[f"task.{name}"])
         if target := params.get("task.metric._target_"):
-            given["metric"] = {"_target_": target}
-        config = task.schema(**given)
+            settings["metric"] = {"_target_": target}
+        config = kind.schema(**settings)
         check(config, "task.")
-        return task.recall(config, class_names)
-    except Exception as error:  # whoever writes to the store may have changed them
+        return kind.recall(config, class_names)
+    except Exception as error:  # anyone who writes to the store may have changed them
         raise TrackingError(f"scored_as: {error}") from None
 
 
@@ -115,9 +116,9 @@ def _parse(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return text  # a string, which is logged as it is
+        return text  # strings are logged without quotes
 
 
-def _find(name: str) -> type[Task]:
-    found: type[Task] = resolve_name(look_up("task.name", name, TASKS))
-    return found
+def _find(name: str) -> TaskType:
+    kind: TaskType = resolve_name(look_up("task.name", name, TASKS))
+    return kind

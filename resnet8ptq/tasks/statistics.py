@@ -12,12 +12,12 @@ from scipy.special import betainc, ndtr, ndtri, stdtr  # scipy.stats takes a sec
 
 Z95 = float(ndtri(0.975))
 SIGNIFICANCE = 0.05  # of p-values that are corrected together
-POWER = 0.8  # of the samples that a report asks for
-ROUNDING = 1e-9  # a spread that is smaller beside the value is that of float64
-KNOWN = 0.99  # of the replicates, at least
+POWER = 0.8  # at the sample size that a report asks for
+ROUNDING = 1e-9  # a relative spread below this is an error of float64
+KNOWN = 0.99  # of the replicates, at least, have a value
 COUNTABLE = 10  # replicates beyond 0: with fewer, a tail is too thin to be counted
 PART = SIGNIFICANCE / 2  # on either side of a 95% interval
-RESAMPLING_SEED = 0  # no setting: replicates of two runs are paired by it
+RESAMPLING_SEED = 0  # fixed, since it pairs the replicates of two runs
 
 Interval = tuple[float, float]
 Values = NDArray[np.float64]
@@ -59,12 +59,11 @@ def flips(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Margin:
-    """How far a paired loss lies above a limit.
+    """The distance of a paired loss above a limit.
 
     Attributes:
-        z: in standard errors, as they are where the loss is the limit; negative below it.
-        correction: half a step of a loss that is a count, in standard errors; infinite where there
-            is no spread to judge by.
+        z: in standard errors at the limit; negative below it.
+        correction: half a step of a counted loss, in standard errors; infinite without spread.
     """
 
     z: float
@@ -72,39 +71,46 @@ class Margin:
 
     @property
     def p_within(self) -> float:
-        """The one-sided p-value of a loss at the limit or above: small where it is below."""
+        """One-sided p-value of "the loss is at the limit or above"; small below the limit."""
         return float(ndtr(self.z + self.correction))
 
     @property
     def p_beyond(self) -> float:
-        """The one-sided p-value of a loss at the limit or below: small where it is above."""
+        """One-sided p-value of "the loss is at the limit or below"; small above the limit."""
         return float(ndtr(self.correction - self.z))
 
     def items_needed(self, items: int, level: float) -> float:
-        """Return how many items would tell, with `POWER`, on which side a loss like this one is.
+        """Return the sample size that decides between both sides of the limit with `POWER`.
 
-        NaN where there is no spread to judge by.
+        NaN without spread.
 
         Args:
-            items: how many there were.
+            items: the current sample size.
             level: of the one-sided test.
         """
         if math.isinf(self.correction):
             return math.nan
-        wanted = float(ndtri(1 - level) + ndtri(POWER))
-        return items * (wanted / self.z) ** 2 if self.z else math.inf
+        needed = float(ndtri(1 - level) + ndtri(POWER))
+        return items * (needed / self.z) ** 2 if self.z else math.inf
 
     @classmethod
     def student(cls, excess: float, error: float, items: int) -> Self:
         """Return the margin of a mean loss with an estimated standard error.
 
-        As the z of the same probability as by Student's distribution, items - 1 degrees of freedom.
-        Where the items show no spread, they say nothing about others.
+        Its z has the probability of Student's distribution with items - 1 degrees of freedom.
+        Items without spread say nothing about others.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
             return cls(0.0, math.inf)
         tail = float(stdtr(items - 1, -abs(excess) / error))
         return cls(math.copysign(float(ndtri(max(tail, sys.float_info.min))), excess))
+
+    @classmethod
+    def of_mean(cls, excess: Values) -> Self:
+        """Return the margin of a mean loss, from each item's excess over the limit [n]."""
+        items = len(excess)
+        error = float(excess.std(ddof=1)) / math.sqrt(items) if items > 1 else 0.0
+        return cls.student(float(excess.mean()), error, items)
 
 
 UNKNOWN = Margin(0.0, math.inf)
@@ -114,14 +120,14 @@ def tango(lost: int, won: int, total: int, limit: float) -> Margin:
     """Return the margin of a paired loss of hits, by the score test.
 
     Tango, "Equivalence test and confidence interval for the difference in proportions for the
-    paired-sample design", Statistics in Medicine 17, 1998; corrected for continuity, without which
-    a good model with few flips fails up to twice as often as the level says.
+    paired-sample design", Statistics in Medicine 17, 1998. Corrected for continuity: without that,
+    a good model with few flips fails up to twice as often as the level allows.
 
     Args:
         lost, won: items that only the other model gets right, and only this one, of `total`.
         limit: of the loss, a fraction between -1 and 1.
     """
-    # The probability of a won item, at its most likely where the loss is the limit.
+    # The most likely probability of a won item if the loss is the limit.
     linear = (2 * total - lost + won) * limit - lost - won
     product = -won * limit * (1 - limit)
     most_likely = (math.sqrt(max(linear**2 - 8 * total * product, 0.0)) - linear) / (4 * total)
@@ -139,12 +145,12 @@ def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> In
     ours, theirs = flips(hits, other_hits)
     low = _bisect(lambda limit: tango(ours, theirs, len(hits), limit).p_beyond > PART)
     high = _bisect(lambda limit: tango(ours, theirs, len(hits), limit).p_within <= PART)
-    delta = (ours - theirs) / len(hits)  # which rounding would leave out at -1 and 1
+    delta = (ours - theirs) / len(hits)  # rounding would exclude it at -1 and 1
     return min(low, delta), max(high, delta)
 
 
 def _bisect(above: Callable[[float], bool]) -> float:
-    """Return where between -1 and 1 a condition begins to hold that holds from there on."""
+    """Return the point between -1 and 1 above which a condition holds."""
     low, high = -1.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -154,12 +160,12 @@ def _bisect(above: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class Auc:
-    """The area under the ROC curve, and what DeLong's variance is made of.
+    """The area under the ROC curve, and the components of DeLong's variance.
 
     Attributes:
         value: the probability that a positive scores above a negative; ties count half.
-        of_positives, of_negatives: the same for each positive [p] against all negatives, and for
-            each negative [n] against all positives: the structural components.
+        of_positives, of_negatives: the same for a single positive [p] against all negatives, and
+            for a single negative [n] against all positives: the structural components.
     """
 
     value: float
@@ -199,12 +205,12 @@ def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> Auc:
 
 def _midranks(values: NDArray[np.floating]) -> Values:
     """Return the ranks from 1; equal values share the mean of theirs."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def _variance(components: Values) -> float:
-    """Return the variance of a mean; of one value it is not known, and taken for 0."""
+    """Return the variance of a mean; 0 for a single value."""
     return float(components.var(ddof=1)) / len(components) if len(components) > 1 else 0.0
 
 
@@ -223,7 +229,7 @@ def delong(ours: Auc, theirs: Auc) -> tuple[Interval, float]:
 
 
 def delong_error(ours: Auc, theirs: Auc) -> float:
-    """Return the standard error of the difference of two AUCs on the same samples, as `delong`."""
+    """Return the standard error of the difference of two AUCs on the same samples, see `delong`."""
     variance = _variance(ours.of_positives - theirs.of_positives)
     return math.sqrt(variance + _variance(ours.of_negatives - theirs.of_negatives))
 
@@ -231,7 +237,7 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
 def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
     """Yield the items [items] of each bootstrap sample, drawn with replacement.
 
-    The same for every run that scores so many items: replicates of two models are paired.
+    Equal for every run with this number of items, so that replicates of two models are paired.
     """
     random = np.random.default_rng(RESAMPLING_SEED)
     for _ in range(times):
@@ -239,7 +245,7 @@ def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
 
 
 def bootstrap(metric: Callable[[NDArray[np.int64]], float], items: int, times: int) -> Values:
-    """Return a metric of some of the items, on each bootstrap sample [times] (Efron, 1979)."""
+    """Return a metric on every bootstrap sample [times] (Efron, 1979)."""
     return np.fromiter((metric(chosen) for chosen in resample(items, times)), np.float64, times)
 
 
@@ -253,33 +259,33 @@ def bootstrap_margin(excess: Values, items: int) -> Margin:
     """Return the margin of a loss whose standard error is that of its replicates (Efron, 1979).
 
     Args:
-        excess: how far the loss is above the limit on each bootstrap sample [times] of `items`;
-            NaN where a sample has no value, which few may be.
+        excess: the loss above the limit on every bootstrap sample [times] of `items`; NaN for
+            samples without a value, at most 1%.
     """
-    known = excess[np.isfinite(excess)]
-    if len(known) < KNOWN * len(excess):
+    finite = excess[np.isfinite(excess)]
+    if len(finite) < KNOWN * len(excess):
         return UNKNOWN
-    error = float(known.std(ddof=1)) * math.sqrt(items / max(items - 1, 1))
-    return Margin.student(float(known.mean()), error, items)
+    error = float(finite.std(ddof=1)) * math.sqrt(items / max(items - 1, 1))
+    return Margin.student(float(finite.mean()), error, items)
 
 
 def bootstrap_p(differences: Values) -> float:
     """Return the two-sided p-value of a difference: twice the smaller share beyond 0, at most 1.
 
-    Both counts and their number are raised by one, so that no p-value is 0 (Davison and Hinkley,
+    Counts and their total are raised by one, so that no p-value is 0 (Davison and Hinkley,
     Bootstrap Methods and their Application, 1997, 4.11). With fewer than `COUNTABLE` replicates
-    beyond 0 the count says little, and cannot fall below 2 / (replicates + 1), which Holm's
-    correction multiplies. There the normal distribution continues the tail: from the replicate of
-    that rank, by the standard error of the replicates.
+    beyond 0 the count is imprecise, and cannot fall below 2 / (replicates + 1), which Holm's
+    correction multiplies. There the normal distribution continues the tail from the replicate of
+    that rank, with the standard error of the replicates.
     """
-    known = differences[np.isfinite(differences)]
-    below, above = int((known <= 0).sum()), int((known >= 0).sum())
-    beyond, counted = min(below, above), len(known) + 1
-    counts = beyond >= COUNTABLE or len(known) <= 2 * COUNTABLE
-    error = 0.0 if counts else float(known.std(ddof=1))
+    finite = differences[np.isfinite(differences)]
+    below, above = int((finite <= 0).sum()), int((finite >= 0).sum())
+    beyond, counted = min(below, above), len(finite) + 1
+    counts = beyond >= COUNTABLE or len(finite) <= 2 * COUNTABLE
+    error = 0.0 if counts else float(finite.std(ddof=1))
     if not error > 0:
         return min(1.0, 2 * (beyond + 1) / counted)
-    tail = known if below <= above else -known  # 0 lies below nearly all of it
+    tail = finite if below <= above else -finite  # nearly all of it lies above 0
     edge = float(np.partition(tail, COUNTABLE - 1)[COUNTABLE - 1])
     return 2 * float(ndtr(ndtri((COUNTABLE + 1) / counted) - edge / error))
 
@@ -298,28 +304,28 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
-    """Return the one-sided p-value of the hits [n] where predictions say nothing of the labels.
+    """Return the one-sided p-value of the hits [n] if predictions are independent of the labels.
 
-    Chance is what the same predictions hit in random order, which is the chance of Cohen's kappa
+    Chance is the number of hits of the same predictions in random order, as in Cohen's kappa
     ("A coefficient of agreement for nominal scales", 1960): the share of the largest class for a
-    network that always answers with it, 1 / classes for one that guesses. By the mean and the
-    variance over all orders, the normal distribution, corrected for continuity. Where all labels
-    are the same no order differs: then the hits of guessing among equal classes.
+    network that always predicts that class, 1 / classes for one that guesses. The test uses the
+    normal distribution with the mean and variance over all orders, corrected for continuity. If all
+    labels are equal, no order differs, and chance is guessing among equal classes.
     """
     total, hits = len(labels), int((labels == predictions).sum())
-    true, said = (np.bincount(each, minlength=classes) / 1.0 for each in (labels, predictions))
+    true, said = (np.bincount(c, minlength=classes) / 1.0 for c in (labels, predictions))
     if true.max() == total:
         return binomial_tail(hits, total, 1 / classes)
     both = true * said
     mean = both.sum() / total
     variance = (both.sum() - (both * (true + said)).sum() / total + mean**2) / (total - 1)
     if not variance > ROUNDING:
-        return 1.0  # one class is predicted, whatever is shown
+        return 1.0  # the network always predicts one class
     return float(ndtr((mean - hits + 0.5) / math.sqrt(variance)))
 
 
 def binomial_tail(hits: int, total: int, chance: float) -> float:
-    """Return the probability of at least so many hits, each with the same chance.
+    """Return the probability of at least this many hits of equal chance.
 
     P(X >= k) of a binomial distribution is I_p(k, n - k + 1) (Abramowitz and Stegun, 1964,
     26.5.24).

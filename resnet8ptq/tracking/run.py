@@ -17,7 +17,7 @@ from resnet8ptq.core.errors import PtqError, TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import journal, mirror, serving, upload
+from resnet8ptq.tracking import journal, mlflow_model, sender, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
@@ -101,7 +101,7 @@ class Run:
         """Log a file of the run's folder as an MLflow model too; see `Recorder`."""
         shapes = {name: list(shape) for name, shape in outputs.items()}
         self.journal.model = {"file": path.name, "outputs": shapes, "engine": engine}
-        self._send(serving.log_model, self.journal, path.parent)
+        self._send(mlflow_model.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:
         """Log metrics and what the settings came to; the status when the run ends."""
@@ -113,12 +113,12 @@ class Run:
         self._send(upload.log_batch, points, result.resolved)
 
     def _send(self, call: Callable[..., object], *what: Any) -> None:
-        background.put(mirror.send, self.store, self.folder, call, *what)
+        background.put(sender.send, self.store, self.folder, call, *what)
 
     def open(self) -> None:
         """Note the run in its folder, and make it in the store."""
         self.journal.save(self.folder)
-        self._opened = background.put(mirror.open_run, self.store, self.journal, self.folder)
+        self._opened = background.put(sender.open_run, self.store, self.journal, self.folder)
 
     def upload_folder(self) -> None:
         """Log the run's files as artifacts; Hydra's own hidden folder stays behind."""
@@ -141,7 +141,7 @@ class Run:
         self.journal.run_id = self.run_id or None
         self.journal.end(status)
         _try_to_save(self.journal, self.folder)
-        background.put(mirror.close_run, self.store, self.journal, self.folder)
+        background.put(sender.close_run, self.store, self.journal, self.folder)
 
 
 def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, Any]:

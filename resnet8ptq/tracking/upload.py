@@ -12,7 +12,7 @@ import numpy as np
 
 from resnet8ptq.core import interrupts
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tracking import history, serving
+from resnet8ptq.tracking import history, mlflow_model
 from resnet8ptq.tracking.journal import FILE, SWEEP_FILE, Journal, Point
 from resnet8ptq.tracking.store import Store, is_away
 
@@ -139,7 +139,7 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     """Log an ended run to the store, which may have parts of it; return the run's id."""
     there = history.find_logged(store, journal.key)
     run_id = create(store, journal) if there is None else there.run_id
-    serving.log_model(
+    mlflow_model.log_model(
         store, run_id, journal, folder
     )  # first: MLflow copies the run's metrics to it
     log_datasets(store, run_id, journal.datasets)

@@ -1,1 +1,1 @@
-"""ONNX Runtime: quantizer, predictor, and what is special to its files."""
+"""ONNX Runtime: quantizer, predictor, and changes to its files."""

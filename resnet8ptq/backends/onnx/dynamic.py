@@ -1,4 +1,4 @@
-"""Dynamic quantization in ONNX Runtime: activation ranges are taken as the model runs."""
+"""Dynamic quantization in ONNX Runtime: activation ranges are computed at inference."""
 
 import tempfile
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ LAYERS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM")
 
 
 def check(config: QuantizationConfig, weights: WeightScheme) -> None:
-    """Ask this build of ONNX Runtime whether it can run what `quantize` would write.
+    """Check that this build of ONNX Runtime can run the file that `quantize` would write.
 
     Raises:
-        UnsupportedError: it has no integer convolution for these weights, or a setting has no
-            meaning.
+        UnsupportedError: it has no integer convolution for these weights, or a setting applies to
+            static quantization only.
     """
     static = "has no meaning with method=dynamic"
     refuse_others(
@@ -47,14 +47,14 @@ def check(config: QuantizationConfig, weights: WeightScheme) -> None:
 
 @cache
 def _runs_convolution(dtype: str, per_channel: bool) -> bool:
-    """Quantize a network of one convolution, and see whether it loads and runs."""
+    """Tell whether a quantized network of one convolution loads and runs."""
     weights = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 2, 2, 2)
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]>'
         "probe (float[1, 2, 4, 4] x) => (float[1, 2, 3, 3] y) { y = Conv(x, w) }"
     )
     proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
-    # As preprocessing marks its work; quantize_dynamic would ask for it.
+    # The mark of preprocessing; without it, quantize_dynamic warns.
     helper.set_model_props(proto, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.onnx")

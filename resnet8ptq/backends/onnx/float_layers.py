@@ -1,11 +1,11 @@
-"""Layers that are to stay in float between quantized ones, kept so when the file is loaded.
+"""Protects float layers between quantized ones from ONNX Runtime's optimizer.
 
-ONNX Runtime's optimizer WeightBiasQuantization (1.21 on) rounds the weights of a float Conv,
-ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it on
-integers: https://github.com/microsoft/onnxruntime/pull/22969. Only an option of the session
-switches it off, which whoever deploys the file would have to know. Layers with weights below 8 bits
-compute in float, too: their biases would be rounded, and 2-bit weights be given to integer kernels
-that do not take them (1.31).
+On loading, WeightBiasQuantization (since 1.21) rounds the weights of a float Conv, ConvTranspose or
+Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it on integers:
+https://github.com/microsoft/onnxruntime/pull/22969. Only a session option turns this off, which
+everyone who deploys the file would need to set. Layers with weights below 8 bits need the
+same: they compute in float, their biases would be rounded, and 2-bit weights would reach integer
+kernels that do not take them (1.31).
 """
 
 import onnx
@@ -21,7 +21,7 @@ def keep(proto: onnx.ModelProto) -> bool:
     """Put a Sum of one input, which no optimizer removes, before each such layer, in place.
 
     Returns:
-        Whether there are any.
+        True if the graph changed.
     """
     graph = proto.graph
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -53,7 +53,7 @@ def keep(proto: onnx.ModelProto) -> bool:
 
 
 def _is_quantized(graph: onnx.GraphProto, name: str) -> bool:
-    """Tell whether a tensor is quantized, at once or behind nodes that nothing else takes from."""
+    """Tell whether a tensor is quantized, directly or after a chain of single consumers."""
     while len(behind := consumers(graph, name)) == 1:
         if behind[0].op_type == "QuantizeLinear":
             return True

@@ -1,4 +1,4 @@
-"""Weights below 8 bits in a QDQ graph: ONNX has int4 from opset 21 on, and int2 from 25."""
+"""Weights below 8 bits in a QDQ graph: ONNX has int4 since opset 21, and int2 since 25."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from resnet8ptq.graph.layers import channel_axis, weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.precision.grid import WeightScheme
 
-# Bits that a level takes in the file -> type, and the opset and IR version that have it.
+# Bits of a level in the file -> tensor type, and the first opset and IR version that have it.
 _TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
 
 
@@ -41,8 +41,8 @@ def write_levels(
     """Replace the weights of layers in a QDQ graph, in place.
 
     Args:
-        written: what ONNX Runtime made of the network in 8 bits.
-        network: has the weights.
+        written: the network as quantized by ONNX Runtime in 8 bits.
+        network: has the float weights.
         schemes: by the layers' short names.
     """
     graph = written.graph
@@ -57,14 +57,14 @@ def write_levels(
         levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
         dequantize = producers[nodes[layer.name].input[1]]
         stored, scale = dequantize.input[:2]
-        # ONNX Runtime 1.31 fuses 2-bit weights of a Gemm, and computes something else.
+        # ONNX Runtime 1.31 fuses 2-bit weights of a Gemm, and computes wrong values.
         kind = _TYPES[2 if scheme.bits == 2 and layer.op_type == "Conv" else 4][0]
         tensors[stored].CopyFrom(helper.make_tensor(stored, kind, levels.shape, levels.ravel()))
         scales = grid.scale.reshape(-1) if scheme.per_channel else grid.scale.reshape(())
         tensors[scale].CopyFrom(numpy_helper.from_array(scales, scale))
         del dequantize.input[2:]  # symmetric: no zero_point
         bias = producers.get(nodes[layer.name].input[2]) if len(layer.input) > 2 else None
-        if bias is not None:  # these layers compute in float: without its scales it is smaller
+        if bias is not None:  # the layer computes in float: a float bias is smaller
             exact = numpy_helper.from_array(read_bias(network, layer), f"{bias.output[0]}_float")
             graph.initializer.append(exact)
             nodes[layer.name].input[2] = exact.name

@@ -1,7 +1,7 @@
-"""`float_output`: leave the outputs of the last layers and what follows them in float.
+"""`float_output`: leaves the outputs of the last layers, and the nodes after them, in float.
 
-An 8-bit softmax gives tied top scores, and 8-bit logits lose what the last layer's 32-bit sums
-hold. Both formats of ONNX Runtime can return those sums as float.
+An 8-bit softmax gives tied top scores, and 8-bit logits lose precision that the last layer's 32-bit
+sums have. Both formats of ONNX Runtime can return those sums as float.
 """
 
 from collections.abc import Collection
@@ -15,14 +15,14 @@ _INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
 
 
 def find_nodes(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the nodes behind the last layers of an FP32 graph.
+    """Return the names of the nodes after the last layers of an FP32 graph.
 
     Raises:
-        UnsupportedError: an activation follows one of them, which its kernel would do as well.
+        UnsupportedError: an activation follows one of them, which is fused into its kernel.
     """
     last, behind = find_tail(graph)
-    made = {layer.output[0] for layer in last}
-    fused = [node for node in behind if node.op_type in FUSED and node.input[0] in made]
+    outputs = {layer.output[0] for layer in last}
+    fused = [node for node in behind if node.op_type in FUSED and node.input[0] in outputs]
     if fused or not last:
         kind = fused[0].op_type if fused else "nothing"
         raise UnsupportedError(f"float_output: takes a layer before the output, found {kind}")
@@ -50,7 +50,7 @@ _EIGHT_BITS = (
 
 
 def leave_in_float(proto: onnx.ModelProto) -> None:
-    """Take the quantization of the last layers' outputs out of a quantized graph, in place.
+    """Remove the quantization of the last layers' outputs from a quantized graph, in place.
 
     Raises:
         UnsupportedError: the last layer's integer operator returns 8 bits only.
@@ -58,11 +58,11 @@ def leave_in_float(proto: onnx.ModelProto) -> None:
     graph = proto.graph
     for layer in find_tail(graph, (*LAYERS, *_INTEGER))[0]:
         behind = consumers(graph, layer.output[0])
-        if layer.op_type in LAYERS:  # QDQ, or left in float altogether
+        if layer.op_type in LAYERS:  # QDQ, or a float layer
             quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]
-            behind = [node for each in quantizes for node in consumers(graph, each.output[0])]
-            for each in quantizes:
-                graph.node.remove(each)
+            behind = [node for q in quantizes for node in consumers(graph, q.output[0])]
+            for quantize in quantizes:
+                graph.node.remove(quantize)
         elif layer.op_type == "QGemm":
             del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
         else:
@@ -72,10 +72,11 @@ def leave_in_float(proto: onnx.ModelProto) -> None:
 
 
 def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
-    """Remove `node`; what took its output takes the tensor `name`."""
+    """Remove `node`; its consumers take the tensor `name` instead."""
+    removed = node.output[0]
     for other in graph.node:
-        other.input[:] = [name if given == node.output[0] else given for given in other.input]
-    if any(value.name == node.output[0] for value in graph.output):  # which ends in the layer
+        other.input[:] = [name if tensor == removed else tensor for tensor in other.input]
+    if any(value.name == removed for value in graph.output):  # the layer makes the output
         for other in graph.node:
-            other.output[:] = [node.output[0] if given == name else given for given in other.output]
+            other.output[:] = [removed if tensor == name else tensor for tensor in other.output]
     graph.node.remove(node)

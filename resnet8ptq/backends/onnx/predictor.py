@@ -1,4 +1,4 @@
-"""An ONNX file, run in ONNX Runtime."""
+"""Runs an ONNX file in ONNX Runtime."""
 
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from resnet8ptq.graph.session import open_runner
 
 
 def load(path: Path, threads: int) -> Predictor:
-    """Load an ONNX file, to run on so many threads."""
+    """Load an ONNX file; it runs on `threads` threads."""
     return Predictor(open_runner(str(path), threads), partial(_open_logits, path, threads))
 
 

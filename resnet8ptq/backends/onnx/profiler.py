@@ -1,4 +1,4 @@
-"""What each node of an ONNX file takes in ONNX Runtime, by its own profiler."""
+"""Times the nodes of an ONNX file with ONNX Runtime's profiler."""
 
 import json
 import re
@@ -19,21 +19,21 @@ from resnet8ptq.graph.session import OPTIMIZED, open_session
 
 _CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
 _KERNEL = "_kernel_time"
-# Convolutions and matrix products as ONNX Runtime calls them: FusedConv, QGemm, ConvInteger, ...
+# ONNX Runtime's names of convolutions and matrix products: FusedConv, QGemm, ConvInteger, ...
 _LAYER, _INTEGER = re.compile("Conv|Gemm|MatMul"), re.compile("^Q|Integer|^DynamicQuantize")
 Event = Mapping[str, Any]
 
 
 @contextmanager
 def profile(path: Path, threads: int) -> Iterator[Profiler]:
-    """Load an ONNX file, as `predictor.load` does, and time its nodes as they run, fused."""
+    """Load an ONNX file, as `predictor.load` does, to time its optimized nodes."""
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(str(path), threads, Path(folder))
         yield _Profiler(session, Path(folder))
 
 
 def count_kernels(path: Path) -> tuple[int, int]:
-    """Return how many layers of an ONNX file run on integers, and how many in float, optimized."""
+    """Return how many layers run on integers, and how many in float, after optimization."""
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(str(path), 1, Path(folder))
         session.end_profiling()
@@ -60,19 +60,19 @@ class _Profiler:
 
 
 def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> list[Node]:
-    """Return the nodes of a trace, in the order that they ran in.
+    """Return the nodes of a trace, in their order of execution.
 
     Args:
-        events: as ONNX Runtime writes them, times in whole microseconds; each run is an event
-            `model_run`, its nodes those that start after it.
+        events: in ONNX Runtime's format, times in whole microseconds; an event `model_run` starts
+            each run, and its nodes follow.
         unfused: names of nodes, see `find_unfused`.
-        runs: of how many, the last ones, the times are taken.
+        runs: number of runs to take the times of: the last ones.
     """
-    taken = [e for e in events if e["name"] == "model_run" or e["name"].endswith(_KERNEL)]
+    selected = [e for e in events if e["name"] == "model_run" or e["name"].endswith(_KERNEL)]
     # A run and its first node may begin in the same microsecond.
-    taken.sort(key=lambda event: (event["ts"], event["cat"] != "Session"))
+    selected.sort(key=lambda event: (event["ts"], event["cat"] != "Session"))
     times: list[dict[tuple[str, str, str], float]] = []
-    for event in taken:
+    for event in selected:
         if event["name"] == "model_run":
             times.append(defaultdict(float))
             continue
@@ -85,27 +85,27 @@ def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> 
 def _kind(args: Mapping[str, Any]) -> str:
     if args["op_name"] in _CONVERSIONS:
         return "conversion"
-    taken = {dtype for each in args.get("input_type_shape", ()) for dtype in each}
-    if taken & {"int8", "uint8"}:
+    dtypes = {dtype for tensor in args.get("input_type_shape", ()) for dtype in tensor}
+    if dtypes & {"int8", "uint8"}:
         return "integer"
-    return "float" if taken & {"float", "float16", "double"} else "other"
+    return "float" if dtypes & {"float", "float16", "double"} else "other"
 
 
 def find_unfused(graph: onnx.GraphProto) -> set[str]:
     """Return the nodes that compute in float between DequantizeLinear and QuantizeLinear.
 
-    The quantizer meant them for integer kernels; ONNX Runtime's optimizer has left them.
+    The quantizer meant them for integer kernels, but ONNX Runtime's optimizer did not fuse them.
     """
-    makers = {name: node.op_type for node in graph.node for name in node.output}
-    takers: dict[str, set[str]] = defaultdict(set)
+    producers = {name: node.op_type for node in graph.node for name in node.output}
+    consumers: dict[str, set[str]] = defaultdict(set)
     for node in graph.node:
         for name in node.input:
-            takers[name].add(node.op_type)
+            consumers[name].add(node.op_type)
     return {
         node.name
         for node in graph.node
         if node.op_type not in _CONVERSIONS
         and node.input
-        and makers.get(node.input[0]) == "DequantizeLinear"
-        and takers[node.output[0]] == {"QuantizeLinear"}
+        and producers.get(node.input[0]) == "DequantizeLinear"
+        and consumers[node.output[0]] == {"QuantizeLinear"}
     }

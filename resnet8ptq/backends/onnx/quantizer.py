@@ -70,17 +70,17 @@ class OnnxQuantizer:
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return none where there is QLinearAveragePool, which has a scale for its output."""
+        """Return none for format=qoperator: QLinearAveragePool has a scale for its output."""
         return () if self.config.format == "qoperator" else ("AveragePool",)
 
     def resolve(self) -> Resolved:
-        """Return dtypes, schemes and the format; ask for kernels where they may be missing."""
+        """Return dtypes, schemes and the format; check kernels that may be missing."""
         config = self.config
         if config.dtype.name == "fp32":
             return Resolved()
         weights = WeightScheme.of(config, bool(config.reduce_range))
         dtype, symmetric = DTYPES[config.dtype.name][0], config.symmetric.activations
-        # Which one `auto` is follows from the network: see `fit`.
+        # `fit` replaces `auto`, which depends on the network.
         file_format = {"qdq": "QDQ", "qoperator": "QOperator"}.get(config.format or "qdq")
         plan = Plan.of(config.precision, weights)
         if plan.is_narrow:
@@ -102,7 +102,7 @@ class OnnxQuantizer:
         )
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Choose the format where it is `auto`; see `contract.Quantizer`."""
+        """Choose the format if it is `auto`; see `contract.Quantizer`."""
         config = self.config
         if config.dtype.name == "fp32" or config.method == "dynamic":
             return config
@@ -119,7 +119,7 @@ class OnnxQuantizer:
         return config
 
     def _why_qdq(self, graph: onnx.GraphProto, skipped: Collection[str]) -> str:
-        """Return why format=qoperator would not do; empty where it does, in fewer bytes."""
+        """Return why format=qoperator is not possible; empty if it is: its files are smaller."""
         plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
         if plan.is_narrow:
             return "weights are below 8 bits"
@@ -136,7 +136,7 @@ class OnnxQuantizer:
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
-        """Quantize by ONNX Runtime's own functions, then what they have no option for."""
+        """Quantize by ONNX Runtime's functions, then change the file where they have no option."""
         if self.config.format == "auto":
             fitted = OnnxQuantizer(self.fit(model), self.runtime)
             return fitted.quantize(model, calibration, folder, ranges)
@@ -148,8 +148,7 @@ class OnnxQuantizer:
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
             skipped = find_float_nodes(proto.graph, Selection.of(config))
-            # ONNX Runtime writes beside what it reads: in the cache's entry other processes would
-            # take that for damage.
+            # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
             narrow_layers = self._narrow(proto, skipped)
             onnx.save(narrow.raise_opset(proto, narrow_layers) if narrow_layers else proto, source)
@@ -186,12 +185,12 @@ class OnnxQuantizer:
     def _quantize_static(
         self, source: Path, path: Path, skipped: list[str], ranges: dict[str, Range]
     ) -> None:
-        """Quantize `source`, which lies in a folder where files may be written, into `path`."""
+        """Quantize `source`, in a folder where files may be written, into `path`."""
         config = self.config
         activations = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
-        # Those below 8 bits are written afterwards.
+        # Weights below 8 bits are written afterwards.
         weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
-        # ONNX Runtime takes ranges made elsewhere through its calibration cache.
+        # ONNX Runtime takes external ranges through its calibration cache.
         cache = source.with_name("ranges.json")
         save_tensors_data(table.as_tensors_data(ranges), cache)
         with _lines_counted():
@@ -237,10 +236,10 @@ class OnnxQuantizer:
 
 @contextmanager
 def _lines_counted() -> Iterator[None]:
-    """Say in one line how many biases do not fit into 32 bits; ONNX Runtime has a line for each."""
+    """Log in one line how many biases exceed 32 bits; ONNX Runtime logs a line for each."""
     raised = cut = 0
 
-    def sieve(record: logging.LogRecord) -> bool:
+    def count(record: logging.LogRecord) -> bool:
         nonlocal raised, cut
         message = record.getMessage()
         raises = message.startswith(("Increased scale", "Increasing scale"))
@@ -248,22 +247,22 @@ def _lines_counted() -> Iterator[None]:
         raised, cut = raised + raises, cut + cuts
         return not (raises or cuts)
 
-    logging.getLogger().addFilter(sieve)  # the root's filters see what is logged on it alone
+    logging.getLogger().addFilter(count)  # a filter of the root sees only records of the root
     try:
         yield
     finally:
-        logging.getLogger().removeFilter(sieve)
+        logging.getLogger().removeFilter(count)
     if raised:
         log.info(
-            "ONNX Runtime raised the weight scales of %d channels or layers: their weights are too "
-            "small beside their bias for its 32 bits; what the run measures includes it",
+            "ONNX Runtime raised the weight scales of %d channels or layers, whose weights are too "
+            "small relative to their 32-bit bias; the results include the effect",
             raised,
         )
     if cut:
         log.warning(
             "ONNX Runtime cut biases off at the ends of 32 bits (layers: %d), which may make the "
-            "outputs wrong: their weights are too small beside them; dtype=int8 or dtype=u8s8 "
-            "raises the weights' scales instead",
+            "outputs wrong: the weights are too small relative to the bias; try dtype=int8 or "
+            "dtype=u8s8, which raise the weights' scales",
             cut,
         )
 
@@ -271,7 +270,7 @@ def _lines_counted() -> Iterator[None]:
 def count_quantized_layers(proto: onnx.ModelProto) -> int:
     """Count convolutions and matrix products on integers.
 
-    In QDQ format those whose data and weights come dequantized; else the integer operators.
+    In QDQ format these are float operators with dequantized data and weights.
     """
     nodes = proto.graph.node
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}

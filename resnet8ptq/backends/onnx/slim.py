@@ -1,4 +1,4 @@
-"""`slim`: an ONNX file without what inference does not read."""
+"""`slim`: removes the parts of an ONNX file that inference does not read."""
 
 import itertools
 import string
@@ -14,14 +14,14 @@ from onnx import helper, numpy_helper
 from resnet8ptq.backends import contract
 from resnet8ptq.graph.session import open_runner
 
-# What windows have where nothing is said; the operators' schemas only describe it.
-_UNSAID = {"strides": 1, "dilations": 1, "pads": 0}
+# Defaults of window attributes, which the operators' schemas give only in words.
+_WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
 
 
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without descriptions, long names, unused opsets, defaults, doubled constants.
+    """Return a copy without descriptions, long names, unused opsets, defaults, duplicate constants.
 
-    Names of inputs and outputs stay. The graph computes the same, which `check_same` checks.
+    Names of inputs and outputs stay. `check_same` checks that the results are the same.
     """
     parts = {
         name: getattr(proto.graph, name) for name in ("node", "initializer", "input", "output")
@@ -40,15 +40,15 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 def check_same(
     proto: onnx.ModelProto, path: Path, batches: Iterable[NDArray[np.float32]], threads: int
 ) -> None:
-    """Run both on batches of images; see `contract.check_same`."""
+    """Compare both on batches of samples; see `contract.check_same`."""
     whole, small = open_runner(proto, threads), open_runner(str(path), threads)
     contract.check_same(whole, small, batches)
 
 
 def _merge_constants(graph: onnx.GraphProto) -> None:
-    """Keep one of equal constants, in the compact encoding; a zero point of one value once.
+    """Keep one of equal constants, in the compact encoding; make equal zero points one.
 
-    QLinearConv takes one zero point for all channels as well as one for each.
+    QLinearConv takes one zero point for all channels, or one for each.
     """
     used = {name for node in graph.node for name in node.input}
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -73,15 +73,15 @@ def _merge_constants(graph: onnx.GraphProto) -> None:
 
 
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
-    """Leave out the attributes that would be the same without them."""
+    """Remove attributes whose value is the default."""
     if not onnx.defs.has(node.op_type, node.domain):  # ONNX Runtime's own
         return
-    known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
+    schemas = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
     for attribute in [*node.attribute]:
-        schema, value = known[attribute.name], helper.get_attribute_value(attribute)
-        if attribute.name in _UNSAID:
-            implied = set(value) <= {_UNSAID[attribute.name]}
-        elif attribute.name == "kernel_shape":  # that of the weights
+        schema, value = schemas[attribute.name], helper.get_attribute_value(attribute)
+        if attribute.name in _WINDOW_DEFAULTS:
+            implied = set(value) <= {_WINDOW_DEFAULTS[attribute.name]}
+        elif attribute.name == "kernel_shape":  # the weights have it
             implied = True
         else:
             implied = helper.get_attribute_value(schema.default_value) == value
@@ -90,7 +90,7 @@ def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
 
 
 def _rename(graph: onnx.GraphProto) -> None:
-    """Give every tensor inside the graph a short name, and the nodes none."""
+    """Give every inner tensor a short name; remove the names of nodes."""
     fixed = {"", *(value.name for value in [*graph.input, *graph.output])}
     short = (name for name in _short_names() if name not in fixed)
     names = defaultdict(lambda: next(short), {name: name for name in fixed})

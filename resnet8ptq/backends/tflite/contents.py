@@ -1,4 +1,4 @@
-"""The content of a .tflite file as an object: its layers and tensors, and how it is written."""
+"""Reads a .tflite file as an object, gives its layers and tensors, and writes it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
-_INT8_MEAN = 2  # the version of the operator, as TensorFlow counts them
-_ALIGNMENT = 16  # of a buffer's data, as TFLite's schema has it
+_INT8_MEAN = 2  # TensorFlow's version number of the operator
+_ALIGNMENT = 16  # of a buffer's data, from TFLite's schema
 _INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.INT64: np.int64}
 
 
@@ -30,8 +30,8 @@ class Layer:
     """A convolution or matrix product: its operator, and its tensors.
 
     Attributes:
-        code: the operator's name, of `LAYERS`.
-        bias: None where it has none.
+        code: the operator's name, one of `LAYERS`.
+        bias: None without a bias.
     """
 
     operator: Any
@@ -53,12 +53,12 @@ class Layer:
 
 
 def read(content: bytes) -> Any:
-    """Return the `ModelT` of a file's content; its first graph is all that is read of it."""
+    """Return the `ModelT` of a file's content; this module uses its first graph only."""
     return flatbuffer.convert_bytearray_to_object(content)
 
 
 def write(model: Any, share: bool = False) -> bytes:
-    """Return the content of a file, without buffers that no tensor has.
+    """Return the content of a file, without unused buffers.
 
     Args:
         model: its `buffers` are replaced.
@@ -71,26 +71,26 @@ def write(model: Any, share: bool = False) -> bytes:
 
 
 def operators(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each operator of the graph and its name, in the order that they run in."""
+    """Yield each operator's name and the operator, in order of execution."""
     for operator in model.subgraphs[0].operators:
         yield flatbuffer.opcode_to_name(model, operator.opcodeIndex) or "", operator
 
 
 def layers(model: Any) -> Iterator[Layer]:
-    """Yield each convolution and matrix product, in the order that they run in."""
+    """Yield each convolution and matrix product, in order of execution."""
     tensors = model.subgraphs[0].tensors
     for code, operator in operators(model):
         if code in LAYERS:
-            # TRANSPOSE_CONV takes the output's shape first.
-            places = [2, 1, 3] if code == "TRANSPOSE_CONV" else [0, 1, 2]
-            given = [*operator.inputs, -1][: max(places) + 1]
-            inputs = [None if given[i] < 0 else tensors[given[i]] for i in places]
-            taken, weights, bias = inputs
-            yield Layer(operator, code, taken, weights, bias, tensors[operator.outputs[0]])
+            # The first input of TRANSPOSE_CONV is the output's shape.
+            order = [2, 1, 3] if code == "TRANSPOSE_CONV" else [0, 1, 2]
+            indices = [*operator.inputs, -1][: max(order) + 1]
+            inputs = [None if indices[i] < 0 else tensors[indices[i]] for i in order]
+            data, weights, bias = inputs
+            yield Layer(operator, code, data, weights, bias, tensors[operator.outputs[0]])
 
 
 def name_of(tensor: Any) -> str:
-    """Return a tensor's name; empty where it has none."""
+    """Return a tensor's name; empty without a name."""
     return (tensor.name or b"").decode()
 
 
@@ -126,7 +126,7 @@ def scales(tensor: Any) -> NDArray[np.float64]:
 def write_levels(
     model: Any, tensor: Any, levels: NDArray[np.int64], scale: NDArray[np.float32]
 ) -> None:
-    """Replace a constant's integers and scales [1 or channels]; its zero points are 0."""
+    """Replace a constant's integers and scales [1 or channels]; the zero points become 0."""
     flat = levels.reshape(-1)
     if tensor.type == TensorType.INT4:
         padded = np.append(flat, [0] * (len(flat) % 2)).astype(np.uint8) & 15
@@ -140,7 +140,7 @@ def write_levels(
 
 
 def to_mean(model: Any, operator: Any) -> None:
-    """Make an operator on int8 maps [N, H, W, C] the mean of each channel, [N, 1, 1, C]."""
+    """Turn an operator on int8 maps [N, H, W, C] into the mean of each channel, [N, 1, 1, C]."""
     axes = np.array([1, 2], np.int32)
     model.buffers.append(BufferT(data=axes.view(np.uint8)))
     axis = TensorT(shape=[len(axes)], type=TensorType.INT32, buffer=len(model.buffers) - 1)
@@ -155,7 +155,7 @@ def to_mean(model: Any, operator: Any) -> None:
 
 
 class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
-    """Aligns the data of buffers, and can write what is equal once."""
+    """Aligns the data of buffers, and can write equal data once."""
 
     def __init__(self, share: bool) -> None:
         super().__init__(1024)
@@ -174,9 +174,9 @@ class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
 
 
 def _drop_unused_buffers(model: Any, merge: bool) -> None:
-    """Number the buffers anew; the first is empty, as TFLite's schema has it."""
+    """Renumber the buffers; the first is empty, as TFLite's schema requires."""
     kept = [BufferT()]
-    places: dict[object, int] = {}
+    numbers: dict[object, int] = {}
     holders = [tensor for graph in model.subgraphs for tensor in graph.tensors]
     for holder in [*holders, *(model.metadata or [])]:
         data = model.buffers[holder.buffer].data
@@ -184,8 +184,8 @@ def _drop_unused_buffers(model: Any, merge: bool) -> None:
             holder.buffer = 0
             continue
         key: object = bytes(data) if merge else holder.buffer
-        if key not in places:
-            places[key] = len(kept)
+        if key not in numbers:
+            numbers[key] = len(kept)
             kept.append(model.buffers[holder.buffer])
-        holder.buffer = places[key]
+        holder.buffer = numbers[key]
     model.buffers = kept

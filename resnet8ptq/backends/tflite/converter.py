@@ -1,7 +1,7 @@
-"""TensorFlow's converter, from a Keras file or a SavedModel to TFLite.
+"""Converts a Keras file or a SavedModel to TFLite, by TensorFlow's converter.
 
-Runs in a process of its own (see `quantizer`), as `conversion` does and for the same reasons:
-nothing that runs in the main process imports TensorFlow.
+Runs in a separate process (see `quantizer`), like `conversion`: the main process never imports
+TensorFlow.
 """
 
 import io
@@ -39,7 +39,8 @@ def convert(
         integer_io: with `samples`: inputs and outputs are int8, else floats.
 
     Raises:
-        ModelError: Keras refuses the file, or the folder holds more than inference needs.
+        ModelError: Keras refuses the file, or the folder holds operators that inference does not
+            need.
         QuantizationError: the converter failed.
     """
     prepare()
@@ -55,17 +56,17 @@ def convert(
 
 
 def _mute_native_code() -> None:
-    """Take stderr away from C++, which writes a line there for each quantization; not from Python.
+    """Hide stderr from C++, which writes a line for each quantization; Python keeps it.
 
-    For the rest of the process, which is the converter's own.
+    This lasts for the process, which only converts.
     """
     sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)  # for the progress bar
-    logging.getLogger("absl").setLevel(logging.ERROR)  # says that a SavedModel's graph is old
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 class _Stderr(io.TextIOWrapper):
-    """Without what the converter says of a SavedModel once for each of its operators."""
+    """Drops the warning that the converter repeats for each operator of a SavedModel."""
 
     def write(self, text: str) -> int:
         return 0 if text.startswith("Use '@tf.function' or '@defun'") else super().write(text)
@@ -81,15 +82,16 @@ def _from_keras(source: Path) -> Any:
 
 
 def _from_saved_model(source: Path) -> Any:
-    """Return the converter of the part of the folder that `sources.saved_model` reads too."""
+    """Return the converter of the folder's inference part, see `gates.saved_model`."""
     import tensorflow as tf
 
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # says that all of this is old
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of deprecated functions
     program = saved_model_gate.read(source)
     frozen = saved_model.freeze(program, source)
     whole = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(frozen, name=""), [])
-    taken, *given = map(whole.graph.as_graph_element, (program.input, *program.outputs.values()))
-    return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(taken, given)])
+    names = (program.input, *program.outputs.values())
+    input_, *outputs = map(whole.graph.as_graph_element, names)
+    return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(input_, outputs)])
 
 
 def _set_up(
@@ -100,7 +102,7 @@ def _set_up(
     if not quantized:
         return converter
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    # There is no public option; whether these two did what they say is read from the file.
+    # There is no public option; `TfliteQuantizer` checks the effect in the file.
     converter._experimental_disable_per_channel = not per_channel
     converter._experimental_disable_per_channel_quantization_for_dense_layers = not per_channel
     if samples is None:
@@ -112,7 +114,7 @@ def _set_up(
             yield [sample]
 
     converter.representative_dataset = calibration
-    # As MLPerf Tiny has it: integers throughout, and by default in and out.
+    # As in MLPerf Tiny: integers throughout, by default including input and output.
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     if integer_io:
         converter.inference_input_type = converter.inference_output_type = tf.int8

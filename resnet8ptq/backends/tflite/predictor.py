@@ -1,4 +1,4 @@
-"""A TFLite file, run by LiteRT's interpreter."""
+"""Runs a TFLite file in LiteRT's interpreter."""
 
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from resnet8ptq.backends.tflite import contents
 
 
 def load(path: Path, threads: int) -> Predictor:
-    """Load a file, to run on so many threads; on XNNPACK's kernels where it has them."""
+    """Load a file; it runs on `threads` threads, with XNNPACK's kernels where they exist."""
     content = path.read_bytes()
     return Predictor(open_run(content, threads), partial(_open_logits, content, threads))
 
@@ -26,46 +26,46 @@ def open_interpreter(content: bytes, threads: int) -> Any:
 
 
 def open_run(content: bytes, threads: int) -> Run:
-    """Return a network, on batches of any size."""
+    """Return a function that runs the network on batches of any size."""
     return partial(_run, open_interpreter(content, threads))
 
 
 def _open_logits(content: bytes, threads: int) -> Run | None:
-    """Open a copy cut before the softmax: an interpreter that keeps all tensors has no XNNPACK."""
+    """Open a copy without the softmax: an interpreter that keeps all tensors has no XNNPACK."""
     cut = _end_at_logits(content)
     return None if cut is None else open_run(cut, threads)
 
 
 def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-    """Run a batch of any size; integers in and out are scaled by the tensors' own parameters."""
-    (taken,) = interpreter.get_input_details()
-    if tuple(taken["shape"]) != batch.shape:
-        interpreter.resize_tensor_input(taken["index"], batch.shape)
+    """Run a batch of any size; integer inputs and outputs are scaled by the tensors' parameters."""
+    (details,) = interpreter.get_input_details()
+    if tuple(details["shape"]) != batch.shape:
+        interpreter.resize_tensor_input(details["index"], batch.shape)
         interpreter.allocate_tensors()
-    interpreter.set_tensor(taken["index"], to_taken(batch, taken))
+    interpreter.set_tensor(details["index"], to_input(batch, details))
     interpreter.invoke()
-    return tuple(_read(interpreter, given) for given in interpreter.get_output_details())
+    return tuple(_read(interpreter, output) for output in interpreter.get_output_details())
 
 
-def to_taken(batch: NDArray[np.float32], taken: dict[str, Any]) -> NDArray[Any]:
-    """Return network inputs as an interpreter's input takes them: integers, or as they are."""
-    if taken["dtype"] != np.int8:
+def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any]:
+    """Return samples in the dtype of an interpreter's input: quantized if that is int8."""
+    if details["dtype"] != np.int8:
         return batch
-    scale, zero_point = taken["quantization"]
+    scale, zero_point = details["quantization"]
     levels = np.rint(batch / np.float32(scale)) + np.float32(zero_point)
     return np.clip(levels, -128, 127).astype(np.int8)
 
 
-def _read(interpreter: Any, given: dict[str, Any]) -> NDArray[np.float32]:
-    output = interpreter.get_tensor(given["index"])
-    if given["dtype"] == np.int8:
-        scale, zero_point = given["quantization"]
+def _read(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32]:
+    output = interpreter.get_tensor(details["index"])
+    if details["dtype"] == np.int8:
+        scale, zero_point = details["quantization"]
         output = (output.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
     return np.asarray(output)
 
 
 def _end_at_logits(content: bytes) -> bytes | None:
-    """Make the final softmax's input the only output; None where the graph does not end in one."""
+    """Make the final softmax's input the only output; None if the graph ends otherwise."""
     model = contents.read(content)
     graph = model.subgraphs[0]
     code, last = list(contents.operators(model))[-1]
@@ -73,5 +73,5 @@ def _end_at_logits(content: bytes) -> bytes | None:
         return None
     graph.operators.pop()
     graph.outputs = [last.inputs[0]]
-    model.signatureDefs = None  # which name the old output
+    model.signatureDefs = None  # they name the old output
     return contents.write(model)

@@ -1,17 +1,16 @@
-"""TensorFlow Lite: TensorFlow's own converter, run by LiteRT's interpreter.
+"""TensorFlow Lite: quantized by TensorFlow's converter, run by LiteRT's interpreter.
 
-It takes TensorFlow's own formats: a Keras file, or a SavedModel. A float .tflite file is the FP32
-baseline as it is. With `backend.flow=file`, the quantized model is a .tflite file that exists.
+The converter takes a Keras file or a SavedModel. A float .tflite file is an FP32 baseline without
+conversion. With `backend.flow=file`, the user brings the quantized .tflite file.
 
-The deployment path of MLPerf Tiny. The converter folds, calibrates and places scales by itself, so
-that it takes few of the settings; `resolve` says which not, and why. What changes the network's
-weights or ranges (corrections, fine-tuning, fewer bits, a calibration of ours) is written into the
-converter's file afterwards (`rewriting`), with ranges of `calibration.activations` throughout.
+This is the deployment path of MLPerf Tiny. The converter folds, calibrates and places scales
+itself, so that it supports few of the settings; `resolve` names the others with a reason. Changed
+weights or ranges (corrections, fine-tuning, fewer bits, another calibration) are written into the
+converter's file afterwards (`rewriting`), with all ranges from `calibration.activations`.
 
-Known of its calibrator (2.21): it looks at an operator's inputs again after the operator ran. An
-addition runs in place, over its first input, whose range then takes in that of the sum: half of
-the levels of a residual network's shortcut convolutions are lost to it. Rewritten files have the
-true ranges.
+A fault of its calibrator (2.21): it observes an operator's inputs again after the operator ran. An
+addition overwrites its first input, whose range then includes that of the sum: this costs half of
+the levels of a residual network's shortcut convolutions. Rewritten files have the true ranges.
 """
 
 import logging
@@ -51,7 +50,7 @@ from resnet8ptq.precision.selection import Selection
 log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.tflite"
-FORMATS = ("keras", "saved_model")  # what the converter takes
+FORMATS = ("keras", "saved_model")  # the converter takes
 _WEIGHTS = (TensorType.INT8, TensorType.INT4)
 
 _ONNX_FILES = "only for ONNX files"
@@ -72,13 +71,13 @@ _TAKES: Takes = {
     "symmetric.activations": ([None, False], "TFLite's activations have a zero point"),
     "symmetric.weights": ([None, True], "TFLite's weights have no zero point"),
 }
-_DYNAMIC = "with method=dynamic the converter's weights stay as they are"
+_DYNAMIC = "with method=dynamic the converter's weights stay unchanged"
 _DYNAMIC_TAKES: Takes = {
     "dtype.name": (["int8"], _DYNAMIC),
     "precision.plan": ([None], _DYNAMIC),
     **{f"corrections.{name}": ([False], _DYNAMIC) for name in CORRECTIONS},
 }
-_FILE = "backend.file is scored as it is"
+_FILE = "backend.file is scored unchanged"
 _FILE_TAKES: Takes = {
     "dtype.name": (["int8"], "backend.file holds int8"),
     "method": (["static", "dynamic"], _FILE),
@@ -95,7 +94,7 @@ class TfliteQuantizer:
     config: QuantizationConfig
     runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (4, 8)
-    level_pools: ClassVar[tuple[str, ...]] = ()  # with ranges of ours: `rewriting` makes means
+    level_pools: ClassVar[tuple[str, ...]] = ()  # `rewriting` turns average pools into means
 
     def resolve(self) -> Resolved:
         """Return weight and activation dtype and the format."""
@@ -105,14 +104,14 @@ class TfliteQuantizer:
         if Selection.of(self.config).float_layers:
             raise UnsupportedError(f"precision.plan: got {FLOAT_BITS} bits; {_OPERATORS}")
         if self._options.integer_io and self.config.method == "dynamic":
-            raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats alone")
+            raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats only")
         if self._options.integer_io is not None and self._file is not None:
-            raise UnsupportedError("backend.integer_io: backend.file is scored as it is")
+            raise UnsupportedError(f"backend.integer_io: {_FILE}")
         if self.config.method == "dynamic":
             refuse_others(self.config, _DYNAMIC_TAKES)
         return Resolved(
             weight_dtype=self._plan.describe(),
-            activation_dtype="int8",  # with method=dynamic, as the model runs
+            activation_dtype="int8",  # with method=dynamic, at inference
             execution="integer",
             file_format="TFLite",
         )
@@ -128,13 +127,13 @@ class TfliteQuantizer:
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
-        """Convert the network, in a process of its own; or copy the file that is quantized already.
+        """Convert the network, in a separate process, or copy the user's quantized file.
 
         Raises:
-            UnsupportedError: as `resolve`; the converter does not take the format, or ignores
-                `per_channel`; the network is not to be folded; see `rewriting.rewrite`.
+            UnsupportedError: see `resolve`, `fit` and `rewriting.rewrite`; or the converter ignores
+                `per_channel`.
             ConfigError: `backend.file` is no quantized .tflite file, or takes other samples;
-                `precision.plan` names a layer that is not there.
+                `precision.plan` names an unknown layer.
         """
         self.resolve()
         path = folder / MODEL_FILE
@@ -157,25 +156,21 @@ class TfliteQuantizer:
         return predictor.load(path, threads)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the file, which LiteRT runs as it is."""
+        """Count in the file, which LiteRT runs unchanged."""
         layers = list(contents.layers(contents.read(path.read_bytes())))
         on_integers = len(self._quantized(layers))
         return on_integers, len(layers) - on_integers
 
     def _quantized(self, layers: Sequence[contents.Layer]) -> list[contents.Layer]:
-        made = TensorType.FLOAT32 if self.config.method == "dynamic" else TensorType.INT8
+        output = TensorType.FLOAT32 if self.config.method == "dynamic" else TensorType.INT8
         return [
             layer
             for layer in layers
-            if layer.weights.type in _WEIGHTS and layer.output.type == made
+            if layer.weights.type in _WEIGHTS and layer.output.type == output
         ]
 
     def profile(self, path: Path, threads: int) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Raise `UnsupportedError`: the interpreter times no operators."""
         raise UnsupportedError(
             "backend=tflite: LiteRT's interpreter times no operators in Python; its "
             "benchmark_model does, with --enable_op_profiling=true"
@@ -192,7 +187,7 @@ class TfliteQuantizer:
 
     @property
     def _file(self) -> Path | None:
-        """A quantized file that is scored as it is."""
+        """The user's quantized file, with `backend.flow=file`."""
         backend = self._options
         if backend.flow != "file":
             return None
@@ -205,13 +200,13 @@ class TfliteQuantizer:
     def _copy(self, file: Path, path: Path, shape: tuple[int, ...]) -> Artifact:
         try:
             content = file.read_bytes()
-            [taken] = predictor.open_interpreter(content, 1).get_input_details()
+            [input_] = predictor.open_interpreter(content, 1).get_input_details()
             artifact = self._read(content, path, check=False)
         except (OSError, RuntimeError, ValueError, IndexError, QuantizationError) as error:
             raise ConfigError(
                 f"backend.file: got {file} ({one_line(error)}), takes a quantized .tflite file"
             ) from None
-        if (takes := taken["shape"][1:].tolist()) != list(shape):
+        if (takes := input_["shape"][1:].tolist()) != list(shape):
             raise ConfigError(f"backend.file: {file} takes {takes}, the samples are {list(shape)}")
         path.write_bytes(content)
         return artifact
@@ -222,11 +217,11 @@ class TfliteQuantizer:
         return self._convert(source, calibration)
 
     def _find_format(self, source: Path) -> str:
-        """Return the name of the file's format; raise `UnsupportedError` for others."""
-        known = find_format(source)
-        name = known.name if known else "module"
-        as_it_is = name == "tflite" and self.config.dtype.name == "fp32"
-        if name not in FORMATS and not as_it_is:
+        """Return the name of the file's format; raise `UnsupportedError` for other formats."""
+        file_format = find_format(source)
+        name = file_format.name if file_format else "module"
+        is_baseline = name == "tflite" and self.config.dtype.name == "fp32"
+        if name not in FORMATS and not is_baseline:
             raise UnsupportedError(
                 f"{source.name}: TFLite's converter takes a Keras file or a SavedModel"
             )
@@ -235,21 +230,21 @@ class TfliteQuantizer:
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
         calibrated = quantized and self.config.method != "dynamic"
-        # Only these samples go to the other process, not the file that they lie in.
-        taken = replace(calibration, images=calibration.images[:]) if calibrated else None
+        # The other process gets only these samples, not the file that holds them.
+        samples = replace(calibration, images=calibration.images[:]) if calibrated else None
         settings = (quantized, self.config.per_channel, self._options.integer_io is not False)
         crashed = QuantizationError(f"{source}: converting it crashed TensorFlow")
-        return isolation.call(converter.convert, source, taken, *settings, crashed=crashed)
+        return isolation.call(converter.convert, source, samples, *settings, crashed=crashed)
 
     def _rewrite(
         self, content: bytes, model: Fp32Model, calibration: Split, ranges: Ranges | None
     ) -> bytes:
-        """Write into the converter's file what the converter does not do; often nothing."""
+        """Write changed weights and ranges into the converter's file, if there are any."""
         config, plan = self.config, self._plan
         if config.method == "dynamic":
             return content
-        ours = ranges is not None or config.calib.name != "minmax" or model.uncorrected is not None
-        if not (ours or plan.is_narrow or plan.bits):
+        changed = ranges is not None or config.calib.name != "minmax" or model.uncorrected
+        if not (changed or plan.is_narrow or plan.bits):
             return content
         activations = Activations(
             model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
@@ -260,17 +255,16 @@ class TfliteQuantizer:
 
     def _slim(self, content: bytes, calibration: Split) -> bytes:
         slimmed = slim.slim(content)
-        whole, small = (
-            predictor.open_run(each, self.runtime.threads) for each in (content, slimmed)
-        )
+        threads = self.runtime.threads
+        whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
         check_same(whole, small, calibration.batches(self.config.calib.batch_size))
         return slimmed
 
     def _read(self, content: bytes, path: Path, check: bool = True) -> Artifact:
-        """Return what the file says of itself: which layers are quantized, and how.
+        """Return the artifact that the file's content describes.
 
         Args:
-            check: whether it is as `per_channel` says.
+            check: raise an error if the scales do not agree with `per_channel`.
         """
         model = contents.read(content)
         layers = list(contents.layers(model))
@@ -280,7 +274,7 @@ class TfliteQuantizer:
         for weights in quantized if check else ():
             _check_granularity(weights, self.config.per_channel)
         in_float = len(layers) - len(quantized)
-        if in_float:  # dynamic-range quantization leaves weights of less than 1,024 values alone
+        if in_float:  # dynamic-range quantization skips weights of less than 1,024 values
             log.warning("TFLite's converter left %d of %d layers in float", in_float, len(layers))
         details = {"float_layers": str(in_float)}
         return Artifact(path, len(quantized), _activation_ranges(model), details)
@@ -299,7 +293,7 @@ def _check_granularity(weights: Any, per_channel: bool) -> None:
 def _activation_ranges(model: Any) -> dict[str, Range]:
     """Return the range that each int8 activation can hold, by the name of its tensor.
 
-    A fused tensor bears the names of all it was made of; the first is what it would be in Keras.
+    A fused tensor bears the names of all its parts; the first is its Keras name.
     """
     ranges: dict[str, Range] = {}
     for tensor in model.subgraphs[0].tensors:

@@ -1,7 +1,7 @@
-"""Weights, biases and activation ranges of our own, in a file that TensorFlow's converter made.
+"""Writes corrected weights, biases and activation ranges into the file of TensorFlow's converter.
 
-The converter takes the network from its own file, corrections change the ONNX graph. What the two
-have in common are the weights, by which a layer of the file finds its node in the graph.
+The converter reads the user's file, but corrections change the ONNX graph. A layer of the converted
+file is matched to its node in the graph by its weights.
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ from resnet8ptq.graph.weights import Array, read_bias, read_weights
 from resnet8ptq.precision.grid import Grid, WeightScheme
 from resnet8ptq.precision.plan import Plan
 
-# Of the operators, as TensorFlow counts them, that take 4-bit weights.
+# TensorFlow's version numbers of the operators that take 4-bit weights.
 _VERSIONS = {"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10}
 _BIAS_LIMIT = 2**30  # levels
-_SAME_NETWORK = 1.0  # levels that weights of one layer differ by at most, of which 0.5 is rounding
+_SAME_NETWORK = 1.0  # largest difference of matching weights, in levels; rounding makes 0.5
 _SAME_BIAS = 0.01  # of the largest bias
 
-# Operators by what they do to the range of their first input.
+# Operators by their effect on the range of their first input.
 _KEEP_RANGE = {
     *("AVERAGE_POOL_2D", "MAX_POOL_2D", "PAD", "TRANSPOSE"),
     *("RESHAPE", "SQUEEZE", "EXPAND_DIMS"),
@@ -40,11 +40,11 @@ _ARITHMETIC = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul"}  # in ONNX
 
 @dataclass(frozen=True)
 class Rounded:
-    """A layer's integers as the file holds them, with their scales [1 or channels].
+    """A layer's integers for the file, with their scales [1 or channels].
 
     Attributes:
         weights: in the file's layout.
-        bias: None where the layer has none.
+        bias: None if the layer has no bias.
     """
 
     weights: NDArray[np.int64]
@@ -65,15 +65,15 @@ def rewrite(
     Weights of less than 8 bits are stored in 4.
 
     Args:
-        content: of a file with integers throughout, that TensorFlow's converter made.
-        fp32: the network that it was made from.
+        content: of a full-integer file from TensorFlow's converter.
+        fp32: the network that the converter read.
         corrected: the same graph with other weights and biases.
         ranges: of the activations of `corrected`, by ONNX tensor name.
 
     Raises:
-        ConfigError: the plan names a layer that is not there.
+        ConfigError: the plan names an unknown layer.
         UnsupportedError: file and graph cannot be matched, see `match` and `scale_activations`.
-        QuantizationError: the file does not hold what it should.
+        QuantizationError: the written file does not hold the chosen integers.
     """
     model, nodes = contents.read(content), weight_layers(corrected)
     narrow = plan.narrow(nodes)
@@ -95,10 +95,10 @@ def rewrite(
 
 
 def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
-    """Return the short name in the graph of each layer of the file.
+    """Return, for each layer of the file, the short name of its node in the graph.
 
     Raises:
-        UnsupportedError: for a layer that no node of the graph has the weights of.
+        UnsupportedError: no node of the graph has the weights of a layer.
     """
     nodes, left = weight_layers(fp32), list(weight_layers(fp32))
     names: list[str] = []
@@ -122,32 +122,32 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     """Set the scale and zero point of each int8 activation from `ranges`, by ONNX tensor name.
 
     Args:
-        names: as `match` returns them.
+        names: see `match`.
 
     Raises:
-        UnsupportedError: for an activation that is not known in the graph.
+        UnsupportedError: the graph lacks an activation.
     """
     tensors = model.subgraphs[0].tensors
-    known = _name_activations(model, names, graph)
-    _free_pools(model, known, graph, ranges)
-    made: list[tuple[int, str, Any]] = [(index, "", ()) for index in model.subgraphs[0].inputs]
+    activations = _name_activations(model, names, graph)
+    _pools_to_means(model, activations, graph, ranges)
+    outputs: list[tuple[int, str, Any]] = [(index, "", ()) for index in model.subgraphs[0].inputs]
     for code, operator in contents.operators(model):
-        made += [(index, code, operator.inputs) for index in operator.outputs]
-    for index, code, inputs in made:
+        outputs += [(index, code, operator.inputs) for index in operator.outputs]
+    for index, code, inputs in outputs:
         tensor = tensors[index]
         if tensor.type != TensorType.INT8 or code in _FIXED_RANGE:
             continue
         if code in _KEEP_RANGE:
             tensor.quantization = tensors[inputs[0]].quantization
         else:
-            _scale(tensor, ranges.get(known.get(index, "")))
+            _scale(tensor, ranges.get(activations.get(index, "")))
 
 
 def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
-    """Read a file's layers, which `chosen` has in their order.
+    """Check that a file's layers hold the chosen integers and scales; same order.
 
     Raises:
-        QuantizationError: naming the first layer that holds other integers or scales.
+        QuantizationError: names the first layer that differs.
     """
     model = contents.read(content)
     for layer, (name, rounded) in zip(contents.layers(model), chosen.items(), strict=True):
@@ -157,16 +157,20 @@ def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
         for tensor, levels, scale in pairs:
             same = np.array_equal(contents.read_levels(model, tensor), levels)
             if not same or not np.array_equal(tensor.quantization.scale, scale):
-                raise QuantizationError(f"{name}: the file holds other levels than were chosen")
+                raise QuantizationError(f"{name}: the file does not hold the chosen levels")
 
 
 def _unmatched(layer: Layer, reason: str) -> UnsupportedError:
-    name = layer.name.partition(";")[0]  # of all that were fused
+    name = layer.name.partition(";")[0]  # the first of the fused parts
     return UnsupportedError(f"backend=tflite: {layer.code} {name}: {reason}")
 
 
 def _difference(model: Any, layer: Layer, weights: Array) -> float:
-    """Return by how many levels [output channels, ...] differ from the file's; root mean square."""
+    """Return the root mean square difference from the file's weights, in levels.
+
+    Args:
+        weights: [output channels, ...].
+    """
     shape = layer.weights.shape
     fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
     if not fits or not contents.is_constant(model, layer.weights):
@@ -177,7 +181,7 @@ def _difference(model: Any, layer: Layer, weights: Array) -> float:
 
 
 def _to_layout(layer: Layer, weights: NDArray[Any]) -> NDArray[Any]:
-    """Turn [output channels, input channels, ...] into what the operator takes."""
+    """Turn [output channels, input channels, ...] into the operator's layout."""
     depthwise = layer.code == "DEPTHWISE_CONV_2D"
     moved = np.moveaxis(weights, 0, -1) if depthwise else np.moveaxis(weights, 1, -1)
     return moved.reshape(layer.weights.shape)  # with a height of 1 in one dimension
@@ -185,12 +189,12 @@ def _to_layout(layer: Layer, weights: NDArray[Any]) -> NDArray[Any]:
 
 def _same_bias(model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
     if node.op_type == "MatMul":
-        return True  # it stays as it is in the file
+        return True  # the file's bias stays unchanged
     bias = read_bias(graph, node)
     if layer.bias is None:
         return not bias.any()
-    found = contents.read_values(model, layer.bias)
-    error = np.abs(found - bias) - contents.scales(layer.bias)
+    stored = contents.read_values(model, layer.bias)
+    error = np.abs(stored - bias) - contents.scales(layer.bias)
     return bool(np.all(error <= _SAME_BIAS * np.abs(bias).max()))
 
 
@@ -222,75 +226,75 @@ def _round(
 
 
 def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scale: float) -> Grid:
-    """Return a grid whose scales let the bias be 32 bits, in steps that are not too large."""
+    """Return a grid whose scales are large enough for a 32-bit bias."""
     shape = (-1,) + (1,) * (weights.ndim - 1)
     needed = np.abs(bias) / (input_scale * _BIAS_LIMIT)
     scale = grid.scale.copy()
     if scale.size > 1:
-        empty = ~weights.reshape(len(weights), -1).any(axis=1)  # whose scale could be anything
+        empty = ~weights.reshape(len(weights), -1).any(axis=1)  # any scale fits these channels
         scale[empty] = scale[~empty].max(initial=0) or 1
         return replace(grid, scale=np.maximum(scale, needed.reshape(shape).astype(np.float32)))
     return replace(grid, scale=np.maximum(scale, np.float32(needed.max())))
 
 
 def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> dict[int, str]:
-    """Return the ONNX name of each activation that can be told, by its place in the file.
+    """Return the ONNX name of each activation that can be matched, by its index in the file.
 
-    What a layer takes or makes has the name that it has in the graph; so has a sum or product of
-    such tensors.
+    These are the inputs and outputs of layers, and sums and products of matched activations.
     """
     nodes = weight_layers(graph)
-    known = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
+    activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
     operators = list(contents.operators(model))
     layers = [operator for code, operator in operators if code in contents.LAYERS]
     matched = {id(layer): nodes[name] for layer, name in zip(layers, names, strict=True)}
     for operator in layers:
-        known[operator.inputs[0]] = matched[id(operator)].input[0]
+        activations[operator.inputs[0]] = matched[id(operator)].input[0]
     for code, operator in operators:
         node = matched.get(id(operator))
-        if code == "QUANTIZE" and operator.inputs[0] in known:  # of a float input, or to rescale
-            known.setdefault(operator.outputs[0], known[operator.inputs[0]])
+        if code == "QUANTIZE" and operator.inputs[0] in activations:  # a float input, or rescaling
+            activations.setdefault(operator.outputs[0], activations[operator.inputs[0]])
         if code in _ARITHMETIC:
-            inputs = sorted(known.get(index, "") for index in operator.inputs)
+            inputs = sorted(activations.get(index, "") for index in operator.inputs)
             alike = [n for n in graph.node if n.op_type == _ARITHMETIC[code]]
             node = next((n for n in alike if sorted(n.input) == inputs), None)
         if node is not None:
-            made = _behind(graph, node.output[0], operator.builtinOptions.fusedActivationFunction)
-            if made is not None:
-                known.setdefault(operator.outputs[0], made)
-    return known
+            activation = operator.builtinOptions.fusedActivationFunction
+            if name := _fused_output(graph, node.output[0], activation):
+                activations.setdefault(operator.outputs[0], name)
+    return activations
 
 
-def _free_pools(model: Any, known: dict[int, str], graph: onnx.GraphProto, ranges: Ranges) -> None:
-    """Turn average pools over whole maps into means, whose outputs have a range of their own.
+def _pools_to_means(
+    model: Any, activations: dict[int, str], graph: onnx.GraphProto, ranges: Ranges
+) -> None:
+    """Turn average pools over whole maps into means, whose outputs can have their own range.
 
     TFLite gives an average pool the range of its input, which is several times that of its output.
 
     Args:
-        known: names of activations, as `_name_activations` returns them; those of the means come to
-            it.
+        activations: see `_name_activations`; the outputs of the means are added.
     """
     tensors = model.subgraphs[0].tensors
     for code, operator in contents.operators(model):
         if code != "AVERAGE_POOL_2D" or not _covers(operator, tensors[operator.inputs[0]]):
             continue
-        readers = consumers(graph, known.get(operator.inputs[0], ""))
+        readers = consumers(graph, activations.get(operator.inputs[0], ""))
         names = [node.output[0] for node in readers if node.op_type in _POOLS]
         if len(names) == 1 and names[0] in ranges:
             contents.to_mean(model, operator)
-            known[operator.outputs[0]] = names[0]
+            activations[operator.outputs[0]] = names[0]
 
 
 def _covers(operator: Any, tensor: Any) -> bool:
-    """Tell whether a pool makes one value of each channel, as it is, of [N, H, W, C]."""
+    """Tell whether a pool only averages each channel of [N, H, W, C] over the whole map."""
     options = operator.builtinOptions
     size = [options.filterHeight, options.filterWidth]
     plain = options.fusedActivationFunction == ActivationFunctionType.NONE
     return plain and options.padding == Padding.VALID and size == [*tensor.shape[1:3]]
 
 
-def _behind(graph: onnx.GraphProto, name: str, activation: int) -> str | None:
-    """Return what an operator makes with its fused activation; None where the graph has none."""
+def _fused_output(graph: onnx.GraphProto, name: str, activation: int) -> str | None:
+    """Return the tensor after an operator's fused activation; None if the graph lacks one."""
     if activation == ActivationFunctionType.NONE:
         return name
     readers = consumers(graph, name)
@@ -298,14 +302,14 @@ def _behind(graph: onnx.GraphProto, name: str, activation: int) -> str | None:
     return readers[0].output[0] if fused else None
 
 
-def _scale(tensor: Any, found: Range | None) -> None:
+def _scale(tensor: Any, limits: Range | None) -> None:
     """Set a tensor's scale and zero point."""
-    if found is None:
+    if limits is None:
         raise UnsupportedError(
             f"backend=tflite: {contents.name_of(tensor)}: the ONNX graph has no such activation, "
             "and so no range"
         )
-    low, high = min(found[0], 0.0), max(found[1], 0.0)
+    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     scale = np.float32((high - low) / 255) or np.float32(1)
     tensor.quantization.scale = np.array([scale], np.float32)
     tensor.quantization.zeroPoint = np.array([round(-128 - low / float(scale))], np.int64)

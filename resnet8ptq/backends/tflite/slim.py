@@ -1,12 +1,12 @@
-"""`slim`: a .tflite file without what inference does not read."""
+"""`slim`: removes the parts of a .tflite file that inference does not read."""
 
 from resnet8ptq.backends.tflite import contents
 
 
 def slim(content: bytes) -> bytes:
-    """Return a file without descriptions, metadata and names, and with equal vectors once.
+    """Return a file without descriptions, metadata, inner names and duplicate vectors.
 
-    Inputs and outputs keep their names, and so does the signature.
+    Inputs, outputs and the signature keep their names.
     """
     model = contents.read(content)
     model.description = model.metadata = model.metadataBuffer = None

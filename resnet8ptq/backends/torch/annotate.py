@@ -1,6 +1,6 @@
-"""Where PT2E is to quantize: a `Quantizer` that follows the nodes of the ONNX graph.
+"""Tells PT2E where to quantize: a `Quantizer` that follows the nodes of the ONNX graph.
 
-It decides on tensors (`observed`) before calibration, and on scales (`annotate`) after it.
+It names the tensors to calibrate (`observed`), then sets the scales (`annotate`).
 """
 
 import logging
@@ -17,7 +17,7 @@ from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.precision.grid import Grid, WeightScheme
 
 _before = logging.root.manager.disable
-logging.disable(logging.WARNING)  # of GPU kernels that a CPU lacks, and of torchao's use of torch
+logging.disable(logging.WARNING)  # warnings of missing GPU kernels, and of torchao's use of torch
 try:
     from torchao.quantization.pt2e.observer import FixedQParamsObserver
     from torchao.quantization.pt2e.quantizer import (
@@ -36,7 +36,7 @@ LAYERS = (
 )
 _ARITHMETIC = (_aten.add.Tensor, _aten.mul.Tensor)
 _ACTIVATIONS = (_aten.relu.default, _aten.clamp.default, _aten.hardtanh.default)
-# These pass values on, or means of them: the scale of their input serves their output.
+# These return values of their input, or means of them: the input's scale serves the output.
 _PASSING = (
     *(_aten.permute.default, _aten.transpose.int, _aten.pad.default, _aten.constant_pad_nd.default),
     *(_aten.reshape.default, _aten.view.default, _aten.flatten.using_ints, _aten.squeeze.dim),
@@ -48,12 +48,12 @@ SOFTMAX = (_aten.softmax.int, _aten._softmax.default)
 
 @dataclass
 class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotates the nodes that the ONNX graph's names do not leave in float.
+    """Annotates the nodes of an exported graph that are quantized.
 
     Attributes:
-        float_nodes: nodes of the exported graph that stay in float, by name.
-        float_output: leave the last layer's output, and the softmax behind it, in float.
-        repeat_scales: write a tensor's one scale for each channel.
+        float_nodes: names of nodes that stay in float.
+        float_output: leave the last layer's output, and the softmax after it, in float.
+        repeat_scales: repeat a tensor's single scale for each channel.
         ranges: of the observed tensors, by the node that makes them; needed by `annotate`.
     """
 
@@ -65,7 +65,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def observed(self, module: GraphModule) -> list[str]:
-        """Return the nodes whose range is needed, in the order of the graph."""
+        """Return the nodes whose output must be calibrated, in the order of the graph."""
         roots: dict[Node, None] = {}
         for node in module.graph.nodes:
             if self._is_chosen(node):
@@ -76,7 +76,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return [node.name for node in roots if node.target not in SOFTMAX]
 
     def annotate(self, module: GraphModule) -> GraphModule:
-        """Say how the inputs and the output of each chosen node are quantized."""
+        """Annotate the quantization of the inputs and the output of each chosen node."""
         for node in module.graph.nodes:
             if not self._is_chosen(node):
                 continue
@@ -86,16 +86,16 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return module
 
     def validate(self, module: GraphModule) -> None:
-        """Nothing to refuse: every annotation can be simulated."""
+        """Accept everything: every annotation can be simulated."""
 
     def _is_chosen(self, node: Node) -> bool:
-        known = (*LAYERS, *_ARITHMETIC, *_ACTIVATIONS, *_PASSING, *SOFTMAX)
-        if node.target not in known or node.name in self.float_nodes:
+        targets = (*LAYERS, *_ARITHMETIC, *_ACTIVATIONS, *_PASSING, *SOFTMAX)
+        if node.target not in targets or node.name in self.float_nodes:
             return False
         return not (node.target in SOFTMAX and self.float_output)
 
     def _is_fused(self, node: Node) -> bool:
-        """Tell whether a Relu takes the result before it is rounded."""
+        """Tell whether a Relu takes the output before it is rounded."""
         users = list(node.users)
         return (
             node.target in (*LAYERS, *_ARITHMETIC)
@@ -106,7 +106,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         )
 
     def _inputs(self, node: Node) -> list[Node]:
-        """Return what is rounded before `node`: data and weights of a layer; never the bias."""
+        """Return the rounded inputs of `node`: data and weights of a layer, not its bias."""
         count = 2 if node.target in (*LAYERS, *_ARITHMETIC) else 1
         inputs = [argument for argument in node.args[:count] if isinstance(argument, Node)]
         return [] if self._is_fused(inputs[0]) and node.target in _ACTIVATIONS else inputs
@@ -126,22 +126,21 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         if tensor.op != "get_attr":
             return self._activation_spec(tensor)
         if layer.target not in LAYERS:
-            return None  # a constant of an addition stays as it is
+            return None  # a constant of an addition stays in float
         weights = attrgetter(str(tensor.target))(module).detach()
         axis = weights.ndim - 1 if layer.target == _aten.matmul.default else 0
         grid = self.weights.grid(weights.numpy(), axis)
-        # Already on the grid: torch multiplies by 1/scale, by which ties could fall the other way.
+        # Rounded here: torch multiplies by 1/scale, which could round ties the other way.
         weights.copy_(torch.from_numpy(grid.round(weights.numpy())))
         if self.repeat_scales and not self.weights.per_channel:
-            each = np.zeros(weights.shape[axis], np.int64)  # the place of each channel's scale
-            grid = replace(
-                grid, scale=grid.scale.reshape(1)[each], zero_point=grid.zero_point.reshape(1)[each]
-            )
+            repeat = np.zeros(weights.shape[axis], np.int64)  # the one scale's index, by channel
+            scale, zero_point = grid.scale.reshape(1)[repeat], grid.zero_point.reshape(1)[repeat]
+            grid = replace(grid, scale=scale, zero_point=zero_point)
         return _spec(grid, self.weights, axis, self.weights.per_channel or self.repeat_scales)
 
     def _activation_spec(self, node: Node) -> Any:
         root = self._root(node)
-        if root.target in SOFTMAX:  # probabilities in steps of 1/256, as torch's kernels have them
+        if root.target in SOFTMAX:  # torch's kernels have probabilities in steps of 1/256
             lowest, highest = (-128, 127) if self.activations.dtype == "int8" else (0, 255)
             grid = Grid(np.array([1 / 256], np.float32), np.array([lowest]), lowest, highest)
         else:
@@ -151,7 +150,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
 
 class GridObserver(FixedQParamsObserver):  # type: ignore[misc]
-    """An observer that knows scale and zero_point beforehand, each of shape [1] or [channels]."""
+    """An observer with a fixed scale and zero_point, each of shape [1] or [channels]."""
 
     def __init__(self, grid: Grid, axis: int, **kwargs: Any) -> None:
         super().__init__(scale=1.0, zero_point=0, **kwargs)

@@ -1,4 +1,4 @@
-"""Dynamic quantization, onto torch's integer kernels: activation ranges are taken as it runs."""
+"""Dynamic quantization in torch: activation ranges are computed at inference."""
 
 import torch
 from torch.ao.quantization import QConfig
@@ -13,7 +13,7 @@ from resnet8ptq.core.errors import UnsupportedError
 
 TAKES: Takes = {
     **fx.WEIGHTS,
-    "symmetric.activations": ([None, False], "torch's dynamic kernels take the range as it comes"),
+    "symmetric.activations": ([None, False], "torch's dynamic kernels are affine"),
     "reduce_range": ([None, True], "torch's dynamic linear always takes 7 bits"),
 }
 
@@ -21,13 +21,13 @@ TAKES: Takes = {
 def quantize(
     module: torch.fx.GraphModule, skipped: list[str], config: QuantizationConfig
 ) -> tuple[torch.nn.Module, list[str]]:
-    """Quantize the linear layers: weights now, activations as the model runs.
+    """Quantize the linear layers: weights now, activations at inference.
 
     Returns:
-        The module, and the names of the layers that were changed.
+        The module, and the names of the quantized layers.
 
     Raises:
-        UnsupportedError: there is none; torch has no dynamic convolution.
+        UnsupportedError: there is no linear layer; torch has no dynamic convolution.
     """
     layers = [
         name
@@ -36,8 +36,7 @@ def quantize(
     ]
     if not layers:
         raise UnsupportedError(
-            "method=dynamic: torch quantizes linear layers only, and of them the network has none "
-            "to quantize"
+            "method=dynamic: torch quantizes linear layers only, and the network has none"
         )
     qconfig = QConfig(activation=default_dynamic_quant_observer, weight=fx.weight_observer(config))
     with known_warnings():

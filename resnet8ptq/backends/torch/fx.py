@@ -1,4 +1,4 @@
-"""FX graph mode quantization, onto torch's integer kernels."""
+"""FX graph mode quantization, for torch's integer kernels."""
 
 from typing import Any
 
@@ -31,12 +31,12 @@ from resnet8ptq.graph.torch_module import name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
 _PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
-# What torch's integer kernels take of weights.
+# Weights that torch's integer kernels take.
 WEIGHTS: Takes = {
     "dtype.name": (
         ["int8", "u8s8"],
         "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
-        f"{_PT2E} does uint8, simulated in float",
+        f"{_PT2E} simulates uint8 in float",
     ),
     "symmetric.weights": (
         [None, True],
@@ -53,7 +53,7 @@ TAKES: Takes = {
 
 
 class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """An FX observer whose range `calibration` chooses, unless it is given one."""
+    """An FX observer with a preset range, or one that the calibration method chooses."""
 
     def __init__(self, config: CalibConfig, scheme: WeightScheme, **kwargs: Any) -> None:
         qscheme = torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
@@ -62,17 +62,17 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.scheme = scheme
         self.stats = TensorStats()
         self.stage = "ranges"
-        self.given: Range | None = None
+        self.preset: Range | None = None
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Take statistics of `values`, and pass them on."""
-        if self.given is None:
+        """Update the statistics, unless the range is preset; return `values`."""
+        if self.preset is None:
             self.stats.observe(values.detach().numpy(), self.stage, self.config)
         return values
 
     def chosen_range(self) -> Range:
-        """Return the given range, or the one that the calibration method chooses."""
-        return self.given or find_range(self.stats, self.config)
+        """Return the preset range, or the one that the calibration method chooses."""
+        return self.preset or find_range(self.stats, self.config)
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scale and zero_point, each of shape [1]."""
@@ -96,8 +96,10 @@ def quantize(
 
     Args:
         module: the float network, [N, H, W, C] to [N, classes]; consumed.
-        graph, skipped: the ONNX graph it comes from, and its nodes that stay in float.
-        activations, scheme: know the ranges by ONNX tensor name, and their grid.
+        graph: the ONNX graph that `module` was made from.
+        skipped: names of its nodes that stay in float.
+        activations: gives ranges by ONNX tensor name.
+        scheme: of the activations.
 
     Returns:
         The quantized module, and the range of each observed tensor by ONNX tensor name.
@@ -108,34 +110,34 @@ def quantize(
     example = torch.from_numpy(activations.calibration.zeros)
     qconfig = QConfig(_activation_observer(config.calib, scheme), weight_observer(config))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
-    # Constants are quantized with the node that takes them, or else not at all.
+    # Constants are quantized only with the node that takes them.
     for name in [*skipped, "initializers"] if skipped else []:
         mapping.set_module_name(name, None)
     with known_warnings():
         try:
             prepared = prepare_fx(module, mapping, (example,))
-        except (TraceError, TypeError) as error:  # code that looks at its own tensors
+        except (TraceError, TypeError) as error:  # code that depends on values of tensors
             why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
             raise UnsupportedError(why) from error
         _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
-        given = activations.find_ranges(name for name, _ in observers)
+        calibrated = activations.find_ranges(name for name, _ in observers)
         for name, observer in observers:
-            if name in given:
-                observer.given = given[name]
+            if name in calibrated:
+                observer.preset = calibrated[name]
         _calibrate(prepared, activations.calibration, config.calib)
         ranges = {
             name: observer.chosen_range()
-            for name, observer in reversed(observers)  # of several, the first one's
+            for name, observer in reversed(observers)  # the first of a name wins
             if isinstance(observer, RangeObserver)
         }
         return convert_fx(prepared), ranges
 
 
 def _free_inputs(prepared: Any, observer: Any) -> None:
-    """Observe the inputs of a Softmax and its like, where FX gives them the levels of its output.
+    """Observe inputs of a Softmax and its like to which FX gave the scale of their output.
 
-    It does so where what comes before, such as a Reshape, has no quantized kernel.
+    FX does so after an operator without a quantized kernel, such as a Reshape.
     """
     modules = dict(prepared.named_modules())
     for node in prepared.graph.nodes:
@@ -148,7 +150,7 @@ def _free_inputs(prepared: Any, observer: Any) -> None:
 def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
     if calib.name != "histogram":
         return RangeObserver.with_args(config=calib, scheme=scheme)
-    # torch takes the middle of a custom range for zero_point, and 128 of the whole one.
+    # torch's zero_point is the middle of a custom range, but 128 of the default one.
     lowest, highest = scheme.levels
     reduced = {"quant_min": lowest, "quant_max": highest} if scheme.reduce_range else {}
     qscheme = torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
@@ -156,14 +158,14 @@ def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
 
 
 def weight_observer(config: QuantizationConfig) -> Any:
-    """Return a factory of observers as torch has them, or on the grid of `precision.grid`.
+    """Return a factory of weight observers, on torch's own grid or on that of `precision.grid`.
 
-    torch's own int8 grid has half a level more, 255 steps from -128. Weights that AdaRound or
-    fine-tuning has placed lie on the other, which has to be met exactly.
+    torch's int8 grid has 255 steps from -128, half a level more. Weights from AdaRound or
+    fine-tuning lie exactly on the grid of `precision.grid`.
     """
     scheme = WeightScheme.of(config)
-    placed = config.corrections.adaround or config.method == "qat"
-    lowest, highest = scheme.levels if placed else (-128, 127)
+    on_grid = config.corrections.adaround or config.method == "qat"
+    lowest, highest = scheme.levels if on_grid else (-128, 127)
     observer, qscheme = (
         (PerChannelMinMaxObserver, torch.per_channel_symmetric)
         if scheme.per_channel
@@ -177,8 +179,8 @@ def weight_observer(config: QuantizationConfig) -> Any:
 def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
     """Return each observer with the ONNX name of its tensor, in the order of the graph.
 
-    What only passes values on shares its input's observer and is left out. So does a Clip: of a
-    tensor that only a Clip takes, the levels serve what is left of it.
+    Operators that only move values share their input's observer and are left out. If only a Clip
+    takes a tensor, its observer covers the clipped values.
     """
     modules = dict(prepared.named_modules())
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
@@ -201,11 +203,11 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
 
 
 def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
-    """Run the images for the observers whose tensor the ONNX graph does not have."""
+    """Calibrate the observers of tensors that the ONNX graph lacks."""
     observers = [
         module
         for module in prepared.modules()
-        if isinstance(module, _OBSERVERS) and getattr(module, "given", None) is None
+        if isinstance(module, _OBSERVERS) and getattr(module, "preset", None) is None
     ]
     with torch.inference_mode():
         for stage, batch in run_passes(calibration, config) if observers else ():

@@ -1,6 +1,6 @@
-"""PT2E onto integer kernels: what `pt2e` places, Inductor compiles to calls of oneDNN's.
+"""PT2E with integer kernels: Inductor compiles the operators that `pt2e` places to calls of oneDNN.
 
-They are the same as FX graph mode's, with the code between them fused and compiled.
+The kernels are those of FX graph mode; the code between them is fused and compiled.
 """
 
 from functools import partial
@@ -13,5 +13,5 @@ TAKES: Takes = {
     **fx.WEIGHTS,
 }
 
-# Inductor knows oneDNN's kernels by weights with a scale for each channel.
+# Inductor's patterns of oneDNN's kernels need weights with a scale for each channel.
 quantize = partial(pt2e.quantize, repeat_scales=True)

@@ -1,7 +1,7 @@
-"""A network as an AOTInductor package (.pt2): compiled, checked, loaded, read.
+"""Compiles a network to an AOTInductor package (.pt2), loads it, and counts its kernels.
 
-It holds a shared object, made for the CPU that compiled it: torch checks neither that CPU nor what
-the network is given. Loading one runs what is in it: only files that a run has made are loaded.
+The package holds a shared object for the CPU that compiled it; torch checks neither the CPU nor the
+input. Loading runs the shared object: load only files that a run of yours has made.
 """
 
 import io
@@ -33,10 +33,10 @@ MODEL_FILE, FORMAT = "model.pt2", "AOTInductor"
 
 _CONFIG = {
     "freezing": True,  # weights are constants, packed for oneDNN's kernels
-    "cpp.dynamic_threads": True,  # as many as torch is told when it runs, not when it compiles
-    "cpp.vec_isa_ok": True,  # the CPU's flags tell; not a compiled program for each of them
+    "cpp.dynamic_threads": True,  # the number of threads is set at inference, not compiled in
+    "cpp.vec_isa_ok": True,  # trust the CPU's flags instead of test programs
     "compile_threads": 1,
-    # Without what neither inference nor its speed needs: 1.2 MB of a ResNet8's 1.9.
+    # Inference and its speed need none of these: 1.2 MB of a ResNet8's 1.9.
     **dict.fromkeys(("size_asserts", "scalar_asserts"), False),
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.precompile_headers": False,  # which would stay on disk
@@ -51,10 +51,10 @@ _FLOAT_KERNEL = re.compile(
 
 
 def check_machine() -> None:
-    """Look for what Inductor compiles with, and for.
+    """Check that Inductor can compile here.
 
     Raises:
-        UnsupportedError: there is no C++ compiler, or another CPU than x86.
+        UnsupportedError: no C++ compiler, or no x86 CPU.
     """
     if not is_x86(machine.cpu()[1]):
         raise UnsupportedError("backend.flow=inductor: torchao's integer kernels are those of x86")
@@ -105,9 +105,10 @@ def _compile(program: Any) -> io.BytesIO:
 
 
 def _copy(whole: io.BytesIO, path: Path, about: dict[str, str]) -> None:
-    """Leave the generated code out, and say what it was made on, for what, and with which kernels.
+    """Copy a package without the generated code, which names folders of this machine.
 
-    The code names folders of this machine.
+    Args:
+        about: metadata to add; the numbers of integer and float kernels are added too.
     """
     with zipfile.ZipFile(whole) as old, zipfile.ZipFile(path, "w") as new:
         code = b"".join(old.read(name) for name in old.namelist() if name.endswith(".wrapper.cpp"))
@@ -125,17 +126,15 @@ def _copy(whole: io.BytesIO, path: Path, about: dict[str, str]) -> None:
 def _read_about(path: Path) -> dict[str, str]:
     with zipfile.ZipFile(path) as package:
         (name,) = [name for name in package.namelist() if name.endswith(_ABOUT)]
-        found: dict[str, str] = json.loads(package.read(name))
-        return found
+        about: dict[str, str] = json.loads(package.read(name))
+        return about
 
 
 def load(path: Path) -> Predictor:
-    """Load a package that `save` wrote, on the CPU that it was made for.
-
-    It cannot be cut: there are no logits.
+    """Load a package that `save` wrote, on a CPU with the same features; it gives no logits.
 
     Raises:
-        QuantizationError: this CPU lacks what the package's CPU had.
+        QuantizationError: this CPU lacks features of the CPU that compiled it.
     """
     about = _read_about(path)
     lacking = sorted({*about["cpu_flags"].split()} - {*machine.cpu()[1]})
@@ -144,8 +143,7 @@ def load(path: Path) -> Predictor:
             f"{path}: compiled for {about['cpu']}, and this CPU ({machine.cpu()[0]}) lacks "
             f"{', '.join(lacking)} of it; quantize the network here"
         )
-    # torch unpacks the shared object, and leaves it behind when a process ends; once loaded, it is
-    # not read again.
+    # torch unpacks the shared object and never deletes it; once loaded, it is not read again.
     with TemporaryDirectory() as scratch, patch.dict(os.environ, TMPDIR=scratch), known_warnings():
         package = torch._inductor.aoti_load_package(str(path))
     shape = tuple(json.loads(about["input_shape"]))
@@ -155,7 +153,7 @@ def load(path: Path) -> Predictor:
 def _run(
     package: Any, shape: tuple[int, ...], dtype: str, batch: NDArray[Any]
 ) -> tuple[NDArray[np.float32], ...]:
-    """Run a batch in the one form that the compiled code reads; it does not look itself."""
+    """Run a batch, after a check of shape and dtype that the compiled code lacks."""
     if batch.shape[1:] != shape or batch.dtype != dtype:
         raise ValueError(
             f"got {batch.dtype} {batch.shape}, takes {dtype} [n, {', '.join(map(str, shape))}]"
@@ -164,10 +162,10 @@ def _run(
 
 
 def count_quantized_layers(path: Path) -> int:
-    """Count the calls of integer kernels in the code that was compiled."""
+    """Return the number of calls of integer kernels in the compiled code."""
     return int(_read_about(path)["integer_kernels"])
 
 
 def count_float_layers(path: Path) -> int:
-    """Count the calls of float kernels in the code that was compiled."""
+    """Return the number of calls of float kernels in the compiled code."""
     return int(_read_about(path)["float_kernels"])

@@ -1,4 +1,4 @@
-"""What each operator of a TorchScript file takes, by torch's own profiler."""
+"""Times the operators of a TorchScript file with torch's profiler."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,13 @@ _CONVERSIONS = {
     *("aten::quantize_per_tensor", "aten::quantize_per_channel", "aten::dequantize"),
     *("aten::to", "aten::_to_copy"),
 }
-_CALL = "forward"  # of the whole network; what it returns is dequantized behind it
+_CALL = "forward"  # of the whole network; its outputs are dequantized after it
 
 
 @contextmanager
 def profile(load: Callable[[], Predictor]) -> Iterator[Profiler]:
     """Load a network, to time its operators."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print two lines for each run
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else two lines are printed for each run
     yield _Profiler(load())
 
 
@@ -36,20 +36,20 @@ class _Profiler:
     def predict(self, batch: NDArray[np.float32]) -> Sequence[NDArray[np.float32]]:
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, record_shapes=True) as profiled:
-            found = self.predictor.predict(batch)
+            outputs = self.predictor.predict(batch)
         self.runs.append(read_events(profiled.events()))
-        return found
+        return outputs
 
     def nodes(self, runs: int) -> list[Node]:
         return to_nodes(self.runs[-runs:])
 
 
 def read_events(events: Sequence[Any]) -> dict[Key, float]:
-    """Return what the operators of a run took, in milliseconds, by their place and name.
+    """Return the milliseconds of a run's operators, by index and name.
 
     Args:
-        events: torch's `FunctionEvent`; those that another operator calls count as part of it,
-            and those that only hand arrays over are left out.
+        events: torch's `FunctionEvent`s. An operator includes those that it calls; operators
+            outside the network are left out.
     """
     outer = [
         event
@@ -58,8 +58,8 @@ def read_events(events: Sequence[Any]) -> dict[Key, float]:
         or (event.cpu_parent is None and event.name == "aten::dequantize")
     ]
     return {
-        (f"{place} {event.name}", event.name, _kind(event)): event.cpu_time_total / 1000
-        for place, event in enumerate(outer)
+        (f"{index} {event.name}", event.name, _kind(event)): event.cpu_time_total / 1000
+        for index, event in enumerate(outer)
     }
 
 

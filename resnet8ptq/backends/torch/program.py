@@ -1,4 +1,4 @@
-"""A network as an exported program (.pt2): saved, checked, loaded, read."""
+"""Saves a network as an exported program (.pt2), loads it, and counts its layers."""
 
 import io
 from functools import partial
@@ -29,20 +29,20 @@ _ROUNDED = (
 
 
 def export(module: Any, example: torch.Tensor) -> ExportedProgram:
-    """Export a network, for any number of images; `example` is one of them [1, H, W, C]."""
+    """Export a network for any batch size; `example` is one sample [1, H, W, C]."""
     for weights in [*module.parameters(), *module.buffers()]:
-        weights.data = weights.data.contiguous()  # a transposed view would be saved as one
-    batch = example.repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would be taken for fixed
+        weights.data = weights.data.contiguous()  # else a transposed view is saved as a view
+    batch = example.repeat(2, *[1] * (example.ndim - 1))  # torch treats a batch of 1 as fixed
     free = ({0: torch.export.Dim("batch")},)
     with known_warnings():
         return torch.export.export(module, (batch,), dynamic_shapes=free)
 
 
 def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
-    """Export a network and write it to `path`, all or nothing; the same gives the same bytes."""
+    """Export a network and write it to `path` atomically; the bytes are reproducible."""
     program = export(module, example)
     program.example_inputs = None
-    for node in program.graph.nodes:  # all but the shape: where in the Python code it was traced
+    for node in program.graph.nodes:  # drop all but the shape: origins in the Python code
         node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
     archive = io.BytesIO()
     with known_warnings():
@@ -55,7 +55,7 @@ def load(path: Path) -> Predictor:
     """Load a program that `save` wrote.
 
     Raises:
-        QuantizationError: the file holds more than that; torch might run what it says.
+        QuantizationError: the file holds something else, which torch might execute.
     """
     module = _open(path)
     return Predictor(partial(infer, module), partial(_end_at_logits, module))
@@ -87,12 +87,12 @@ def _end_at_logits(module: Any) -> Run | None:
 
 
 def count_quantized_layers(path: Path) -> int:
-    """Count the convolutions and matrix products whose data and weights come dequantized."""
+    """Count the convolutions and matrix products with dequantized data and weights."""
     layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
     return sum(all(i.target in _ROUNDED for i in layer.args[:2]) for layer in layers)
 
 
 def count_float_layers(path: Path) -> int:
-    """Count the others."""
+    """Count the other convolutions and matrix products."""
     layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
     return len(layers) - count_quantized_layers(path)

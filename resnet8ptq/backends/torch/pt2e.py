@@ -1,4 +1,4 @@
-"""PT2E: quantization of a `torch.export` program, by torchao; simulated in float.
+"""PT2E: torchao's quantization of a `torch.export` program, simulated in float.
 
 Weights are stored in 8 bits; activations are rounded to their grid between float operators.
 """
@@ -37,7 +37,7 @@ def quantize(
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Export, calibrate, and let torchao place the quantize and dequantize operators.
 
-    Arguments and result are those of `fx.quantize`; for `repeat_scales` see `OnnxNodeQuantizer`.
+    For arguments and result see `fx.quantize`; for `repeat_scales` see `OnnxNodeQuantizer`.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -53,10 +53,10 @@ def quantize(
     )
     names = name_tensors(exported.graph, paths, graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}
-    given = activations.find_ranges(observed.values())
-    missing = [name for name, tensor in observed.items() if tensor not in given]
-    calibrated = _calibrate(exported, missing, calibration, config.calib)
-    quantizer.ranges = {n: given[t] if t in given else calibrated[n] for n, t in observed.items()}
+    ranges = activations.find_ranges(observed.values())
+    missing = [name for name, tensor in observed.items() if tensor not in ranges]
+    others = _calibrate(exported, missing, calibration, config.calib)
+    quantizer.ranges = {n: ranges[t] if t in ranges else others[n] for n, t in observed.items()}
     with known_warnings():
         converted = convert_pt2e(prepare_pt2e(exported, quantizer))
     _drop_unused(converted)
@@ -82,7 +82,7 @@ def _paths(exported: Any) -> dict[str, str]:
 
 
 def _owner(path: str) -> str:
-    """Return the ONNX node of a module: onnx2torch makes `name.0` and `name.1` for padding."""
+    """Return the ONNX node of a module; with padding it has two modules, `name.0` and `name.1`."""
     head, _, tail = path.rpartition(".")
     return head if tail.isdigit() else path
 
@@ -90,7 +90,7 @@ def _owner(path: str) -> str:
 def _calibrate(
     exported: Any, observed: list[str], calibration: Split, config: CalibConfig
 ) -> dict[str, Range]:
-    """Find the ranges of tensors that the ONNX graph does not have."""
+    """Return the ranges of tensors that the ONNX graph lacks."""
     stats = {node: TensorStats() for node in exported.graph.nodes if node.name in observed}
     interpreter = torch.fx.Interpreter(exported, garbage_collect_values=False)
     with torch.inference_mode():

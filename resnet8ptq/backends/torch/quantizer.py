@@ -1,9 +1,9 @@
-"""PyTorch: what the settings come to, and which flow does them.
+"""PyTorch: resolves the settings and selects the flow.
 
-FX graph mode quantization runs on integer kernels, which take uint8 activations and int8 weights
-only: with others it would quantize nothing and say nothing. PT2E does every dtype, in float, and
-through Inductor those of the integer kernels on them. Its modules import torchao, which takes two
-seconds: only where it is the flow.
+FX graph mode runs on integer kernels, which take uint8 activations and int8 weights only; with
+other dtypes it silently quantizes nothing. PT2E simulates every dtype in float; with Inductor it
+runs on the same integer kernels. Its modules import torchao, which takes two seconds, so that only
+its flows import them.
 """
 
 from contextlib import AbstractContextManager
@@ -38,13 +38,13 @@ from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.precision.selection import Selection, find_float_nodes
 
-_DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # as torch chose it, before any run did
+_DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # torch's choice, before any run sets it
 
-_OURS: Takes = {
+_TAKES: Takes = {
     "format": ([None], "QDQ and QOperator are ONNX's"),
     "slim": ([False], "for ONNX files; backend.freeze and backend.debug_records are torch's"),
 }
-_FX_ALONE: Takes = {
+_FX_ONLY: Takes = {
     "backend.engine": (["auto"], "for backend.flow=fx; the others take auto"),
     "backend.freeze": ([True], "for backend.flow=fx; the others take true"),
     "backend.debug_records": ([False], "for backend.flow=fx; the others take false"),
@@ -63,7 +63,7 @@ class TorchQuantizer:
     def resolve(self) -> Resolved:
         """Return weight and activation dtype, engine and whether activations take 7 bits."""
         config, fx_flow = self.config, self._options.flow == "fx"
-        refuse_others(config, _OURS if fx_flow else {**_OURS, **_FX_ALONE})
+        refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
         if self._options.flow == "inductor":
             from resnet8ptq.backends.torch import package
 
@@ -75,8 +75,8 @@ class TorchQuantizer:
         method, file = self._flow
         if fx_flow:
             engines = torch.backends.quantized.supported_engines
-            there = f"this build of torch has {', '.join(engines)}"
-            refuse_others(config, {"backend.engine": (["auto", *engines], there)})
+            reason = f"this build of torch has {', '.join(engines)}"
+            refuse_others(config, {"backend.engine": (["auto", *engines], reason)})
         refuse_others(config, method.TAKES)
         activations = self._activations
         suffix = " (dynamic)" if config.method == "dynamic" else ""
@@ -90,7 +90,7 @@ class TorchQuantizer:
         )
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Return the settings: none depends on the network; see `contract.Quantizer`."""
+        """Return the settings unchanged: none depends on the network."""
         return self.config
 
     def quantize(
@@ -99,7 +99,7 @@ class TorchQuantizer:
         """Quantize by the flow that `backend.flow` and `method` name, and save.
 
         Raises:
-            UnsupportedError: method=dynamic, and the network has no layer that torch does so.
+            UnsupportedError: method=dynamic, and the network has no linear layer.
         """
         self._set_up(self.runtime.threads)
         config, options = self.config, self._options
@@ -130,13 +130,13 @@ class TorchQuantizer:
         return Artifact(path, count, chosen, details)
 
     def load(self, path: Path, threads: int) -> Predictor:
-        """Load what the flow writes: a program or a package (.pt2), or a TorchScript file (.pt)."""
+        """Load the flow's artifact: a program or a package (.pt2), or a TorchScript file (.pt)."""
         self._set_up(threads)
         predictor: Predictor = self._flow[1].load(path)
         return predictor
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the file, which torch runs as it is."""
+        """Count in the file, which torch runs unchanged."""
         file = self._flow[1]
         return file.count_quantized_layers(path), file.count_float_layers(path)
 
@@ -153,22 +153,21 @@ class TorchQuantizer:
             )
         if self._options.flow == "pt2e":
             raise UnsupportedError(
-                "backend.flow=pt2e: simulates integer kernels in float; its times say nothing"
+                "backend.flow=pt2e: simulates integer kernels in float; its times are meaningless"
             )
         return profiler.profile(partial(self.load, path, threads))
 
     def _set_up(self, threads: int) -> None:
-        """Set what torch keeps for the whole process."""
+        """Set torch's settings for the whole process."""
         torch.set_num_threads(threads)
-        # Where in the code each node was traced: it is not read, and to find it FX imports
-        # torch's compiler, which takes over a second.
+        # Stack traces are not used, and to make them FX imports torch's compiler for a second.
         torch.fx.config.do_not_emit_stack_traces = True
         if self._options.flow == "fx" and self.config.dtype.name != "fp32":
             torch.backends.quantized.engine = self._engine
 
     @property
     def _flow(self) -> tuple[Any, Any]:
-        """The modules that quantize, and that save and load."""
+        """The module that quantizes, and the module of the file format."""
         if self._options.flow == "pt2e":
             from resnet8ptq.backends.torch import program, pt2e
 
@@ -181,7 +180,7 @@ class TorchQuantizer:
 
     @property
     def _engine(self) -> str:
-        """Resolve `auto`: oneDNN, which Inductor alone calls, is exact in 8 bits with VNNI."""
+        """Resolve `auto`: oneDNN, the only engine of Inductor, is exact in 8 bits with VNNI."""
         engine = self._options.engine if self._options.flow == "fx" else "onednn"
         if engine != "auto":
             return engine
@@ -191,11 +190,11 @@ class TorchQuantizer:
 
     @property
     def _activations(self) -> WeightScheme:
-        """The grid of the activations, made like that of the weights."""
+        """The scheme of the activations."""
         config, integer = self.config, self._options.flow != "pt2e"
         reduce_range = config.reduce_range
         if reduce_range is None and integer:
-            # They keep 16-bit sums exact without VNNI; dynamic kernels always take 7 bits.
+            # 7 bits keep 16-bit sums exact without VNNI; dynamic kernels always take 7 bits.
             reduce_range = config.method == "dynamic" or self._engine in ("fbgemm", "x86")
             reduce_range |= self._options.flow == "inductor" and not machine.has_vnni()
         return WeightScheme(

@@ -1,4 +1,4 @@
-"""A network as a TorchScript file: saved, loaded, read.
+"""Saves a network as a TorchScript file, loads it, and counts its layers.
 
 FX graphs do not survive `torch.save`; TorchScript does.
 """
@@ -31,15 +31,15 @@ def load(path: Path) -> Predictor:
 def infer(module: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
     """Return each output of `module` for a batch, dequantized."""
     with torch.inference_mode():
-        found = module(torch.from_numpy(batch))
-        outputs = found if isinstance(found, list | tuple) else [found]
+        outputs = module(torch.from_numpy(batch))
+        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
         return tuple((o.dequantize() if o.is_quantized else o).numpy() for o in outputs)
 
 
 def _open_logits(path: Path) -> Run | None:
-    """Freeze a copy (one flat graph, which can be cut), to return the softmax's input."""
+    """Return a copy that ends before the softmax; freezing makes one flat graph to cut."""
     frozen = _load(path)
-    if hasattr(frozen, "training"):  # saved frozen, it has lost the attribute
+    if hasattr(frozen, "training"):  # a module that was saved frozen lacks the attribute
         with known_warnings():
             frozen = torch.jit.freeze(frozen.eval())
     graph = frozen.graph
@@ -59,10 +59,10 @@ def _load(path: Path) -> Any:
 
 
 def save(module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False) -> None:
-    """Trace `module` and write it to `path`, all or nothing.
+    """Trace `module` and write it to `path` atomically.
 
     Args:
-        example: one image [1, H, W, C], to trace with.
+        example: one sample [1, H, W, C], to trace with.
         freeze: one class with the weights as constants, instead of one for each layer.
         debug: keep the records of the traced Python code.
     """
@@ -92,21 +92,21 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
 
 
 def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
-    """Leave out what inference does not read and what differs from process to process.
+    """Copy an archive without the records that differ from process to process.
 
-    The debug records say where in the Python code each operation was traced: a quarter of a small
-    quantized file, and as long as the call stack and the path of the installation. Class names
-    count on from what was traced before; here they count from 0. The serialization id is a hash
-    of all that. Records whose names end in one of `compressed` are compressed.
+    Debug records hold the Python origin of each operation: a quarter of a small quantized file,
+    with the length of the call stack and of the installation's path. Class names bear a counter of
+    the process; here it starts at 0. The serialization id is a hash of all records.
+
+    Args:
+        compressed: suffixes of the records to compress.
     """
     with zipfile.ZipFile(archive) as whole, zipfile.ZipFile(path, "w") as slim:
         names = " ".join(whole.namelist()).encode()
         counts = sorted({int(count) for count in _MANGLED.findall(names)})
 
         def count_from_zero(text: bytes) -> bytes:
-            return _MANGLED.sub(
-                lambda found: b"___torch_mangle_%d" % counts.index(int(found[1])), text
-            )
+            return _MANGLED.sub(lambda m: b"___torch_mangle_%d" % counts.index(int(m[1])), text)
 
         for record in whole.infolist():
             if record.filename.endswith((".debug_pkl", "/serialization_id")):
@@ -138,16 +138,15 @@ def count_float_layers(path: Path) -> int:
 
 @contextmanager
 def known_warnings() -> Iterator[None]:
-    """Quiet what is known of the pinned torch and of onnx2torch."""
+    """Silence known warnings of the pinned torch and of onnx2torch."""
     with warnings.catch_warnings():
         for message in (
-            # Both APIs, and the quantized tensors beneath, are announced to go away.
+            # Both APIs, and their quantized tensors, are deprecated.
             "torch.ao.quantization is deprecated",
             r"`torch.jit.\w+` is deprecated",
             "torch.quantize_per_tensor, torch.quantize_per_channel",
             "Please use quant_min and quant_max to specify the range",
-            # onnx2torch's Reshape reads its target shape, quantized operators their scale: both are
-            # constants of the graph.
+            # onnx2torch's Reshape reads its shape, quantized operators their scale: constants.
             "(Converting a tensor to a (Python|NumPy)|Iterating over a tensor|Using len to get)",
             # onnx2torch's Slice.
             "Using a non-tuple sequence for multidimensional indexing is deprecated",

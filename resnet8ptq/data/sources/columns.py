@@ -89,37 +89,46 @@ class Table:
         return known[0] if known else None
 
 
-def check_size(path: Path, columns: int, rows: int) -> None:
+@dataclass(frozen=True)
+class Limits:
+    """What a table may have at most."""
+
+    columns: int
+    rows: int
+    bytes: int
+
+
+def limits() -> Limits:
+    """Return the limits, for a process that is to keep them."""
+    return Limits(MAX_COLUMNS, MAX_SAMPLES, MAX_BYTES)
+
+
+def check_size(path: Path, columns: int, rows: int, most: Limits) -> None:
     """Refuse a table, before it is read, that would take minutes and the machine's memory.
 
     Raises:
-        DataError: it has more than `MAX_COLUMNS` columns or `MAX_SAMPLES` rows.
+        DataError: it has more columns or rows.
     """
-    if columns > MAX_COLUMNS:
+    if columns > most.columns:
         raise DataError(
-            f"{path}: has {columns:,} columns, takes {MAX_COLUMNS:,} at most; try one column of "
+            f"{path}: has {columns:,} columns, takes {most.columns:,} at most; try one column of "
             "lists (Parquet), or data=arrays"
         )
-    if rows > MAX_SAMPLES:
-        raise DataError(f"{path}: has {rows:,} rows, takes {MAX_SAMPLES:,} at most; try a part")
+    if rows > most.rows:
+        raise DataError(f"{path}: has {rows:,} rows, takes {most.rows:,} at most; try a part")
 
 
-def gather(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """Return batches of rows as one table; a packed file may hold far more than its size.
+def check_bytes(path: Path, size: int, most: Limits) -> None:
+    """Refuse a table whose rows, so far, take more memory than a table may.
 
     Raises:
-        DataError: they come to more than `MAX_BYTES`.
+        DataError: they do.
     """
-    kept, size = [], 0
-    for batch in batches:
-        kept.append(batch)
-        size += batch.nbytes
-        if size > MAX_BYTES:
-            raise DataError(
-                f"{path}: unpacks to more than {MAX_BYTES:,} bytes, the most that a table may "
-                "take; try fewer rows, or data=arrays"
-            )
-    return pa.Table.from_batches(kept, schema)
+    if size > most.bytes:
+        raise DataError(
+            f"{path}: unpacks to more than {most.bytes:,} bytes, the most that a table may "
+            "take; try fewer rows, or data=arrays"
+        )
 
 
 def list_names(names: Iterable[str], separator: str = ", ") -> str:

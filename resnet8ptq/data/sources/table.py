@@ -3,7 +3,7 @@
 import csv
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import resizing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import decode
-from resnet8ptq.data.sources import SOURCES, arrays, columns
+from resnet8ptq.data.sources import SOURCES, arrays, columns, unpacking
 from resnet8ptq.data.sources.arrays import NO_LABELS
-from resnet8ptq.data.sources.columns import LABELS, PICTURES, Table, list_names
+from resnet8ptq.data.sources.columns import LABELS, PICTURES, Limits, Table, list_names
 from resnet8ptq.data.splitting import Named, keep_split, split_one
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,9 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
         DataError: it is damaged, or a cell does not fit; names the row and the column.
     """
     root = Path(str(config.root))
-    table = Table(str(root), read(root))
-    return build(table, root, root.parent, files.sha256(root), config, preprocess, cache_root)
+    sha256 = files.sha256(root)
+    table = Table(str(root), read(root, sha256, cache_root))
+    return build(table, root, root.parent, sha256, config, preprocess, cache_root)
 
 
 def build(
@@ -115,8 +116,8 @@ def build(
     return resizing.shape(data, preprocess, cache_root) if sized and not decoded else data
 
 
-def read(path: Path) -> pa.Table:
-    """Read a CSV file, by its suffix, or a Parquet file.
+def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
+    """Read a CSV file, by its suffix, or a Parquet file, which is unpacked into the cache.
 
     CSV columns are separated by commas, semicolons or tabs, whichever the first line has most of;
     a column is of integers, numbers or text, whichever all of its cells are.
@@ -125,17 +126,19 @@ def read(path: Path) -> pa.Table:
         DataError: it cannot be read.
     """
     try:
-        return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+        if path.suffix.lower() != ".parquet":
+            return _read_csv(path)
+        return unpacking.unpack(path, _read_parquet, sha256, TAKES, cache_root)
     except PtqError:
         raise
     except Exception as error:  # Arrow's own, csv.Error and OSError
         raise DataError(f"{path}: cannot be read ({one_line(error)}); {TAKES}") from None
 
 
-def _read_parquet(path: Path) -> pa.Table:
-    with pq.ParquetFile(path) as file:
-        columns.check_size(path, file.metadata.num_columns, file.metadata.num_rows)
-        return columns.gather(path, file.iter_batches(ROWS_AT_ONCE), file.schema_arrow)
+def _read_parquet(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    file = pq.ParquetFile(path)
+    columns.check_size(path, file.metadata.num_columns, file.metadata.num_rows, limits)
+    return file.schema_arrow, file.iter_batches(ROWS_AT_ONCE)
 
 
 def _read_csv(path: Path) -> pa.Table:
@@ -149,7 +152,7 @@ def _read_csv(path: Path) -> pa.Table:
     names = next(csv.reader(lines, delimiter=separator), [])
     if len(head) == MAX_HEAD_BYTES and next(lines, None) is None:
         raise DataError(f"{path}: its line of names is longer than {MAX_HEAD_BYTES:,} bytes")
-    columns.check_size(path, len(names), 0)
+    columns.check_size(path, len(names), 0, columns.limits())
     # One block: the types of the columns are those of the first.
     block = pyarrow.csv.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
     parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)

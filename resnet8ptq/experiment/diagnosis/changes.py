@@ -139,7 +139,7 @@ class Outcome:
 
 def weigh(words: str, found: Comparison, reference: Comparison, task: Task) -> Outcome:
     """Return what a variant comes to, beside the settings as they are; both compared with FP32."""
-    before, value, sqnr_db = as_it_is(reference), found.model.value, _sqnr_db(found)
+    before, value, sqnr_db = unchanged(reference), found.model.value, _sqnr_db(found)
     won = task.metric.drop(before.value - value, before.value) + 0.0  # no -0.0
     gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
     p_value = task.compare(found.model, reference.model).p_value
@@ -149,7 +149,7 @@ def weigh(words: str, found: Comparison, reference: Comparison, task: Task) -> O
 Compare = Callable[[RunConfig], Comparison]
 
 
-def as_it_is(found: Comparison) -> Outcome:
+def unchanged(found: Comparison) -> Outcome:
     """Return what the settings as they are come to, compared with FP32."""
     return Outcome("", found.model.value, 0.0, _sqnr_db(found), 0.0)
 

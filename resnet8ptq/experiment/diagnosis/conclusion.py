@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.diagnosis.changes import Outcome
 from resnet8ptq.experiment.diagnosis.findings import Finding
-from resnet8ptq.experiment.diagnosis.measuring import Measured
+from resnet8ptq.experiment.diagnosis.measuring import TensorMeasurements
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.contract import Metric
 
-AS_IT_IS = Outcome("")
+UNCHANGED = Outcome("")
 WEIGHTS, ACTIVATIONS = "weights", "activations"
 MORE_DB = 3.0  # twice the noise
 
@@ -19,8 +19,8 @@ MORE_DB = 3.0  # twice the noise
 class Halves:
     """What rounding the weights alone comes to, and rounding the activations alone."""
 
-    weights: Outcome = AS_IT_IS
-    activations: Outcome = AS_IT_IS
+    weights: Outcome = UNCHANGED
+    activations: Outcome = UNCHANGED
 
     @property
     def costs_more(self) -> str:
@@ -61,10 +61,10 @@ class DiagnosisResult(RunResult):
         notes: on what was diagnosed.
     """
 
-    measured: Measured | None = None
+    measured: TensorMeasurements | None = None
     findings: tuple[Finding, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
-    before: Outcome = AS_IT_IS
+    before: Outcome = UNCHANGED
     halves: Halves = Halves()
     metric: Metric = ACCURACY
     fp32_value: float = 0.0

@@ -1,6 +1,6 @@
 """`+analysis=diagnose`: why is the quantized network worse than FP32, and what helps?
 
-Measured on training samples that did not calibrate, never on test samples.
+TensorMeasurements on training samples that did not calibrate, never on test samples.
 """
 
 import tempfile
@@ -87,7 +87,7 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
         measured=measured,
         findings=tuple(problems),
         outcomes=tuple(outcomes),
-        before=changes.as_it_is(compared),
+        before=changes.unchanged(compared),
         halves=halves,
         metric=evaluator.task.metric,
         fp32_value=fp32.value,

@@ -15,7 +15,7 @@ from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.experiment.diagnosis.changes import Outcome
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
-from resnet8ptq.experiment.diagnosis.measuring import Activation, Measured, Weight
+from resnet8ptq.experiment.diagnosis.measuring import Activation, TensorMeasurements, Weight
 from resnet8ptq.tasks.contract import Metric
 
 SHOWN = 8  # tensors of each kind in the terminal; diagnosis.csv has all of them
@@ -39,7 +39,7 @@ def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
     figures.save(draw(result, describe(config)), folder / "diagnosis.png")
 
 
-def to_csv(measured: Measured) -> str:
+def to_csv(measured: TensorMeasurements) -> str:
     """Return one line for each tensor that is rounded, the lowest SQNR first: activations, weights.
 
     Shares are of the tensor's values.
@@ -123,7 +123,7 @@ def _change(outcome: Outcome, metric: Metric) -> list[str]:
     return [metric.show(outcome.value), won, f"{outcome.sqnr_db:.1f}", f"{outcome.won_db:+.1f}"]
 
 
-def _activations(measured: Measured) -> list[list[str]]:
+def _activations(measured: TensorMeasurements) -> list[list[str]]:
     rows = []
     for found in _worst_activations(measured):
         ratios = [found.network.sqnr_db, found.layer.sqnr_db, found.rounding_db]
@@ -136,18 +136,18 @@ def _activations(measured: Measured) -> list[list[str]]:
     return rows
 
 
-def _weights(measured: Measured) -> list[list[str]]:
+def _weights(measured: TensorMeasurements) -> list[list[str]]:
     return [
         [each.name, f"{each.sqnr_db:.1f}", f"{each.spread.peak:.3g}", f"{each.spread.reach:.3g}"]
         for each in _worst_weights(measured)
     ]
 
 
-def _worst_activations(measured: Measured) -> list[Activation]:
+def _worst_activations(measured: TensorMeasurements) -> list[Activation]:
     return sorted(measured.activations, key=lambda found: found.network.sqnr_db)
 
 
-def _worst_weights(measured: Measured) -> list[Weight]:
+def _worst_weights(measured: TensorMeasurements) -> list[Weight]:
     return sorted(measured.weights, key=lambda weight: weight.sqnr_db)
 
 

@@ -18,7 +18,7 @@ from resnet8ptq.experiment.diagnosis.changes import (
     calibrate_with,
     leave_in_float,
 )
-from resnet8ptq.experiment.diagnosis.measuring import Activation, Measured, Spread, to_db
+from resnet8ptq.experiment.diagnosis.measuring import Activation, Spread, TensorMeasurements, to_db
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
 UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both sides
@@ -54,7 +54,7 @@ class Finding:
         return f"{self.name} in {where}{more}: {self.meaning}"
 
 
-def wrong_preprocessing(measured: Measured, config: RunConfig) -> Finding | None:
+def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """Calibration samples lie in another range than those that are run."""
     drawn, fed = measured.calibrated, measured.fed
     ratio = _ratio(drawn, fed)
@@ -70,7 +70,7 @@ def wrong_preprocessing(measured: Measured, config: RunConfig) -> Finding | None
     )
 
 
-def clipped(measured: Measured, config: RunConfig) -> Finding | None:
+def clipped(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """A calibrated range is far narrower than the values seen."""
     hit = [
         found
@@ -92,7 +92,7 @@ def clipped(measured: Measured, config: RunConfig) -> Finding | None:
     )
 
 
-def saturated_sum(measured: Measured, config: RunConfig) -> Finding | None:
+def saturated_sum(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """Integer kernels return other values than float arithmetic on the same levels.
 
     On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits, where
@@ -123,7 +123,7 @@ def saturated_sum(measured: Measured, config: RunConfig) -> Finding | None:
     return Finding(name, _names(hit) or ("the output",), meaning, (REDUCE_RANGE, UINT8))
 
 
-def channels_of_one_scale(measured: Measured, config: RunConfig) -> Finding | None:
+def channels_of_one_scale(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """One scale serves channels of a weight that differ by 100 times."""
     hit = []
     for weight in measured.weights:
@@ -145,7 +145,7 @@ def channels_of_one_scale(measured: Measured, config: RunConfig) -> Finding | No
     )
 
 
-def outlier_weight(measured: Measured, config: RunConfig) -> Finding | None:
+def outlier_weight(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """A weight is much larger than nearly all others, also of its own channel."""
     hit = []
     for weight in measured.weights:
@@ -166,7 +166,7 @@ def outlier_weight(measured: Measured, config: RunConfig) -> Finding | None:
     )
 
 
-def outlier_activation(measured: Measured, config: RunConfig) -> Finding | None:
+def outlier_activation(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """The range of an activation is much larger than where nearly all values lie."""
     hit = [
         found
@@ -189,7 +189,7 @@ def outlier_activation(measured: Measured, config: RunConfig) -> Finding | None:
     )
 
 
-def unlike_inputs(measured: Measured, config: RunConfig) -> Finding | None:
+def unlike_inputs(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """A concatenation or an addition has one scale for inputs that differ much."""
     by_name = {found.tensor.name: found for found in measured.activations}
     hit = []
@@ -211,7 +211,7 @@ def unlike_inputs(measured: Measured, config: RunConfig) -> Finding | None:
     )
 
 
-Finder = Callable[[Measured, RunConfig], Finding | None]
+Finder = Callable[[TensorMeasurements, RunConfig], Finding | None]
 FINDERS: tuple[Finder, ...] = (
     wrong_preprocessing,
     saturated_sum,
@@ -223,7 +223,7 @@ FINDERS: tuple[Finder, ...] = (
 )
 
 
-def find(measured: Measured, config: RunConfig) -> list[Finding]:
+def find(measured: TensorMeasurements, config: RunConfig) -> list[Finding]:
     """Return everything that is found, each once."""
     found = (finder(measured, config) for finder in FINDERS)
     return [finding for finding in found if finding is not None]
@@ -234,7 +234,7 @@ def doubtful_fp32(doubt: str) -> Finding:
     return Finding("wrong preprocessing", ("FP32",), doubt, certain=True)
 
 
-def worst_layer(measured: Measured) -> tuple[str, ...]:
+def worst_layer(measured: TensorMeasurements) -> tuple[str, ...]:
     """Return the node of the layer that loses most where it alone is quantized, if there is one."""
     layers = [found for found in measured.activations if found.tensor.layer]
     worst = min(layers, key=lambda found: found.layer.sqnr_db, default=None)

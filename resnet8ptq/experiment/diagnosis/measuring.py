@@ -214,7 +214,7 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TensorMeasurements:
     """All tensors of a network, in the order of the graph.
 
     Attributes:
@@ -241,7 +241,7 @@ def measure(
     calibration: Split,
     held_out: Split,
     threads: int,
-) -> Measured:
+) -> TensorMeasurements:
     """Run both graphs on some of the held-out samples.
 
     Args:
@@ -253,7 +253,7 @@ def measure(
     found = [Activation(tensor) for tensor in tensors]
     joined = qdq.joined(fp32.graph, tensors)
     split, arithmetic, kernels, fed = _some(held_out), Noise(), Noise(), Spread()
-    beside = _Beside(fp32, quantized, tensors, threads)
+    beside = _Sessions(fp32, quantized, tensors, threads)
     (sample,) = split.take(np.arange(1)).batches(1)
     at_once = fit([beside.fp32, beside.quantized], sample)
     for batch in track(split.batches(at_once), "Measuring tensors"):
@@ -272,7 +272,7 @@ def measure(
     for batch in _some(calibration, 8 * SAMPLES).batches(SAMPLES):
         calibrated.add(batch, batch)
     measured = tuple(map(Weight.of, weights)), tuple(found)
-    return Measured(*measured, arithmetic, kernels, fed, calibrated, len(split))
+    return TensorMeasurements(*measured, arithmetic, kernels, fed, calibrated, len(split))
 
 
 def _some(split: Split, most: int = SAMPLES) -> Split:
@@ -280,7 +280,7 @@ def _some(split: Split, most: int = SAMPLES) -> Split:
     return split.take(np.linspace(0, len(split) - 1, min(most, len(split))).astype(np.int64))
 
 
-class _Beside:
+class _Sessions:
     """The sessions that are run beside each other; each returns the tensors in the same order."""
 
     def __init__(

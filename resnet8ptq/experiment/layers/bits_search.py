@@ -51,7 +51,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedPlan:
     """A plan that was quantized; the drop on held-out images where that was asked for."""
 
     bits: Bits
@@ -59,7 +59,7 @@ class Tried:
     drop: float | None = None
 
 
-Try = Callable[[Bits], Tried]
+Try = Callable[[Bits], TriedPlan]
 
 
 def measure_options(
@@ -170,7 +170,7 @@ def _undominated(
 
 def choose(
     plans: Sequence[Bits], attempt: Try, max_bytes: int | None, max_drop: float | None
-) -> Tried:
+) -> TriedPlan:
     """Return the first plan within `max_bytes`, or the last within `max_drop`, as it was tried.
 
     Plans are taken to shrink, and their drops to grow, in their order.
@@ -182,7 +182,7 @@ def choose(
     Raises:
         ConfigError: none is; names the least that was found.
     """
-    tried: dict[int, Tried] = {}
+    tried: dict[int, TriedPlan] = {}
 
     def fits(place: int) -> bool:
         found = tried[place] = attempt(plans[place])
@@ -214,7 +214,7 @@ def choose(
     return tried[low]
 
 
-def to_csv(tried: Sequence[Tried]) -> str:
+def to_csv(tried: Sequence[TriedPlan]) -> str:
     """Return one line for each plan that was quantized, in order; the drop on held-out images."""
     names = [*tried[0].bits] if tried else []
     rows: list[list[object]] = [["size_bytes", "drop", *names]]

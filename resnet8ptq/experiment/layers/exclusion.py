@@ -19,7 +19,7 @@ from resnet8ptq.core import files
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import Evaluator, loader
 from resnet8ptq.experiment.layers import sensitivity
-from resnet8ptq.experiment.layers.exclusion_search import Step, Trials, select, to_csv
+from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
 from resnet8ptq.experiment.layers.ranking import Layer
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.models.model import Fp32Model
@@ -44,13 +44,13 @@ class Exclusion:
     """
 
     nodes: list[str]
-    steps: tuple[Step, ...]
+    steps: tuple[Trial, ...]
     ranking: tuple[Layer, ...] = ()
     seconds: float = 0
     excluded_ms: float | None = None
 
     @property
-    def chosen(self) -> Step:
+    def chosen(self) -> Trial:
         """The model with just these nodes in float."""
         return next(step for step in self.steps if set(step.nodes) == set(self.nodes))
 
@@ -155,7 +155,7 @@ class _Variants:
     folder: Path
     ranges: Ranges | None
 
-    def measure(self, nodes: tuple[str, ...]) -> Step:
+    def measure(self, nodes: tuple[str, ...]) -> Trial:
         """Quantize with these nodes in float, and compare with FP32."""
         variant = replace(self.config, nodes_to_exclude=list(nodes))
         folder = Path(tempfile.mkdtemp(dir=self.folder))
@@ -165,9 +165,9 @@ class _Variants:
         compared = self.evaluator.compare(
             variant, quantized.path, self.samples.held_out, logits=False
         )
-        comparison, metric = compared.comparison, self.evaluator.task.metric
-        drop = metric.drop(comparison.fair_delta, comparison.baseline.fair)
-        return Step(nodes, comparison.model.fair, drop, quantized.size_bytes, quantized.path)
+        comparison = compared.comparison
+        drop = comparison.fair_drop
+        return Trial(nodes, comparison.model.fair, drop, quantized.size_bytes, quantized.path)
 
     def rank(self) -> list[Layer]:
         """Rank the layers by the SQNR of the logits with one layer quantized."""

@@ -13,7 +13,7 @@ from resnet8ptq.core.errors import QuantizationError
 
 
 @dataclass(frozen=True)
-class Step:
+class Trial:
     """One model that was tried.
 
     Attributes:
@@ -34,10 +34,10 @@ class Step:
 class Trials:
     """What was tried, in order; no choice of nodes is measured twice."""
 
-    measure: Callable[[tuple[str, ...]], Step]
-    steps: list[Step] = field(default_factory=list)
+    measure: Callable[[tuple[str, ...]], Trial]
+    steps: list[Trial] = field(default_factory=list)
 
-    def __call__(self, nodes: Sequence[str]) -> Step:
+    def __call__(self, nodes: Sequence[str]) -> Trial:
         """Leave `nodes` in float and measure."""
         for step in self.steps:
             if set(step.nodes) == set(nodes):
@@ -83,7 +83,7 @@ def _take_back(nodes: list[str], trials: Trials, max_drop: float) -> list[str]:
     return kept
 
 
-def to_csv(steps: Sequence[Step], metric: str) -> str:
+def to_csv(steps: Sequence[Trial], metric: str) -> str:
     """Return one line a trial, in order; the metric of that name is of the held-out images."""
     rows: list[list[object]] = [["step", "layers", metric, "drop", "size_bytes", "nodes"]]
     for place, step in enumerate(steps):

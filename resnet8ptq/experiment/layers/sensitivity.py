@@ -152,7 +152,7 @@ class Layers:
             node=node,
             sqnr_db=math.inf if sqnr_db is None else sqnr_db,
             value=comparison.model.value,
-            lost=self.evaluator.task.metric.drop(comparison.delta, comparison.baseline.value),
+            lost=comparison.drop,
             size_bytes=quantized.size_bytes,
             saved_bytes=self.fp32_size_bytes - quantized.size_bytes,
         )

@@ -1,1 +1,1 @@
-"""One module for each file format: what is refused before a library reads it."""
+"""Checks of untrusted files, one module for each format, before a library reads them."""

@@ -1,6 +1,6 @@
-"""An exported program (.pt2), read before torch sees it.
+"""Checks an untrusted exported program (.pt2) before torch reads it.
 
-It is what `torch.export.save` writes, of operators of inference alone.
+It must hold what `torch.export.save` writes, with operators of inference only.
 """
 
 import json
@@ -19,22 +19,22 @@ _RECORDS = re.compile(
     r"|models/model\.json|data/sample_inputs/model\.pt|data/weights/weight_\d+"
     r"|data/constants/tensor_\d+|data/(weights|constants)/model_\w+_config\.json)"
 )
-# The same of a user's own, below a folder of any name.
+# The same records of a user's program, below a folder of any name.
 _OWN_RECORDS = re.compile(_RECORDS.pattern.replace("archive/", r"[^/]+/", 1))
 _SAVED_HERE = ("a program that was saved here", "a program of torch.export with a network alone")
 _ORIGINS = ("metadata", "guards_code")
 _GRAPH = "archive/models/model.json"
 _SAMPLE = "archive/data/sample_inputs/model.pt"
 _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.\w+")
-# Of symbolic sizes, and of operators with several outputs.
+# Arithmetic of symbolic sizes, and the outputs of operators that have several.
 _PYTHON = re.compile(
     r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|ge|gt|le|lt|and_|or_)"
     r"|torch\.sym_(float|int|ite|max|min|not|sum)"
 )
-_NAME = re.compile(r"[\w./: -]*")  # of a tensor: nothing that could end a name in code
+_NAME = re.compile(r"[\w./: -]*")  # of a tensor: no character could end a name in code
 _TEXTS = {
-    # A dimension: numbers and free dimensions, added and multiplied; nothing else is called, and
-    # no power takes forever. Digits are matched once (`++`), so that neither does the match.
+    # A dimension: sums and products of numbers and free dimensions; no other call, and no power,
+    # which may take forever. `++` matches digits once, so that the match ends soon as well.
     "expr_str": re.compile(
         r"(?!.*(?:\d{13}|\*\*))"
         r"(?:Symbol\('[su]\d++'(?:, \w++=True)*+\)|(?:Add|Mul|Integer|FloorDiv|Mod|Max|Min)\("
@@ -55,28 +55,28 @@ _TEXTS = {
 
 
 def read(path: Path) -> dict[str, bytes]:
-    """Return the records of a program that is what `save` writes.
+    """Return the records of a program that this package saved.
 
     Raises:
-        QuantizationError: it is not; names what is strange in it.
+        QuantizationError: it holds something else; names that.
     """
     return _checked(torch_archive.read(path, _RECORDS), path)
 
 
 def read_network(path: Path) -> dict[str, bytes]:
-    """Return the records of a program of a user's own, named as ours are.
+    """Return the records of a user's program, under the names that this package uses.
 
-    Sample inputs, which are pickled, are left out, and so are what says where in the Python code
-    each operator came from, and the guards: torch would look up and evaluate what they say.
+    Dropped are the sample inputs, which are pickled, and the operators' origins in Python code and
+    the guards, which torch would look up and evaluate.
 
     Raises:
-        ModelError: it holds more than `torch.export.save` writes for a network; names what.
+        ModelError: it holds more than `torch.export.save` writes for a network; names that.
     """
     try:
-        found = torch_archive.read(path, _OWN_RECORDS)
-        if len({name.split("/")[0] for name in found}) > 1:
+        content = torch_archive.read(path, _OWN_RECORDS)
+        if len({name.split("/")[0] for name in content}) > 1:
             raise torch_archive.refusal(path, "records of two programs")
-        records = {f"archive/{name.partition('/')[2]}": found[name] for name in found}
+        records = {f"archive/{name.partition('/')[2]}": content[name] for name in content}
         if _SAMPLE in records:
             records[_SAMPLE] = b""
         return _checked(records, path, own=True)
@@ -105,11 +105,11 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
 
 
 def _check(records: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield what `torch.export.load` would unpickle, evaluate or look up by name.
+    """Yield the parts that `torch.export.load` would unpickle, evaluate or look up by name.
 
-    It takes pickled weights, sample inputs and older layouts without asking, evaluates the
-    expressions of dynamic shapes and of guards, calls whatever function below `torch` a node names
-    (`torch.os.system`), and writes Python code with the names of tensors in it.
+    It unpickles weights, sample inputs and older layouts, evaluates the expressions of dynamic
+    shapes and of guards, calls any function below `torch` that a node names (`torch.os.system`),
+    and writes Python code that contains the names of tensors.
     """
     if records.get(_SAMPLE):
         yield _SAMPLE
@@ -128,19 +128,19 @@ def _is_plain(key: str, value: Any) -> bool:
     if not isinstance(value, str):
         return key not in ("target", "as_operator", "path_name", *_TEXTS)
     if key in ("target", "as_operator"):
-        found = _TARGET.fullmatch(value)
-        allowed = found is not None and torch_archive.is_allowed(*found.groups())
+        target = _TARGET.fullmatch(value)
+        allowed = target is not None and torch_archive.is_allowed(*target.groups())
         return allowed or bool(_PYTHON.fullmatch(value))
     return bool(_TEXTS.get(key, re.compile(r"[\w,.> -]*")).fullmatch(value))
 
 
 def _items(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every key and value of nested JSON; of a list, each value under the list's key."""
+    """Yield every key and value of nested JSON; the values of a list bear the list's key."""
     waiting = [("", content)]
     while waiting:
         key, value = waiting.pop()
         yield key, value
         if isinstance(value, list):
-            waiting += [(key if isinstance(each, str) else "", each) for each in value]
+            waiting += [(key if isinstance(item, str) else "", item) for item in value]
         elif isinstance(value, dict):
             waiting += value.items()

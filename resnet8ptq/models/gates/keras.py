@@ -1,11 +1,10 @@
-"""An untrusted Keras file: taken where each part of it is known, and refused where any is not.
+"""Checks an untrusted Keras file against a list of allowed layers, functions and settings.
 
-A config names classes and functions, which Keras looks up and calls with the file's own values as
-it loads them; its safe mode guards neither constructors nor functions (`keras.layers.TFSMLayer`
-loads a SavedModel, `keras.datasets.mnist.load_data` goes to the network). So the whole config
-follows a grammar: layers, their parts and functions that are listed here, words that are listed
-here, names, numbers and nests of these. Keras is handed a copy made of what was checked: two
-readers of one file need not find the same in it.
+A config names classes and functions, which Keras looks up and calls with values from the file. Its
+safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a SavedModel,
+`keras.datasets.mnist.load_data` uses the network. So the whole config must follow a grammar:
+layers, their parts, functions and words that are listed here, names, numbers and nests of these.
+Keras gets a copy of the checked content: two readers of one file may read different content.
 """
 
 import io
@@ -30,7 +29,7 @@ MAX_CONFIG_BYTES = 2**24
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TRAINING = "compile_config"  # optimizer, loss and metrics: dropped
 
-# None of these reads files, calls what it is given, or asks a network for anything.
+# None of these reads files, calls its arguments, or uses the network.
 _LAYERS = """
 Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average
 AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D AdaptiveMaxPooling1D
@@ -63,8 +62,8 @@ _NUMBERS = """
 bfloat16 bool float16 float32 float64 int16 int32 int64 int8 mixed_bfloat16 mixed_float16 uint16
 uint32 uint64 uint8
 """
-# Texts that a setting of a layer may be. A .h5 file turns the name of a function of `keras.layers`
-# into the function: of those, `dot` alone is here, which multiplies tensors.
+# Texts allowed as settings of layers. A .h5 file turns the name of a function of `keras.layers`
+# into the function: of those, only `dot` is listed, which multiplies tensors.
 _SETTINGS = """
 constant glorot_normal glorot_uniform he_normal he_uniform identity lecun_normal lecun_uniform
 normal one ones orthogonal random_normal random_uniform truncated_normal uniform untruncated_normal
@@ -83,7 +82,7 @@ MODULES = (
     *("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential"),
     "keras.src.ops.numpy",  # the + and * of tensors
 )
-# What an object may hold beside its class: `name` and nodes where it is a layer of a network.
+# Keys of an object; a layer of a network also has `name` and `inbound_nodes`.
 _KEYS = frozenset(
     ("class_name", "config", "module", "registered_name", "build_config", "name", "inbound_nodes")
 ) | {"shared_object_id", "__passive_serialization__"}
@@ -96,11 +95,11 @@ Reasons = Iterator[str]
 
 @dataclass(frozen=True)
 class KerasFile:
-    """A Keras file that was checked.
+    """A checked Keras file.
 
     Attributes:
-        config: the JSON that describes the layers, without what concerns training.
-        content: an HDF5 file: the weights of a .keras file, the whole of a .h5 file.
+        config: the JSON that describes the layers, without training settings.
+        content: an HDF5 file: the weights of a .keras file, or the whole .h5 file.
         is_zip: it is a .keras file.
     """
 
@@ -109,7 +108,7 @@ class KerasFile:
     is_zip: bool
 
     def write(self, folder: Path) -> Path:
-        """Write it for Keras to load: of an archive, nothing but layers and weights."""
+        """Write the layers and weights as a file that Keras can load."""
         config = json.dumps(self.config)
         path = folder / ("model.keras" if self.is_zip else "model.h5")
         if self.is_zip:
@@ -125,11 +124,11 @@ class KerasFile:
 
 
 def read(path: Path) -> KerasFile:
-    """Read a .h5 or .keras file, and refuse it where it holds more than known layers and weights.
+    """Read a .h5 or .keras file, and check that it holds only allowed layers and weights.
 
     Raises:
-        ModelError: damaged, no Keras file, with layers, functions or settings that are not known,
-            or with weights outside of the file.
+        ModelError: damaged, no Keras file, with layers, functions or settings that are not
+            allowed, or with weights outside the file.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -170,7 +169,7 @@ def _open(content: bytes) -> tuple[Any, bytes, str | None]:
 
 
 def _unpack(content: bytes) -> tuple[Any, bytes, str | None]:
-    """Return the config, the weights and what is wrong with the archive."""
+    """Return the config, the weights and the fault of the archive, if any."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
         if CONFIG not in sizes:
@@ -209,7 +208,7 @@ def _is_one_of(value: Any, known: Collection[str]) -> bool:
 
 
 def _strange_object(value: dict[str, Any], where: str) -> Reasons:
-    """Yield what is unknown of a class by its name, or of a function."""
+    """Yield refusals of an object: of its class or function, its settings, and its other keys."""
     kind, config = value.get("class_name"), value.get("config")
     if kind == "__tuple__" and value.keys() == {"class_name", "items"}:
         yield from _strange_value(value["items"], where)
@@ -231,7 +230,7 @@ def _strange_object(value: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
-    """Yield what is unknown of an object beside its class and settings."""
+    """Yield refusals of an object's keys other than its class and settings."""
     for key in value.keys() - _KEYS:
         yield _refusal(where, f"key {key}", "what Keras writes")
     if value.get("module") is not None and not _is_one_of(value["module"], MODULES):
@@ -263,7 +262,7 @@ def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_value(value: Any, where: str) -> Reasons:
-    """Yield what is neither a number, a word, an object nor a nest of these."""
+    """Yield refusals of values that are no number, allowed word, object, or nest of these."""
     if isinstance(value, str) and value not in WORDS:
         yield _refusal(where, value, "words that settings of Keras's layers have")
     elif isinstance(value, list):
@@ -289,7 +288,7 @@ def _strange_name(name: Any, where: str) -> Reasons:
 
 
 def _strange_tensors(value: Any, where: str) -> Reasons:
-    """Yield what is no nest of [layer's name, node, output]."""
+    """Yield refusals of values that are no nest of [layer's name, node, output]."""
     if _is_tensor(value):
         yield from _strange_name(value[0], where)
     elif isinstance(value, list | dict):
@@ -307,9 +306,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _strange_node(node: Any, where: str) -> Reasons:
-    """Yield what a layer would be called with beside tensors, numbers, null and nests of these.
+    """Yield refusals of a call's arguments: allowed are tensors, numbers, null and nests of these.
 
-    A node is {"args": ..., "kwargs": ...}, and of Keras 2 a list of [name, node, output, kwargs].
+    A node is {"args": ..., "kwargs": ...}; in Keras 2, a list of [name, node, output, kwargs].
     """
     if isinstance(node, dict) and node.keys() <= {"args", "kwargs"}:
         yield from _strange_argument(list(node.values()), where)
@@ -355,7 +354,7 @@ def _strange_keras_tensor(value: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_weights(file: h5py.File) -> Reasons:
-    """Yield what would read another file, or would take more memory than weights do."""
+    """Yield refusals of links to other files, and of more data than weights need."""
     groups: list[h5py.Group] = [file]
     seen = {file["/"]}
     count = 0

@@ -1,6 +1,6 @@
-"""An untrusted ONNX file: parsed, and refused where it cannot be quantized.
+"""Parses an untrusted ONNX file, and refuses one that is unsafe or cannot be quantized.
 
-All that is refused here is refused before ONNX Runtime or onnx's version converter see the file.
+This happens before ONNX Runtime or onnx's version converter reads the file.
 """
 
 import re
@@ -19,13 +19,14 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
+MAX_NODES = 200_000  # two bytes of a file make one, which takes a hundred in memory
 
-ONNX_DOMAINS = ("", "ai.onnx")  # two names of one domain
+ONNX_DOMAINS = ("", "ai.onnx")  # two names of the same domain
 _QUANTIZED = re.compile(
     r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
     r"|QEmbed\w+|MatMulNBits|MatMulBnb4"
 )
-# ONNX Runtime's extended level, and its layout level.
+# Operators of ONNX Runtime's extended and layout optimization levels.
 _FUSED = re.compile(r"com\.microsoft (Fused|Nhwc)\w+|com\.microsoft\.nchwc .*", re.DOTALL)
 _NARROW = {
     getattr(TensorProto, name)
@@ -40,8 +41,8 @@ def read(path: Path) -> onnx.ModelProto:
     """Parse and check a file.
 
     Raises:
-        ModelError: too large, damaged, not whole in one file, with operators of others, already
-            quantized, optimized too far, or with nothing to quantize.
+        ModelError: too large, damaged, with external data, with operators of other domains,
+            already quantized, optimized too far, or without a layer to quantize.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; takes one file, within protobuf's limit")
@@ -50,7 +51,9 @@ def read(path: Path) -> onnx.ModelProto:
         proto.ParseFromString(path.read_bytes())
         if not proto.graph.node:
             raise ValueError("holds no graph")
-        proto.ir_version = max(proto.ir_version, 4)  # some of 3 don't list initializers as inputs
+        if len(proto.graph.node) > MAX_NODES:
+            raise ValueError(f"has {len(proto.graph.node):,} nodes, takes {MAX_NODES:,} at most")
+        proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
     except Exception as error:  # protobuf's own, which differ between its implementations
         raise ModelError(f"{path}: not an ONNX model ({one_line(error)})") from None
     check(proto, path)
@@ -58,10 +61,10 @@ def read(path: Path) -> onnx.ModelProto:
 
 
 def check(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse a graph; `path` is named in errors.
+    """Check a graph; errors name `path`.
 
     Raises:
-        ModelError: as `read`.
+        ModelError: see `read`.
     """
     try:
         reason = next(_reasons_against(proto), None)
@@ -93,7 +96,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
             "optimizations"
         )
     if proto.functions:
-        yield "holds functions of its own; takes an export with those inlined"
+        yield "holds functions; takes an export with those inlined"
     for node in nodes:
         if node.domain not in (*ONNX_DOMAINS, "com.microsoft"):
             yield f"operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own"
@@ -116,7 +119,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
-    """Return the operators, such as If, that hold layers in graphs of their own: one a layer."""
+    """Return the operator, such as If, around each layer of an inner graph."""
     return [
         node.op_type
         for node in graph.node
@@ -134,7 +137,7 @@ def _counted(names: list[str]) -> str:
 
 
 def find_all(message: Message, kind: type[M]) -> Iterator[M]:
-    """Yield all messages of a kind: those of attributes, subgraphs and functions too."""
+    """Yield all messages of a kind, including those in attributes, subgraphs and functions."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
@@ -145,7 +148,7 @@ def find_all(message: Message, kind: type[M]) -> Iterator[M]:
 
 
 def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """Yield the constant tensors behind each layer's weights, with the layer's operator."""
+    """Yield each layer's operator and the constant tensor that its weights come from."""
     origin = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
@@ -160,7 +163,7 @@ def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
 
 
 def read_constant(node: onnx.NodeProto) -> TensorProto | None:
-    """Return the tensor of a Constant node; None of text and of sparse tensors."""
+    """Return the tensor of a Constant node; None for text and sparse tensors."""
     [value] = node.attribute
     if value.name == "value":
         return value.t
@@ -172,12 +175,12 @@ def read_constant(node: onnx.NodeProto) -> TensorProto | None:
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return what a caller passes in: up to IR version 3, initializers are listed as inputs too."""
+    """Return the inputs without initializers, which graphs up to IR version 3 list as inputs."""
     constants = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in constants]
 
 
 def type_name(code: int) -> str:
-    """Return the name of a tensor's type; files may have unknown codes."""
+    """Return the name of a tensor's type; an untrusted file may hold an unknown code."""
     names = {value: name.lower() for name, value in TensorProto.DataType.items()}
     return names.get(code, f"type {code}")

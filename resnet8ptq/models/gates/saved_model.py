@@ -1,11 +1,11 @@
-"""An untrusted TensorFlow SavedModel: cut to what inference needs, and refused where that is more.
+"""Cuts an untrusted TensorFlow SavedModel to its inference graph, and checks the operators in it.
 
-TensorFlow's operators read and write files and call Python. What is taken is what tf2onnx can turn
-into ONNX and keeps no state, calls of functions, and variables; of what restores these, the few
-operators that do. All of it is checked before any of it is imported.
+TensorFlow's operators can read and write files and call Python. Allowed are stateless operators
+that tf2onnx can convert, calls of functions, and variables; to restore variables, the few operators
+that this takes. TensorFlow imports the graph only after the check.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ FILE = "saved_model.pb"
 MAX_BYTES = 2**31 - 1  # protobuf's limit
 
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "NoOp", "Identity", "IdentityN"}
-_CHECKS = {"Assert"}  # stops where a value is wrong; else changes nothing
+_CHECKS = {"Assert"}  # changes no value
 _VARIABLES = {"VarHandleOp", "ReadVariableOp", "VariableV2", "Variable"}
 _RESTORE = {
     *(*_CALLS, *_VARIABLES, "AssignVariableOp", "Assign", "RestoreV2", "Const", "Pack", "Cast"),
@@ -28,14 +28,15 @@ _RESTORE = {
 
 @dataclass(frozen=True)
 class Program:
-    """What is taken of a SavedModel.
+    """The inference part of a SavedModel.
 
     Attributes:
-        graph: a GraphDef: what the outputs need, and what restores the variables.
-        input: tensor, such as `serving_default_input_1:0`; `input_name` is the signature's name.
-        outputs: tensors, by the signature's names.
+        graph: a GraphDef that computes the outputs and restores the variables.
+        input: tensor, such as `serving_default_input_1:0`.
+        input_name: its name in the signature.
+        outputs: tensors, by their names in the signature.
         restore: the operation that restores the variables, and the tensor that takes their path;
-            None: there are none.
+            None without variables.
     """
 
     graph: Any
@@ -46,12 +47,16 @@ class Program:
 
 
 def read(folder: Path) -> Program:
-    """Parse a SavedModel, and check what is taken of it.
+    """Parse a SavedModel, and check its inference part.
 
     Raises:
-        ModelError: damaged, several inputs, or operators that are none of inference.
+        ModelError: damaged, several inputs, operators that inference does not need, or variables of
+            another folder.
     """
     path = folder / FILE
+    for stored in (folder / "variables").glob("*"):
+        if not stored.is_file():
+            raise ModelError(f"{folder}: variables/{stored.name} is no regular file")
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{folder}: {FILE} is larger than 2 GiB")
     try:
@@ -67,20 +72,26 @@ def _take(content: bytes, folder: Path) -> Program:
     from tensorflow.core.protobuf import saved_model_pb2
 
     metas = saved_model_pb2.SavedModel.FromString(content).meta_graphs
-    meta = next((each for each in metas if "serve" in each.meta_info_def.tags), None)
+    meta = next((meta for meta in metas if "serve" in meta.meta_info_def.tags), None)
     if meta is None:
         raise ModelError(f"{folder}: has no graph tagged 'serve'; takes one made for inference")
     signature = _signature(meta, folder)
     if len(signature.inputs) != 1:
         names = ", ".join(sorted(signature.inputs))
         raise ModelError(f"{folder}: has {len(signature.inputs)} inputs ({names}); takes one")
-    [(input_name, taken)] = signature.inputs.items()
+    [(input_name, input_info)] = signature.inputs.items()
     outputs = {name: signature.outputs[name].name for name in sorted(signature.outputs)}
     saver = meta.saver_def
     ends = [name.split(":")[0] for name in outputs.values()]
     restores = [saver.restore_op_name.split(":")[0]] if saver.restore_op_name else []
     inference = _imported_ops()
     cut = tf.compat.v1.graph_util.extract_sub_graph
+    filename = saver.filename_tensor_name.split(":")[0]
+    if restores and (reader := next(_foreign_reads(cut(meta.graph_def, restores), filename), None)):
+        raise ModelError(
+            f"{folder}: its operator {reader!r} restores variables from a path of its own; "
+            "takes those that lie in the folder"
+        )
     for roots, allowed in ((ends, inference), (restores, _RESTORE)):
         if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
             raise ModelError(
@@ -89,28 +100,28 @@ def _take(content: bytes, folder: Path) -> Program:
             )
     graph = cut(meta.graph_def, [*ends, *restores])
     functions = _reachable(graph)
-    kept = [each for each in graph.library.function if each.signature.name in functions]
+    kept = [item for item in graph.library.function if item.signature.name in functions]
     del graph.library.function[:], graph.library.gradient[:]
     graph.library.function.extend(kept)
     restore = (saver.restore_op_name, saver.filename_tensor_name) if restores else None
-    return Program(graph, taken.name, input_name, outputs, restore)
+    return Program(graph, input_info.name, input_name, outputs, restore)
 
 
 def _signature(meta: Any, folder: Path) -> Any:
-    """Return the signature to serve by: `serving_default`, or the only one."""
-    found = {
-        name: each for name, each in meta.signature_def.items() if each.inputs and each.outputs
+    """Return the signature `serving_default`, or the only one."""
+    signatures = {
+        name: item for name, item in meta.signature_def.items() if item.inputs and item.outputs
     }
-    if "serving_default" in found:
-        return found["serving_default"]
-    if len(found) != 1:
-        names = ", ".join(sorted(found)) or "none"
+    if "serving_default" in signatures:
+        return signatures["serving_default"]
+    if len(signatures) != 1:
+        names = ", ".join(sorted(signatures)) or "none"
         raise ModelError(f"{folder}: has signatures {names}; takes 'serving_default', or only one")
-    return next(iter(found.values()))
+    return next(iter(signatures.values()))
 
 
 def _imported_ops() -> set[str]:
-    """Return the operators that tf2onnx knows and that keep no state, calls and variables."""
+    """Return the stateless operators that tf2onnx can convert, with calls and variables."""
     import tf2onnx.onnx_opset  # noqa: F401  fills the table
     from tensorflow.python.framework import op_def_registry
     from tf2onnx.handler import tf_op
@@ -118,14 +129,9 @@ def _imported_ops() -> set[str]:
     known = {
         name for versions in tf_op.get_opsets().values() for table in versions for name in table
     }
-    found = filter(None, map(op_def_registry.get, known))
-    return (
-        {each.name for each in found if not each.is_stateful}
-        | _CALLS
-        | _CHECKS
-        | _VARIABLES
-        | {"If", "While"}
-    )
+    operators = filter(None, map(op_def_registry.get, known))
+    stateless = {operator.name for operator in operators if not operator.is_stateful}
+    return stateless | _CALLS | _CHECKS | _VARIABLES | {"If", "While"}
 
 
 def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
@@ -133,16 +139,45 @@ def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
     return (node.op for node in chain(graph.node, *bodies) if node.op not in allowed)
 
 
+def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
+    """Yield the operators that read a checkpoint, or are called with text, of another path.
+
+    Args:
+        filename: the node that takes the path of the folder's own checkpoint. The text that a
+            function is called with is that path, or the call is refused.
+    """
+    from tensorflow import string
+
+    functions = _reachable(graph).values()
+    bodies = [(each.node_def, {arg.name for arg in each.signature.input_arg}) for each in functions]
+    for nodes, own in [(graph.node, {filename}), *bodies]:
+        passed_on = {node.name: node.input[0] for node in nodes if node.op == "Identity"}
+        for node in nodes:
+            kinds = node.attr["Tin"].list.type if node.op in _CALLS else ()
+            paths = [place for place, kind in enumerate(kinds) if kind == string.as_datatype_enum]
+            for place in [0] if node.op == "RestoreV2" else paths:
+                if _origin(node.input[place], passed_on) not in own:
+                    yield node.name
+
+
+def _origin(tensor: str, passed_on: Mapping[str, str]) -> str:
+    """Return the node or argument that a tensor comes from, behind what passes it on."""
+    name = tensor.split(":")[0]
+    for _ in passed_on:
+        name = passed_on.get(name, name).split(":")[0]
+    return name
+
+
 def _reachable(graph: Any) -> dict[str, Any]:
     """Return the functions that the nodes of a graph call, and those that these call, by name."""
-    library = {each.signature.name: each for each in graph.library.function}
-    found: dict[str, Any] = {}
+    library = {function.signature.name: function for function in graph.library.function}
+    reachable: dict[str, Any] = {}
     waiting = list(graph.node)
     while waiting:
         node = waiting.pop()
         for value in node.attr.values():
             for called in (value.func, *value.list.func):
-                if called.name in library and called.name not in found:
-                    found[called.name] = library[called.name]
+                if called.name in library and called.name not in reachable:
+                    reachable[called.name] = library[called.name]
                     waiting += library[called.name].node_def
-    return found
+    return reachable

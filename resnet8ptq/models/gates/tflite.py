@@ -1,4 +1,4 @@
-"""An untrusted TFLite file: refused where it is damaged, quantized, or not plain TFLite."""
+"""Checks an untrusted TFLite file; refuses one that is damaged, quantized, or not plain TFLite."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +11,10 @@ MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
 
 
 def check(path: Path) -> None:
-    """Refuse a file that LiteRT or tf2onnx should not see, or that is no FP32 network.
+    """Check a file before LiteRT and tf2onnx read it.
 
     Raises:
-        ModelError: damaged, already quantized, or with operators of others.
+        ModelError: damaged, already quantized, or with custom operators.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; takes one file, within FlatBuffers' limit")
@@ -22,7 +22,7 @@ def check(path: Path) -> None:
 
     try:
         reason = next(_reasons_against(Model.GetRootAsModel(path.read_bytes(), 0)), None)
-    except Exception as error:  # struct's, and those of offsets that lead nowhere
+    except Exception as error:  # struct's, and those of wrong offsets
         raise ModelError(f"{path}: not a TFLite model ({one_line(error)})") from None
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
@@ -44,13 +44,13 @@ def _reasons_against(model: Any) -> Iterator[str]:
         kind = kinds.get(tensor.Type(), "unknown").lower()
         constant = model.Buffers(tensor.Buffer()).DataLength() > 0
         name = (tensor.Name() or b"").decode()
-        found = tensor.Quantization()
-        scaled = found is not None and found.ScaleLength() > 0
+        parameters = tensor.Quantization()
+        scaled = parameters is not None and parameters.ScaleLength() > 0
         if kind in ("int8", "uint8", "int4", "int16") and (constant or scaled):
-            what = "weights" if constant else "values"
+            role = "weights" if constant else "values"
             yield (
-                f"already quantized ({kind} {what} {name!r}); takes the FP32 model; beside it, "
+                f"already quantized ({kind} {role} {name!r}); takes the FP32 model; beside it, "
                 "backend=tflite_file backend.file= scores this one"
             )
-        if kind == "float16" and not constant:  # weights are widened, which loses nothing
+        if kind == "float16" and not constant:  # float16 weights convert to float32 exactly
             yield f"{name!r} is computed in float16; takes the FP32 model, or float16 weights"

@@ -1,8 +1,8 @@
-"""The zip archive of an exported program, read before torch sees it.
+"""Checks the zip archive of an exported program before torch reads it.
 
-`torch.export.load` runs what an archive says. What is allowed here is what `program.save` writes,
-and torch is handed a copy made of exactly the records that were looked at: two readers of one zip
-file need not find the same in it.
+`torch.export.load` executes what an archive contains. Allowed are the records that `program.save`
+writes. Torch gets a copy of exactly the checked records, because two readers of one zip file may
+read different content.
 """
 
 import io
@@ -14,10 +14,10 @@ from pathlib import Path
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.text import one_line
 
-MAX_BYTES = 2**27  # of what is compressed: JSON
+MAX_BYTES = 2**27  # of compressed records: JSON
 
-# What inference is made of. None of it reads or writes files, takes memory that is not its own, or
-# calls what it is given. `relu_` counts as `relu`.
+# Operators of inference. None reads or writes files, uses memory outside its tensors, or calls its
+# arguments. `relu_` counts as `relu`.
 _ATEN = """
 abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d add
 addmm alias all alpha_dropout amax amin any arange argmax argmin argsort asin asinh atan atan2 atanh
@@ -61,10 +61,10 @@ def read(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
 
     Args:
         path: of the archive.
-        records: what each name must match.
+        records: pattern of the allowed names.
 
     Raises:
-        QuantizationError: not a zip archive, damaged, or it holds something else too.
+        QuantizationError: not a zip archive, damaged, or with other records.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
@@ -87,12 +87,12 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
 
 
 def refusal(path: Path, strange: str) -> QuantizationError:
-    """Return the error that names what an artifact of ours never has."""
+    """Return the error that names a part no artifact of this package has."""
     return QuantizationError(f"{path}: not a program that was saved here ({strange[:200]})")
 
 
 def describe(names: Collection[str]) -> str:
-    """Return what an archive is that is no .keras file, by its records, and what to do with it."""
+    """Return the kind of an archive that is no .keras file, by its records, and the mend."""
     records = {name.partition("/")[2] for name in names}
     if "archive_format" in records:
         return "an exported program of torch; takes it under a name that ends in .pt2"

@@ -1,8 +1,7 @@
-"""One module for each file format that a network may come in, found by what the file is.
+"""Readers of the file formats of a network, one module each, and the table of formats.
 
-Each has `read(source, shape) -> Network`. The modules are imported where they are needed, in the
-process that reads one file (see `model.load`): some import TensorFlow, and a file that crashes a
-reader takes nothing along.
+Each reader has `read(source, shape) -> Network`. It is imported only in the process that reads one
+file (see `model.load`): some import TensorFlow, and a crash ends that process only.
 """
 
 from collections.abc import Mapping
@@ -21,12 +20,12 @@ Shape = tuple[int, ...] | None  # of a sample, as the data has it; None where th
 
 @dataclass(frozen=True)
 class Network:
-    """A network as its file has it.
+    """The content of a network's file.
 
     Attributes:
-        proto: the graph as ONNX, normalized; its batch is fixed only where the file fixes it.
-        predict: the original, in its own framework, on samples in the network's own layout.
-        source_opset: of an ONNX file; of others, as exported.
+        proto: the graph as ONNX, normalized; its batch size is fixed only if the file fixes it.
+        predict: runs the original in its own framework, on samples in the network's layout.
+        source_opset: of an ONNX file; of other formats, of the export.
     """
 
     proto: onnx.ModelProto
@@ -36,10 +35,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Module:
-    """A class of the user's own, a `torch.nn.Module`, by its dotted path.
+    """A user's `torch.nn.Module` class, by its dotted path.
 
     Attributes:
-        arguments: what it is called with.
+        arguments: keyword arguments of its constructor.
     """
 
     name: str
@@ -51,11 +50,11 @@ class Format:
     """A file format.
 
     Attributes:
-        takes: what a message calls it.
-        reader: the function that reads it, `module:name`.
-        suffixes: lower-case ends of the names that such a file may have.
-        magic: what it begins with, and from which byte on; None: nothing that it is known by.
-        contains: what a folder of this format holds; None: it is a file.
+        takes: its name in messages.
+        reader: the function that reads it, `module:name`; spelled out for `core.code`.
+        suffixes: allowed suffixes of the file's name, in lower case; empty: any.
+        magic: the position and the bytes that identify it; None: only the suffix does.
+        contains: a file that identifies a folder of this format; None: the format is a file.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Format:
     contains: str | None = None
 
     def is_of(self, path: Path) -> bool:
-        """Tell whether a file or folder is of this format, by its name and its first bytes."""
+        """Tell whether a file or folder has this format, by its name and first bytes."""
         if self.contains is not None:
             return (path / self.contains).is_file()
         if not path.is_file() or (self.suffixes and path.suffix.lower() not in self.suffixes):
@@ -79,6 +78,7 @@ class Format:
 
 
 _ZIP = b"PK\x03\x04"
+_KERAS = ("keras", "a Keras .h5 or .keras file", "resnet8ptq.models.sources.keras:read")
 FORMATS = (
     Format(
         "saved_model",
@@ -100,25 +100,15 @@ FORMATS = (
         "resnet8ptq.models.sources.tflite:read",
         magic=(4, b"TFL3"),
     ),
-    Format(
-        "keras",
-        "a Keras .h5 or .keras file",
-        "resnet8ptq.models.sources.keras:read",
-        magic=(0, b"\x89HDF\r\n\x1a\n"),
-    ),
-    Format(
-        "keras",
-        "a Keras .h5 or .keras file",
-        "resnet8ptq.models.sources.keras:read",
-        magic=(0, _ZIP),
-    ),
+    Format(*_KERAS, magic=(0, b"\x89HDF\r\n\x1a\n")),
+    Format(*_KERAS, magic=(0, _ZIP)),
 )
-TAKES = f"takes {', '.join(dict.fromkeys(each.takes for each in FORMATS))}"
+TAKES = f"takes {', '.join(dict.fromkeys(item.takes for item in FORMATS))}"
 
 
 def find_format(path: Path) -> Format | None:
-    """Return the format of a file or folder; None where it is of none."""
-    return next((each for each in FORMATS if each.is_of(path)), None)
+    """Return the format of a file or folder; None if it is unknown."""
+    return next((item for item in FORMATS if item.is_of(path)), None)
 
 
 def read(
@@ -130,21 +120,21 @@ def read(
     """Read a network from its file or folder, or from the weights of `module`.
 
     Args:
-        shape: where the file does not say what the network takes, this does.
+        shape: of a sample; used if the file does not declare the network's input.
         inputs: see `onnx.read`.
 
     Raises:
-        ModelError: says what the file is or does, and what is taken.
+        ModelError: the file is no network that this package takes.
     """
     if module is not None:
         from resnet8ptq.models.sources import torch_module
 
         return torch_module.read(source, shape, module)
-    found = find_format(source)
-    if found is None:
+    file_format = find_format(source)
+    if file_format is None:
         raise ModelError(f"{source}: is not a model; {TAKES}")
-    if inputs and found.name != "onnx":
+    if inputs and file_format.name != "onnx":
         raise ModelError(f"model.inputs: takes an .onnx file, and {source} is none")
-    more = (inputs,) if inputs else ()
-    network: Network = resolve_name(found.reader)(source, shape, *more)
+    reader = resolve_name(file_format.reader)
+    network: Network = reader(source, shape, *((inputs,) if inputs else ()))
     return network

@@ -11,22 +11,23 @@ import torch
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.models.batch import Outputs, Predict, Samples, filled_up
+from resnet8ptq.models.batch import Outputs, Predict, Samples, in_full_batches
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Network, Shape
-from resnet8ptq.models.sources.onnx import take
+from resnet8ptq.models.sources.onnx import to_supported
 
-_BATCH = 8  # where a program takes neither one nor any number
+_BATCH = 8  # for a program whose batch size has bounds
 
 
 def read(source: Path, shape: Shape) -> Network:
     """Read an exported program.
 
     Raises:
-        ModelError: damaged, with more in it than a network, several inputs, or not to be exported.
+        ModelError: damaged, holds more than a network, has several inputs, or torch cannot export
+            it.
     """
     packed = torch_archive.pack(gate.read_network(source))
     try:
@@ -39,7 +40,7 @@ def read(source: Path, shape: Shape) -> Network:
 
 
 def from_program(program: Any, source: Path) -> Network:
-    """Return a program as a network; `source` is named in errors.
+    """Return a program as a network; errors name `source`.
 
     Raises:
         ModelError: several inputs, or torch cannot export it.
@@ -56,7 +57,7 @@ def from_program(program: Any, source: Path) -> Network:
         raise ModelError(f"{source}: torch cannot export it ({one_line(error)})") from None
     proto = onnx.ModelProto.FromString(proto.SerializeToString())
     onnx_gate.check(proto, source)
-    return Network(take(proto, source), _original(program), opset(proto))
+    return Network(to_supported(proto, source), _original(program), opset(proto))
 
 
 def _original(program: Any) -> Predict:
@@ -64,15 +65,15 @@ def _original(program: Any) -> Predict:
 
     def predict(samples: Samples) -> Outputs:
         with torch.inference_mode():
-            found = module(torch.from_numpy(samples))
-        return [each.numpy() for each in torch.utils._pytree.tree_leaves(found)]
+            outputs = module(torch.from_numpy(samples))
+        return [output.numpy() for output in torch.utils._pytree.tree_leaves(outputs)]
 
     [name] = program.graph_signature.user_inputs
-    [taken] = [node.meta["val"] for node in program.graph.nodes if node.name == name]
-    batch = taken.shape[0]
+    [example] = [node.meta["val"] for node in program.graph.nodes if node.name == name]
+    batch = example.shape[0]
     if isinstance(batch, int):
-        return filled_up(predict, batch)
+        return in_full_batches(predict, batch)
     bounds = program.range_constraints.get(batch.node.expr)
     if bounds is None:
         return predict
-    return filled_up(predict, int(max(bounds.lower, min(bounds.upper, _BATCH))))
+    return in_full_batches(predict, int(max(bounds.lower, min(bounds.upper, _BATCH))))

@@ -18,9 +18,9 @@ from resnet8ptq.models.normalization import OPSET, rename
 from resnet8ptq.models.sources import Network, Shape
 from resnet8ptq.models.sources.tensorflow import prepare
 
-# Names that Keras gives by itself.
+# Names that Keras generates.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
-# Keras 2 wrote `groups` of these, always 1; Keras 3 does not take it.
+# Keras 2 wrote `groups` for these, always 1; Keras 3 refuses the key.
 _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
 
@@ -28,24 +28,24 @@ def read(source: Path, shape: Shape) -> Network:
     """Read a Keras file.
 
     Raises:
-        ModelError: it holds code, Keras refuses it, or it does not take float32 samples.
+        ModelError: it holds code, Keras refuses it, or its input is not float32.
     """
     prepare()
     model = load_keras(source)
-    sizes = _settle_sizes(model, source, shape)
+    sizes = _input_sizes(model, source, shape)
     for weight in model.weights:
         if not np.isfinite(weight.numpy()).all():
             raise ModelError(f"{source}: NaN or infinity in {weight.path}")
     import keras
 
     def predict(samples: Samples) -> Outputs:
-        return [each.numpy() for each in keras.tree.flatten(model(samples, training=False))]
+        return [value.numpy() for value in keras.tree.flatten(model(samples, training=False))]
 
     return Network(_export(model, sizes), predict, OPSET)
 
 
 def load_keras(source: Path) -> Any:
-    """Load a Keras file without running code that it may hold.
+    """Load a Keras file without running code in it.
 
     Raises:
         ModelError: it holds code, or Keras refuses it.
@@ -63,51 +63,51 @@ def load_keras(source: Path) -> Any:
 
 
 def _ungroup(config: Any) -> None:
-    """Drop what Keras 3 does not take, in place."""
+    """Drop `groups` where Keras 3 refuses it, in place."""
     for value in gate.find_objects(config):
         layer, name = value.get("config"), str(value.get("class_name"))
         if _UNGROUPED.fullmatch(name) and isinstance(layer, dict) and layer.get("groups") == 1:
             del layer["groups"]
 
 
-def _settle_sizes(model: Any, source: Path, shape: Shape) -> tuple[int | None, ...]:
-    """Return the sizes of the one input; those that the model leaves free are the samples'."""
+def _input_sizes(model: Any, source: Path, shape: Shape) -> tuple[int | None, ...]:
+    """Return the sizes of the one input; free sizes are those of the samples."""
     inputs = model.inputs
     if len(inputs) != 1:
-        shapes = ", ".join(str(each.shape) for each in inputs)
+        shapes = ", ".join(str(tensor.shape) for tensor in inputs)
         raise ModelError(f"{source}: has {len(inputs)} inputs ({shapes}); takes one")
-    [taken] = inputs
-    if taken.dtype != "float32":
-        raise ModelError(f"{source}: its input is {taken.dtype}; takes float32")
-    batch, *sizes = taken.shape
+    [tensor] = inputs
+    if tensor.dtype != "float32":
+        raise ModelError(f"{source}: its input is {tensor.dtype}; takes float32")
+    batch, *sizes = tensor.shape
     if shape is not None:
-        wanted = Contract((Tensor(taken.name, tuple(sizes), "float32"),), ())
-        sizes = list(arranged(shape, find_layout(shape, wanted)))
+        contract = Contract((Tensor(tensor.name, tuple(sizes), "float32"),), ())
+        sizes = list(arranged(shape, find_layout(shape, contract)))
     return (batch, *sizes)
 
 
 def _export(model: Any, sizes: tuple[int | None, ...]) -> onnx.ModelProto:
-    """Return the model as tf2onnx makes it, with readable names."""
+    """Return the model as exported by tf2onnx, with readable names."""
     import tensorflow as tf
     import tf2onnx
 
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     signature = [tf.TensorSpec(sizes, tf.float32, name="input")]
     forward = tf.function(lambda x: model(x, training=False), input_signature=signature)
-    # On a busy machine tf2onnx sometimes leaves a constant shape to be computed (seen in 3 of 69
-    # conversions of one file). A graph that is the same each time is worth another try.
+    # On a busy machine tf2onnx sometimes computes a constant shape in the graph (in 3 of 69
+    # conversions of one file). Another try makes the graph reproducible.
     for _ in range(3):
         proto, _ = tf2onnx.convert.from_function(forward, input_signature=signature, opset=OPSET)
         if all(node.op_type != "Shape" for node in proto.graph.node):
             break
     graph = proto.graph
-    [taken] = [each.name for each in model.inputs]
-    given = [value.name for value in graph.output]
-    own = getattr(model, "output_names", [model.layers[-1].name])  # a Sequential has none
-    names = dict(zip(given, own, strict=True))
-    if [node.op_type for node in graph.node if given[0] in node.output] == ["Softmax"]:
-        names = {given[0]: "probabilities"} if len(given) == 1 else names
-    names["input"] = "input" if _GENERATED.fullmatch(taken) else taken
+    [input_name] = [tensor.name for tensor in model.inputs]
+    outputs = [value.name for value in graph.output]
+    keras_names = getattr(model, "output_names", [model.layers[-1].name])  # not in a Sequential
+    names = dict(zip(outputs, keras_names, strict=True))
+    if [node.op_type for node in graph.node if outputs[0] in node.output] == ["Softmax"]:
+        names = {outputs[0]: "probabilities"} if len(outputs) == 1 else names
+    names["input"] = "input" if _GENERATED.fullmatch(input_name) else input_name
     rename(graph, names)
     for value in (graph.input[0], *graph.output):
         if sizes[0] is None and value.type.tensor_type.shape.dim:

@@ -11,8 +11,8 @@ from onnx import numpy_helper
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.batch import filled_up
-from resnet8ptq.models.contract import TAKEN, ask_for_values, is_scalar, read_contract
+from resnet8ptq.models.batch import in_full_batches
+from resnet8ptq.models.contract import INPUT_DTYPES, ask_for_values, is_scalar, read_contract
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import normalize, opset, raise_opset
 from resnet8ptq.models.sources import Network, Shape
@@ -22,53 +22,53 @@ def read(source: Path, shape: Shape, inputs: Mapping[str, Any] | None = None) ->
     """Read an ONNX file.
 
     Args:
-        inputs: the values of inputs that are the same for every sample, by name, without the batch
-            axis: the size of the pictures, for example.
+        inputs: values of inputs that are the same for every sample, such as the pictures' size, by
+            name, without the batch axis.
 
     Raises:
-        ModelError: says what the file is or does, and what is taken.
+        ModelError: see `gates.onnx.read` and `to_supported`, or wrong `inputs`.
     """
     proto = gate.read(source)
     for name, values in (inputs or {}).items():
         _fix_input(proto.graph, name, values)
-    converted = take(proto, source)
+    converted = to_supported(proto, source)
     try:
         predict = open_runner(proto)
     except Exception as error:  # ONNX Runtime's own, a dozen
         raise ModelError(f"{source}: ONNX Runtime cannot run it ({one_line(error)})") from None
     fixed = read_contract(converted.graph).batch
-    return Network(converted, filled_up(predict, fixed) if fixed else predict, opset(proto))
+    return Network(converted, in_full_batches(predict, fixed) if fixed else predict, opset(proto))
 
 
 def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     """Make an input a constant, of one row for all samples."""
-    taken = {value.name: value for value in gate.graph_inputs(graph)}
-    if name not in taken:
-        known = ", ".join(taken)
-        raise ModelError(f"model.inputs: got {name!r}, which is no input; it has {known}")
-    described = taken[name].type.tensor_type
+    inputs = {value.name: value for value in gate.graph_inputs(graph)}
+    if name not in inputs:
+        names = ", ".join(inputs)
+        raise ModelError(f"model.inputs: got {name!r}, which is no input; it has {names}")
+    declared = inputs[name].type.tensor_type
     try:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(described.elem_type)
-        given = np.array(values, dtype)
-        if not np.isfinite(given.astype(np.float64)).all():
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(declared.elem_type)
+        constant = np.array(values, dtype)
+        if not np.isfinite(constant.astype(np.float64)).all():
             raise ValueError("not finite")
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"model.inputs.{name}: got {values}, takes numbers") from None
-    sizes = [dim.dim_value or 1 for dim in described.shape.dim]  # a free one: of one sample
-    missing = len(sizes) - given.ndim
+    sizes = [dim.dim_value or 1 for dim in declared.shape.dim]  # a free size: 1 sample
+    missing = len(sizes) - constant.ndim
     if missing < 0:
         raise ModelError(f"model.inputs.{name}: got {values}, has too many axes for {name}")
-    free = (1,) * missing + given.shape
-    fitting = all(size in (1, have) for size, have in zip(free, sizes, strict=True))
-    given = np.broadcast_to(given, sizes) if fitting else given.reshape(free)
-    graph.initializer.append(numpy_helper.from_array(given, name))
+    shape = (1,) * missing + constant.shape
+    fits = all(size in (1, have) for size, have in zip(shape, sizes, strict=True))
+    constant = np.broadcast_to(constant, sizes) if fits else constant.reshape(shape)
+    graph.initializer.append(numpy_helper.from_array(constant, name))
 
 
-def take(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
-    """Return a copy of a graph, raised to an opset that is taken, and normalized.
+def to_supported(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
+    """Return a normalized copy of a graph, converted to a supported opset.
 
     Raises:
-        ModelError: says what the graph takes or holds, and what it should.
+        ModelError: NaN in weights, an unsupported opset, or an input that samples cannot fill.
     """
     for _, weights in gate.find_weights(proto.graph):
         if not np.isfinite(numpy_helper.to_array(weights)).all():
@@ -82,10 +82,12 @@ def take(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
             f"{source}: has {len(inputs)} inputs ({names}); takes one, and values for the others: "
             f"{ask_for_values(inputs[1:])}"
         )
-    if inputs[0].dtype not in TAKEN:
-        raise ModelError(f"{source}: its input is {inputs[0].dtype}; takes {', '.join(TAKEN)}")
+    if inputs[0].dtype not in INPUT_DTYPES:
+        raise ModelError(
+            f"{source}: its input is {inputs[0].dtype}; takes {', '.join(INPUT_DTYPES)}"
+        )
     if is_scalar(converted.graph.input[0]):
         raise ModelError(
-            f"{source}: its input {inputs[0].name} is a single number; takes an axis of samples"
+            f"{source}: its input {inputs[0].name} is a single number; takes one with a batch axis"
         )
     return converted

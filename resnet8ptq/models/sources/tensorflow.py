@@ -1,9 +1,9 @@
-"""TensorFlow, made quiet and exact before it is imported."""
+"""Settings of TensorFlow that must precede its import."""
 
 import os
 
 
 def prepare() -> None:
-    """Set what TensorFlow reads from the environment as it is imported."""
+    """Silence TensorFlow and turn oneDNN off, by environment variables."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, and no banner about others
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, without a banner

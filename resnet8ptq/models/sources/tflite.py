@@ -5,12 +5,12 @@ from pathlib import Path
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.models.batch import Outputs, Predict, Samples, filled_up
+from resnet8ptq.models.batch import Outputs, Predict, Samples, in_full_batches
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET
 from resnet8ptq.models.sources import Network, Shape
-from resnet8ptq.models.sources.onnx import take
+from resnet8ptq.models.sources.onnx import to_supported
 from resnet8ptq.models.sources.tensorflow import prepare
 
 
@@ -18,7 +18,7 @@ def read(source: Path, shape: Shape) -> Network:
     """Read a TFLite file; the original runs in LiteRT, one sample at a time.
 
     Raises:
-        ModelError: damaged, already quantized, with operators of others, or several inputs.
+        ModelError: damaged, already quantized, with custom operators, or several inputs.
     """
     prepare()
     import tf2onnx
@@ -27,7 +27,7 @@ def read(source: Path, shape: Shape) -> Network:
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     proto, _ = tf2onnx.convert.from_tflite(str(source), opset=OPSET)
     onnx_gate.check(proto, source)
-    return Network(take(proto, source), _original(source), OPSET)
+    return Network(to_supported(proto, source), _original(source), OPSET)
 
 
 def _original(source: Path) -> Predict:
@@ -38,12 +38,12 @@ def _original(source: Path) -> Predict:
         interpreter.allocate_tensors()
     except Exception as error:  # RuntimeError, ValueError
         raise ModelError(f"{source}: LiteRT cannot run it ({one_line(error)})") from None
-    [taken] = interpreter.get_input_details()
-    given = interpreter.get_output_details()
+    [input_] = interpreter.get_input_details()
+    outputs = interpreter.get_output_details()
 
     def predict(samples: Samples) -> Outputs:
-        interpreter.set_tensor(taken["index"], samples)
+        interpreter.set_tensor(input_["index"], samples)
         interpreter.invoke()
-        return [interpreter.get_tensor(each["index"]) for each in given]
+        return [interpreter.get_tensor(output["index"]) for output in outputs]
 
-    return filled_up(predict, int(taken["shape"][0]))
+    return in_full_batches(predict, int(input_["shape"][0]))

@@ -1,7 +1,7 @@
-"""A `torch.nn.Module` of the user's own, by its dotted path, as the source of the FP32 network.
+"""A user's `torch.nn.Module` class, by its dotted path, as the source of the FP32 network.
 
-Importing it runs the user's code, which is what they ask for by naming it. Its weights are data:
-safetensors, or a state dict of tensors alone.
+Importing it runs the user's code, as they ask for by naming it. Its weights are untrusted data:
+safetensors, or a state dict that holds only tensors.
 """
 
 import warnings
@@ -22,14 +22,14 @@ from resnet8ptq.models.sources.exported_program import from_program
 def read(source: Path, shape: Shape, module: Module) -> Network:
     """Build the module, give it the weights in `source`, and export it.
 
-    A module does not say what it takes. It is tried with the samples' channels first, as torch's
-    convolutions have them, then with the samples as they are.
+    A module declares no input shape. It is tried with the samples' channels first, as in torch's
+    convolutions, then with the samples' own layout.
 
     Raises:
-        ModelError: it does not import, the weights are not its own, or it does not run.
+        ModelError: it does not import, the weights do not fit it, or it does not run.
     """
     if shape is None:
-        raise ModelError(f"{module.name}: what it takes is known from data alone")
+        raise ModelError(f"{module.name}: its input shape is unknown; set data=")
     network = _build(module)
     _load_weights(network, source)
     network.eval()
@@ -45,7 +45,7 @@ def read(source: Path, shape: Shape, module: Module) -> Network:
 
 
 def _export(network: torch.nn.Module, sizes: tuple[int, ...]) -> Any:
-    """Export a module, its batch free where it can be."""
+    """Export a module, with a free batch size if torch can."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.no_grad():
@@ -58,10 +58,10 @@ def _export(network: torch.nn.Module, sizes: tuple[int, ...]) -> Any:
 
 
 def _build(module: Module) -> torch.nn.Module:
-    place, _, name = module.name.rpartition(".")
+    package, _, name = module.name.rpartition(".")
     try:
         import_torchvision()
-        built = resolve_name(f"{place}:{name}")(**module.arguments)
+        built = resolve_name(f"{package}:{name}")(**module.arguments)
     except Exception as error:  # the user's own, and ImportError
         raise ModelError(
             f"model.module: got {module.name!r}, which cannot be built ({one_line(error)}); "
@@ -75,7 +75,7 @@ def _build(module: Module) -> torch.nn.Module:
 
 
 def _load_weights(network: torch.nn.Module, source: Path) -> None:
-    """Load a state dict; all names and shapes must be the module's."""
+    """Load a state dict, whose names and shapes must all match the module's."""
     try:
         if source.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file
@@ -86,6 +86,6 @@ def _load_weights(network: torch.nn.Module, source: Path) -> None:
         network.load_state_dict(weights, strict=True)
     except Exception as error:  # pickle's, zipfile's, safetensors' and torch's own
         raise ModelError(
-            f"model.state_dict: {source} is none of its own ({one_line(error)}); takes "
-            ".safetensors, or what torch.save makes of a state dict, of tensors alone"
+            f"model.state_dict: {source} does not fit it ({one_line(error)}); takes .safetensors, "
+            "or a state dict of only tensors, written by torch.save"
         ) from None

@@ -1,7 +1,7 @@
-"""From the outputs of a detector to detections: decoded, suppressed, the best of them kept."""
+"""From the outputs of a detector to detections: decode, suppress, keep the best."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,8 @@ from resnet8ptq.tasks.contract import Array
 from resnet8ptq.tasks.detection.heads import (
     HEADS,
     Candidates,
+    Detections,
     Floats,
-    Found,
     Frame,
     Shape,
     find_head,
@@ -67,68 +67,66 @@ class Decoder:
             outputs: of the network [n, ...].
         """
         config = self.frame.config
-        found = HEADS[self.head].decode(outputs, self.frame)
-        if isinstance(found, Candidates):
-            suppressed = config.nms is not False
-            found = suppress(found, config) if suppressed else _above_threshold(found, config)
+        pictures, decoded = len(outputs[0]), HEADS[self.head].decode(outputs, self.frame)
+        if isinstance(decoded, Candidates):
+            choose = _above_threshold if config.nms is False else suppress
+            detections = choose(decoded, config)
         else:
-            found = self._check_labels(found)
+            detections = self._check_labels(decoded)
             if config.nms:
-                found = suppress(
-                    _as_candidates(found, len(outputs[0]), len(self.class_ids)), config
-                )
-        return (_keep_best(found, len(outputs[0]), config),)
+                candidates = _as_candidates(detections, pictures, len(self.class_ids))
+                detections = suppress(candidates, config)
+        return (_keep_best(detections, pictures, config),)
 
-    def _check_labels(self, found: Found) -> Found:
-        """Return the detections of classes that the data set has, by their place."""
-        labels = found.labels
+    def _check_labels(self, detections: Detections) -> Detections:
+        """Return the detections of the data set's classes, with class indices as labels."""
+        labels = detections.labels
         if self.frame.config.labels == "ids":
             ids = np.array(self.class_ids)
             order = np.argsort(ids)
-            places = np.searchsorted(ids, labels, sorter=order).clip(max=len(ids) - 1)
-            labels = np.where(ids[order][places] == labels, order[places], -1)
-        known = (labels >= 0) & (labels < len(self.class_ids))
-        return Found(found.picture[known], found.boxes[known], found.scores[known], labels[known])
+            index = order[np.searchsorted(ids, labels, sorter=order).clip(max=len(ids) - 1)]
+            labels = np.where(ids[index] == labels, index, -1)
+        return replace(detections, labels=labels).select(
+            (labels >= 0) & (labels < len(self.class_ids))
+        )
 
 
-def _above_threshold(candidates: Candidates, config: DetectionConfig) -> Found:
+def _above_threshold(candidates: Candidates, config: DetectionConfig) -> Detections:
     picture, box, label = np.nonzero(candidates.scores > config.score_threshold)
-    return Found(
+    return Detections(
         picture, candidates.boxes[picture, box], candidates.scores[picture, box, label], label
     )
 
 
-def _as_candidates(found: Found, pictures: int, classes: int) -> Candidates:
-    """Return detections as boxes and scores: each has a score for its own class alone."""
-    order = np.argsort(found.picture, kind="stable")
-    row = _number(found.picture[order])
+def _as_candidates(detections: Detections, pictures: int, classes: int) -> Candidates:
+    """Return detections as boxes with a score for one class and 0 for the others."""
+    ordered = detections.select(np.argsort(detections.picture, kind="stable"))
+    row = _number(ordered.picture)
     boxes = np.zeros((pictures, row.max(initial=-1) + 1, 4), np.float32)
     scores = np.zeros((*boxes.shape[:2], classes), np.float32)
-    boxes[found.picture[order], row] = found.boxes[order]
-    scores[found.picture[order], row, found.labels[order]] = found.scores[order]
+    boxes[ordered.picture, row] = ordered.boxes
+    scores[ordered.picture, row, ordered.labels] = ordered.scores
     return Candidates(boxes, scores)
 
 
-def _keep_best(found: Found, pictures: int, config: DetectionConfig) -> Floats:
-    """Return the highest scores of each picture, as `Decoder` has them."""
+def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -> Floats:
+    """Return the highest scores of each picture, see `Decoder.__call__`."""
     most = config.max_detections
-    kept = found.scores > config.score_threshold
-    picture, scores = found.picture[kept], found.scores[kept]
-    order = np.lexsort((-scores, picture))  # stable: of equal scores the first
-    row = _number(picture[order])
-    order, row = order[row < most], row[row < most]
+    kept = detections.select(detections.scores > config.score_threshold)
+    kept = kept.select(np.lexsort((-kept.scores, kept.picture)))  # stable: of equals the first
+    row = _number(kept.picture)
+    kept, row = kept.select(row < most), row[row < most]
     best = np.zeros((pictures, most, 6), np.float32)
     best[..., 5] = NOTHING
-    values = np.column_stack([found.boxes[kept], scores, found.labels[kept]])
-    best[picture[order], row] = values[order]
+    best[kept.picture, row] = np.column_stack([kept.boxes, kept.scores, kept.labels])
     return best
 
 
 def _number(pictures: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the place of each detection among those of its picture, [D]; given sorted [D]."""
+    """Return the index of each detection within its picture [D], from sorted pictures [D]."""
     return np.arange(len(pictures)) - np.searchsorted(pictures, pictures)
 
 
 def count(detections: Array) -> NDArray[np.int64]:
-    """Return how many detections each picture has, [n]."""
+    """Return the number of detections of each picture [n]."""
     return np.asarray((detections[..., 5] != NOTHING).sum(axis=1))

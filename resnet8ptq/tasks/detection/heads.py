@@ -1,13 +1,14 @@
-"""What the outputs of a detector mean: the usual heads, by name, and how each is decoded.
+"""The usual heads of detectors by name: decoding of their outputs.
 
-Each makes boxes and scores, or detections, of a network's outputs. Boxes are left, top, right and
-bottom in pixels of the network's input. A further head is two functions and an entry in `HEADS`.
+A head decodes outputs to boxes and scores, or to detections. Boxes are left, top, right and bottom
+in pixels of the network's input. A further head is two functions and an entry in `HEADS`.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +30,11 @@ COCO_ANCHORS = {
 
 @dataclass(frozen=True)
 class Frame:
-    """What a head is read by.
+    """The properties of a network and its data that a head is decoded by.
 
     Attributes:
         height, width: of the network's input, in pixels.
-        classes: how many the data set has.
+        classes: number of classes of the data set.
         outputs: the shape of each output by its name, without the batch axis.
         config: how boxes are written, strides and anchors.
     """
@@ -46,12 +47,12 @@ class Frame:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Of the outputs."""
+        """The shapes of the outputs."""
         return list(self.outputs.values())
 
     @property
     def scored(self) -> int:
-        """How many classes the network has scores for: with the background, where it has one."""
+        """Number of classes with a score; the background counts."""
         return self.classes + (self.config.background is not None)
 
     @property
@@ -61,13 +62,13 @@ class Frame:
 
     @property
     def anchors(self) -> NDArray[np.float64] | None:
-        """Width and height [strides, anchors, 2] in pixels; None where they are not known."""
-        given = self.config.anchors
-        if given is None:
-            given = [COCO_ANCHORS.get(stride, ()) for stride in self.config.strides]
-        if len(given) != len(self.config.strides) or len({len(each) for each in given}) != 1:
+        """Width and height [strides, anchors, 2] in pixels; None if unknown."""
+        anchors = self.config.anchors
+        if anchors is None:
+            anchors = [COCO_ANCHORS.get(stride, ()) for stride in self.config.strides]
+        if len(anchors) != len(self.config.strides) or len(set(map(len, anchors))) != 1:
             return None
-        return np.array(given, np.float64).reshape(len(given), -1, 2)
+        return np.array(anchors, np.float64).reshape(len(anchors), -1, 2)
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Detections of n pictures as the network has chosen them, each one row.
+class Detections:
+    """Detections of n pictures, chosen by the network.
 
     Attributes:
-        picture: [D], its place among the n.
+        picture: [D], the index of the picture.
         boxes, scores, labels: [D, 4], [D], [D].
     """
 
@@ -92,38 +93,42 @@ class Found:
     scores: Floats
     labels: NDArray[np.int64]
 
+    def select(self, chosen: NDArray[Any]) -> "Detections":
+        """Return the detections with these indices, or of this mask."""
+        return Detections(*(array[chosen] for array in vars(self).values()))
+
 
 @dataclass(frozen=True)
 class Head:
-    """A way to write detections.
+    """A layout of outputs.
 
     Attributes:
-        takes: the outputs it has, in words.
+        takes: the outputs in words.
         fits: tells whether the outputs have such shapes.
         decode: outputs [n, ...], in the network's order.
     """
 
     takes: str
     fits: Callable[[Frame], bool]
-    decode: Callable[[Sequence[Array], Frame], Candidates | Found]
+    decode: Callable[[Sequence[Array], Frame], Candidates | Detections]
 
 
 def find_head(frame: Frame) -> str:
     """Return the name of the head: as set, or the one that fits the outputs.
 
     Raises:
-        ConfigError: there is none of that name.
-        ModelError: the one that is set does not fit, or none or several do; says which would.
+        ConfigError: an unknown name.
+        ModelError: the named head does not fit, or none or several fit; it names those that fit.
     """
     fitting = [name for name, head in HEADS.items() if head.fits(frame)]
     name = frame.config.head
     if name == "auto" and (len(fitting) == 1 or fitting == ["yolox", "yolov5"]):
-        return fitting[0]  # as many boxes as cells: not decoded, as a rule
-    given = f"{frame.classes} classes and an input of {frame.height} x {frame.width}"
-    returned = f"returns {describe(frame.outputs)}, with {given}"
+        return fitting[0]  # a box for every cell: usually not decoded
+    context = f"{frame.classes} classes and an input of {frame.height} x {frame.width}"
+    returned = f"returns {describe(frame.outputs)}, with {context}"
     if name == "auto":
         why = "several heads fit" if fitting else "no head fits"
-        taken = fitting or [f"{each} ({head.takes})" for each, head in HEADS.items()]
+        taken = fitting or [f"{key} ({head.takes})" for key, head in HEADS.items()]
         raise ModelError(f"{returned}: {why}; task.head takes {' | '.join(taken)}")
     if name not in HEADS:
         raise ConfigError(f"task.head: got {name!r}, takes auto | {' | '.join(HEADS)}")
@@ -137,7 +142,7 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
     """Return boxes [..., 4] as left, top, right, bottom in pixels of the network's input.
 
     Args:
-        written: how they are, where `task.boxes` does not say it.
+        written: their format if `task.boxes` is not set.
     """
     one, two, three, four = np.moveaxis(boxes.astype(np.float32), -1, 0)
     match frame.config.boxes or written:
@@ -150,10 +155,10 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
                 *(one - three / 2, two - four / 2),
                 *(one + three / 2, two + four / 2),
             )
-    found = np.stack([one, two, three, four], axis=-1)
+    pixels = np.stack([one, two, three, four], axis=-1)
     if frame.config.normalized:
-        found *= np.array([frame.width, frame.height] * 2, np.float32)
-    return found
+        pixels *= np.array([frame.width, frame.height] * 2, np.float32)
+    return pixels
 
 
 def _around(centres: Floats, sizes: Floats) -> Floats:
@@ -162,7 +167,7 @@ def _around(centres: Floats, sizes: Floats) -> Floats:
 
 
 def _grid(rows: int, columns: int) -> Floats:
-    """Return x and y of each cell [rows, columns, 2]."""
+    """Return x and y of every cell [rows, columns, 2]."""
     y, x = np.mgrid[:rows, :columns].astype(np.float32)
     return np.stack([x, y], axis=-1)
 
@@ -172,7 +177,7 @@ def _sigmoid(values: Floats) -> Floats:
 
 
 def _single(frame: Frame) -> Shape:
-    """Return the shape of the one output of rows; empty where there is something else."""
+    """Return the shape of a single output of rows; empty for other outputs."""
     shapes = frame.shapes
     return shapes[0] if len(shapes) == 1 and len(shapes[0]) == 2 else ()
 
@@ -249,13 +254,13 @@ def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
     return Candidates(corners(values[..., :4], "cxcywh", frame), values[..., 4:])
 
 
-def _places(frame: Frame, *wanted: Callable[[Shape], bool]) -> list[int]:
-    """Return the place of the one output of each kind; none where there are others."""
-    kinds = [[place for place, s in enumerate(frame.shapes) if fits(s)] for fits in wanted]
-    if any(len(kind) != 1 for kind in kinds) or len(frame.shapes) != len(wanted):
+def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
+    """Return the index of the output of each kind; empty unless kinds and outputs match 1 to 1."""
+    matches = [[index for index, s in enumerate(frame.shapes) if fits(s)] for fits in kinds]
+    if any(len(match) != 1 for match in matches) or len(frame.shapes) != len(kinds):
         return []
-    places = [kind[0] for kind in kinds]
-    return places if len(set(places)) == len(places) else []
+    indices = [match[0] for match in matches]
+    return indices if len(set(indices)) == len(indices) else []
 
 
 def _is_boxes(shape: Shape) -> bool:
@@ -268,11 +273,11 @@ def _find_ssd(frame: Frame) -> list[int]:
         return []
     if all(map(_is_boxes, shapes)) and frame.scored == 4:
         return [0, 1]  # boxes first, as usual
-    return _places(frame, _is_boxes, lambda s: len(s) == 2 and s[1] == frame.scored != 4)
+    return _match(frame, _is_boxes, lambda s: len(s) == 2 and s[1] == frame.scored != 4)
 
 
 def _decode_ssd(outputs: Sequence[Array], frame: Frame) -> Candidates:
-    boxes, scores = (outputs[place] for place in _find_ssd(frame))
+    boxes, scores = (outputs[index] for index in _find_ssd(frame))
     scores = scores.astype(np.float32)
     if frame.config.background is not None:
         scores = np.delete(scores, frame.config.background, axis=-1)
@@ -280,7 +285,7 @@ def _decode_ssd(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _find_selected(frame: Frame) -> list[int]:
-    return _places(
+    return _match(
         frame,
         _is_boxes,
         lambda s: len(s) == 2 and s[0] == frame.scored and s[1] != 3,
@@ -288,33 +293,35 @@ def _find_selected(frame: Frame) -> list[int]:
     )
 
 
-def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Found:
-    """Take what ONNX's NonMaxSuppression has selected: picture, class and box of each."""
-    boxes, scores, selected = (outputs[place] for place in _find_selected(frame))
+def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
+    """Decode the output of ONNX's NonMaxSuppression: picture, class and box of a detection."""
+    boxes, scores, selected = (outputs[index] for index in _find_selected(frame))
     rows = selected.reshape(-1, 3).astype(np.int64)
     picture, label, box = rows[(rows >= 0).all(axis=1)].T
-    found = corners(boxes[picture, box], "yxyx", frame)
-    return Found(picture, found, scores[picture, label, box].astype(np.float32), label)
+    selected_boxes = corners(boxes[picture, box], "yxyx", frame)
+    return Detections(
+        picture, selected_boxes, scores[picture, label, box].astype(np.float32), label
+    )
 
 
 def _find_detections(frame: Frame) -> list[int]:
-    """Return the places of boxes, scores, labels and perhaps of their number; none for others."""
+    """Return the indices of boxes, scores, labels and an optional count; empty if others exist."""
     names, shapes = list(frame.outputs), frame.shapes
-    boxes = [place for place, shape in enumerate(shapes) if _is_boxes(shape)]
+    boxes = [index for index, shape in enumerate(shapes) if _is_boxes(shape)]
     counts = [
-        place
-        for place, shape in enumerate(shapes)
-        if shape == () or (shape == (1,) and re.search("num|count|valid", names[place], re.I))
+        index
+        for index, shape in enumerate(shapes)
+        if shape == () or (shape == (1,) and re.search("num|count|valid", names[index], re.I))
     ]
-    flat = [place for place, s in enumerate(shapes) if len(s) == 1 and place not in counts]
+    flat = [index for index, s in enumerate(shapes) if len(s) == 1 and index not in counts]
     if len(boxes) != 1 or len(flat) != 2 or len(counts) != len(shapes) - 3 or len(counts) > 1:
         return []
-    scores = [place for place in flat if re.search("score|conf|prob", names[place], re.I)]
-    labels = [place for place in flat if re.search("label|class|cls|categ", names[place], re.I)]
+    scores = [index for index in flat if re.search("score|conf|prob", names[index], re.I)]
+    labels = [index for index in flat if re.search("label|class|cls|categ", names[index], re.I)]
     if len(scores) == 1:
-        labels = [place for place in flat if place not in scores]
+        labels = [index for index in flat if index not in scores]
     elif len(labels) == 1:
-        scores = [place for place in flat if place not in labels]
+        scores = [index for index in flat if index not in labels]
     else:
         return []
     return [*boxes, *scores, *labels, *counts]
@@ -324,22 +331,22 @@ def _is_detections(frame: Frame) -> bool:
     return _single(frame)[1:] == (6,) or bool(_find_detections(frame))
 
 
-def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Found:
+def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
     counts: Sequence[Array] = ()
     if len(outputs) == 1:
         rows = outputs[0]
         boxes, scores, labels = rows[..., :4], rows[..., 4], rows[..., 5]
     else:
-        boxes, scores, labels, *counts = (outputs[place] for place in _find_detections(frame))
-    there = np.ones(scores.shape, np.bool_)
+        boxes, scores, labels, *counts = (outputs[index] for index in _find_detections(frame))
+    filled = np.ones(scores.shape, np.bool_)
     for count in counts:
-        there &= np.arange(scores.shape[1]) < count.reshape(-1, 1)
+        filled &= np.arange(scores.shape[1]) < count.reshape(-1, 1)
     label, background = labels.round().astype(np.int64), frame.config.background
     if background is not None:
-        there &= label != background
+        filled &= label != background
         label = label - (label > background)
-    found = corners(boxes[there], "xyxy", frame)
-    return Found(np.nonzero(there)[0], found, scores[there].astype(np.float32), label[there])
+    pixels, kept = corners(boxes[filled], "xyxy", frame), scores[filled].astype(np.float32)
+    return Detections(np.nonzero(filled)[0], pixels, kept, label[filled])
 
 
 HEADS = {
@@ -359,7 +366,7 @@ HEADS = {
         _decode_ssd,
     ),
     "selected": Head(
-        "boxes [boxes, 4], scores [classes, boxes] and what NonMaxSuppression selected [n, 3]",
+        "boxes [boxes, 4], scores [classes, boxes] and the output of NonMaxSuppression [n, 3]",
         lambda frame: bool(_find_selected(frame)),
         _decode_selected,
     ),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from matplotlib.figure import Figure  # no pyplot: figures need no screen and no global state
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
@@ -13,38 +13,41 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.contract import Array
 from resnet8ptq.tasks.detection import decoding
 from resnet8ptq.tasks.detection.ap_bootstrap import RECALLS
-from resnet8ptq.tasks.detection.task import Comparison, Scores
+from resnet8ptq.tasks.detection.scores import ClassChanges, DetectionScores
 
-CLASSES = 20  # those that changed most
-PICTURES = 6  # the same
-SHOWN_SCORE = 0.3  # detections below are not drawn: there are many
-OVERLAP = 0.5  # of one box with another that stands for the same object
+CLASSES = 20  # at most: those that changed most
+PICTURES = 6  # likewise
+SHOWN_SCORE = 0.3  # detections with smaller scores are too many to draw
+OVERLAP = 0.5  # boxes that overlap more stand for the same object
 
 
-def classes(found: Comparison, class_names: Sequence[str], title: str) -> Figure:
+def classes(
+    model: DetectionScores, baseline: DetectionScores, class_names: Sequence[str], title: str
+) -> Figure:
     """AP of the classes that changed most, beside FP32's; the change with its 95% interval."""
-    deltas = found.class_deltas
+    changes = ClassChanges.of(model, baseline)
+    deltas = changes.deltas
     order = np.argsort(-np.abs(deltas), kind="stable")  # NaN last
     shown = order[: min(CLASSES, np.count_nonzero(~np.isnan(deltas)))]
     shown = shown[np.argsort(deltas[shown], kind="stable")]
     figure = Figure(figsize=(10, 0.9 + 0.27 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    places = np.arange(len(shown))
+    rows = np.arange(len(shown))
     for name, scores, colour, offset in (
-        ("FP32", found.baseline, "0.65", -0.2),
-        ("quantized", found.model, "C0", 0.2),
+        ("FP32", baseline, "0.65", -0.2),
+        ("quantized", model, "C0", 0.2),
     ):
         values = scores.evaluation.by_class[shown]
-        left.barh(places + offset, values, height=0.38, color=colour, label=name)
-    differences = found.model.by_class[:, shown] - found.baseline.by_class[:, shown]
+        left.barh(rows + offset, values, height=0.38, color=colour, label=name)
+    differences = model.by_class[:, shown] - baseline.by_class[:, shown]
     low, high = np.nanquantile(differences, (0.025, 0.975), axis=0)
-    colours = ["C3" if place in found.lost else "0.3" for place in shown]
-    right.hlines(places, low, high, color=colours, linewidth=2)
-    right.scatter(deltas[shown], places, color=colours, zorder=3, s=18)
+    colours = ["C3" if label in changes.lost else "0.3" for label in shown]
+    right.hlines(rows, low, high, color=colours, linewidth=2)
+    right.scatter(deltas[shown], rows, color=colours, zorder=3, s=18)
     right.axvline(0, color="0.6", linewidth=1)
-    objects = [int(found.baseline.evaluation.matches[place].objects.sum()) for place in shown]
-    names = [f"{plain(class_names[p])} ({n})" for p, n in zip(shown, objects, strict=True)]
-    left.set_yticks(places, names)
+    objects = [int(baseline.evaluation.matches[label].objects.sum()) for label in shown]
+    names = [f"{plain(class_names[label])} ({n})" for label, n in zip(shown, objects, strict=True)]
+    left.set_yticks(rows, names)
     left.set(xlabel="AP  (in brackets: objects)", xlim=(0, None))
     right.set(xlabel="AP minus FP32's, 95% bootstrap interval\n(red: significant, by Holm)")
     for axes in (left, right):
@@ -56,16 +59,16 @@ def classes(found: Comparison, class_names: Sequence[str], title: str) -> Figure
     return figure
 
 
-def curves(found: Comparison, title: str) -> Figure:
+def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Figure:
     """Precision over recall at IoU 0.50 and 0.75, the mean of the classes that have objects."""
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
-    for name, scores, line in (("FP32", found.baseline, "--"), ("quantized", found.model, "-")):
-        for place, iou, colour in ((0, 0.50, "C0"), (5, 0.75, "C1")):
-            precision = scores.evaluation.precision[place, ..., 0]  # [101, classes]
-            known = precision[:, (precision > -1).any(axis=0)]
-            if known.size:
-                mean = known.mean(axis=1)
+    for name, scores, line in (("FP32", baseline, "--"), ("quantized", model, "-")):
+        for threshold, iou, colour in ((0, 0.50, "C0"), (5, 0.75, "C1")):
+            precision = scores.evaluation.precision[threshold, ..., 0]  # [101, classes]
+            defined = precision[:, (precision > -1).any(axis=0)]
+            if defined.size:
+                mean = defined.mean(axis=1)
                 label = f"{name}, IoU {iou:.2f}: {mean.mean():.3f}"
                 axes.plot(RECALLS, mean, line, color=colour, label=label)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1), title=plain(title))
@@ -74,11 +77,12 @@ def curves(found: Comparison, title: str) -> Figure:
     return figure
 
 
-def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figure:
+def pictures(
+    model: DetectionScores, baseline: DetectionScores, class_names: Sequence[str], title: str
+) -> Figure:
     """The pictures that changed most: annotations, FP32's and the quantized model's boxes."""
-    model, baseline = found.model, found.baseline
-    assert model.show is not None  # a run has its pictures
-    change = changes(model, baseline)
+    assert model.show is not None  # every run sets it
+    change = box_changes(model, baseline)
     shown = np.argsort(-change, kind="stable")[:PICTURES]
     shown = shown[: max(1, np.count_nonzero(change[shown]))]
     stored = model.show(shown)
@@ -86,11 +90,11 @@ def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figur
     heights = [(bottom - top) / (right - left) for left, top, right, bottom in areas]
     figure = Figure(figsize=(12, 0.8 + sum(4 * h + 0.3 for h in heights)), layout="constrained")
     grid = figure.subplots(len(shown), 3, squeeze=False, height_ratios=heights)
-    for row, place, pixels, area in zip(grid, shown, stored, areas, strict=True):
-        record = model.pictures[place]
+    for row, index, pixels, area in zip(grid, shown, stored, areas, strict=True):
+        record = model.pictures[index]
         drawn = [
             _annotated(record),
-            *(_detected(scores.outputs.values[0][place]) for scores in (baseline, model)),
+            *(_detected(scores.outputs.values[0][index]) for scores in (baseline, model)),
         ]
         partners = [drawn[1], drawn[2], drawn[1]]
         heads = [f"picture {record['image_id']}: annotations", "FP32", "quantized"]
@@ -102,7 +106,7 @@ def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figur
             axes.set_axis_off()
             axes.set(xlim=(area[0] - 0.5, area[2] - 0.5), ylim=(area[3] - 0.5, area[1] - 0.5))
     figure.suptitle(
-        f"{plain(title)}\nred: boxes of one model that the other has not (scores from "
+        f"{plain(title)}\nred: boxes of one model that the other lacks (scores from "
         f"{SHOWN_SCORE:g}, IoU {OVERLAP:g})",
         fontsize=11,
     )
@@ -110,10 +114,10 @@ def pictures(found: Comparison, class_names: Sequence[str], title: str) -> Figur
 
 
 def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, float]:
-    """Return left, top, right and bottom of the picture itself, without the ground around it.
+    """Return left, top, right and bottom of the picture itself, without padding.
 
     Args:
-        size: height and width of what the network is fed.
+        size: height and width of the network input.
     """
     begin = np.maximum(record["offset"], 0)
     end = record["offset"] + record["scale"] * (record["width"], record["height"])
@@ -121,19 +125,19 @@ def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, fl
     return float(begin[0]), float(begin[1]), right, bottom
 
 
-def changes(model: Scores, baseline: Scores) -> NDArray[np.float64]:
-    """Return how much the detections of each picture changed [n].
+def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np.float64]:
+    """Return the change of the detections of each picture [n].
 
-    The sum of the scores of boxes that only one of the two has, of those that are drawn.
+    The sum of the scores of drawn boxes that only one of the two models has.
     """
-    found = np.zeros(model.total)
-    for place in range(model.total):
-        ours, theirs = (_detected(s.outputs.values[0][place]) for s in (model, baseline))
-        found[place] = sum(
-            each[_unmatched(each, other), 4].sum()
-            for each, other in ((ours, theirs), (theirs, ours))
+    change = np.zeros(model.total)
+    for index in range(model.total):
+        ours, theirs = (_detected(s.outputs.values[0][index]) for s in (model, baseline))
+        change[index] = sum(
+            boxes[_unmatched(boxes, others), 4].sum()
+            for boxes, others in ((ours, theirs), (theirs, ours))
         )
-    return found
+    return change
 
 
 def _detected(rows: Array) -> NDArray[np.float64]:
@@ -161,7 +165,7 @@ def _unmatched(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArr
         first[..., :2], second[..., :2]
     )
     shared = corner.clip(min=0).prod(axis=-1)
-    areas = [(each[..., 2:4] - each[..., :2]).prod(axis=-1) for each in (first, second)]
+    areas = [(b[..., 2:4] - b[..., :2]).prod(axis=-1) for b in (first, second)]
     overlap = shared / np.maximum(areas[0] + areas[1] - shared, np.finfo(float).tiny)
     same = first[..., 5] == second[..., 5]
     return np.asarray(~((overlap >= OVERLAP) & same).any(axis=1))

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of boxes that overlap, the one with the highest score stays."""
+"""Non-maximum suppression: of overlapping boxes, the one with the highest score stays."""
 
 from functools import cache
 
@@ -8,21 +8,21 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from resnet8ptq.config.schema import DetectionConfig
-from resnet8ptq.tasks.detection.heads import Candidates, Found
+from resnet8ptq.tasks.detection.heads import Candidates, Detections
 
 
-def suppress(candidates: Candidates, config: DetectionConfig) -> Found:
-    """Suppress for each class what overlaps a higher score, by ONNX Runtime's NonMaxSuppression."""
+def suppress(candidates: Candidates, config: DetectionConfig) -> Detections:
+    """Drop boxes that overlap one of the same class with a higher score, by ONNX Runtime."""
     scores = np.ascontiguousarray(candidates.scores.swapaxes(1, 2))
     run = _suppression(config.max_detections, config.iou_threshold, config.score_threshold)
     [selected] = run.run(None, {"boxes": candidates.boxes, "scores": scores})
     picture, label, box = selected.T
-    return Found(picture, candidates.boxes[picture, box], scores[picture, label, box], label)
+    return Detections(picture, candidates.boxes[picture, box], scores[picture, label, box], label)
 
 
 @cache
 def _suppression(most: int, iou: float, score: float) -> onnxruntime.InferenceSession:
-    """Return a session of the one operator; boxes may name their corners in either order."""
+    """Return a session of NonMaxSuppression; boxes may name their corners in either order."""
     boxes = helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [None, None, 4])
     scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, None, None])
     selected = helper.make_tensor_value_info("selected", TensorProto.INT64, [None, 3])

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from resnet8ptq.config.loading import load_config
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.evaluation import latency, race
+from resnet8ptq.evaluation import latency, paired_latency
 from resnet8ptq.evaluation.latency import LEAST, Timings
-from resnet8ptq.evaluation.race import BLOCKS, FILE, Race, ratio, run
+from resnet8ptq.evaluation.paired_latency import BLOCKS, FILE, PairedLatency, ratio, run
 from resnet8ptq.report import page
 from resnet8ptq.tracking.store import Store
 
@@ -69,12 +69,12 @@ def test_a_race_loads_every_model_again_for_each_block(
     assert race.batch == {"a": race.single["a"]}
     assert race.single["b"] == [13 + n for n in range(BLOCKS)]
     assert {tuple(order) for order in seen} == {("a", "b"), ("b", "a")}
-    assert Race.of(json.loads(json.dumps(asdict(race)))) == race
+    assert PairedLatency.of(json.loads(json.dumps(asdict(race)))) == race
 
 
 def test_slow_models_race_in_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count()  # a second for each block from the sixth on
-    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(paired_latency, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     one = Timings(np.ones(3), None)
     monkeypatch.setattr(latency, "measure", lambda loads, *rest: [one] * len(loads))
     for seconds, blocks in ((0.1, LEAST), (0.9, LEAST + 1), (1000, BLOCKS)):
@@ -95,7 +95,7 @@ def test_the_fastest_of_several_has_a_wider_interval() -> None:
 )
 def test_what_is_no_race_is_refused(kept: object) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Race.of(kept)
+        PairedLatency.of(kept)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,7 @@ def test_the_best_models_of_a_sweep_race_fp32(sweep: Called) -> None:
     assert sweep.code == 0, sweep.err
     artifacts = sweep.artifacts(sweep.parent)
     [kept] = json.loads(artifacts[FILE].read_text())
-    race = Race.of(kept)
-    assert Race.of(json.dumps(kept)) == race  # as sweeps of before have kept it
+    race = PairedLatency.of(kept)
     ids = {run.info.run_id for run in sweep.children}
     assert set(race.single) == set(race.batch) == {*ids, "onnx fp32", "torch fp32"}
     report = artifacts["report.md"].read_text()

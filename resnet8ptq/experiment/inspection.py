@@ -1,4 +1,4 @@
-"""`+analysis=inspect`: what a network is, and whether the settings fit it; nothing is quantized."""
+"""`+analysis=inspect`: summarizes a network and checks that the settings fit; quantizes nothing."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.experiment.settings import check_names, settle
 from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_dtype, find_layout
-from resnet8ptq.models.inspection import inspect, print_inspection
 from resnet8ptq.models.locate import locate
 from resnet8ptq.models.model import module_of
+from resnet8ptq.models.summary import print_summary, summarize
 
 NO_DATA = (
     "data: not given; data=arrays | folder | table | huggingface | coco with data.root= (coco: "
@@ -23,10 +23,10 @@ _BUILT_IN = ("cifar10", "shapes")  # both are [32, 32, 3], of ten classes
 
 
 def run_inspection(config: RunConfig, data_given: bool) -> None:
-    """Print what the network is, what it takes, and what of that the settings lack.
+    """Print the network's summary, its requirements, and those that the settings do not meet.
 
     Args:
-        data_given: `data` was set; else its default says nothing of the network.
+        data_given: `data` was set; else its default is not compared with the network.
 
     Raises:
         ModelError: it is missing, no model, unsafe, or nothing to quantize.
@@ -38,27 +38,29 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     path = locate(config.model, config.data.name)
     samples = _find_samples(config)
     shape = None if isinstance(samples, str) else samples.shape
-    found = inspect(path, cache_root, shape, module_of(config.model))
+    summary = summarize(path, cache_root, shape, module_of(config.model))
     if not data_given:
         lines = [NO_DATA]
     elif isinstance(samples, str):
         lines = [samples]
     else:
-        lines = _compare(config, found.contract, samples)
-    if config.backend.name not in found.quantized:
+        lines = _compare(config, summary.contract, samples)
+    if config.backend.name not in summary.quantized:
         lines.append(f"backend={config.backend.name}: unsupported for this format")
-    print_inspection(found, lines)
+    print_summary(summary, lines)
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """Their shape, and how many classes they are of; 0 where they have none.
+    """The facts of a data set that must fit the network.
 
     Attributes:
+        shape: of one sample.
+        classes: number of classes; 0 without labels.
         named: see `Dataset`.
-        pictures: they are some, which can be given another size.
-        dtype: as they are stored.
-        steps: what is done to them.
+        pictures: the samples are pictures, which can be resized.
+        dtype: of the stored samples.
+        steps: their preprocessing.
     """
 
     shape: tuple[int, ...]
@@ -70,7 +72,7 @@ class _Samples:
 
 
 def _find_samples(config: RunConfig) -> _Samples | str:
-    """Return what the samples are, or what is wrong with them."""
+    """Return the facts of the samples, or why they cannot be read."""
     if config.data.name in _BUILT_IN and config.data.root is None:
         size = config.preprocess.size or 32
         height, width = size if isinstance(size, list) else (size, size)
@@ -103,7 +105,7 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
     if samples.classes and not copies and len(shapes) == 1 and len(shapes[0]) == 1:
         lines.append(f"{data}: {_compare_classes(samples, shapes[0][0])}")
     if contract.inputs[0].is_integer:
-        return lines  # which nothing is done to
+        return lines  # integers are not preprocessed
     lines.append(
         f"preprocess={config.preprocess.name}: is it what the network was trained with? "
         "raw: 0..255 | unit: 0..1 | symmetric: -1..1 | torchvision_imagenet | caffe"
@@ -112,14 +114,14 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
 
 
 def _compare_classes(samples: _Samples, values: int | None) -> str:
-    """Say whether a network that returns so many values tells the classes apart."""
-    known = samples.classes
+    """Return whether the number of a network's output values fits the classes, in words."""
+    classes = samples.classes
     if not samples.named:
-        fits = values is None or values >= known
-        told = f"labels from 0 to {known - 1}"
+        fits = values is None or values >= classes
+        labels = f"labels from 0 to {classes - 1}"
     else:
-        fits = values in (None, known)
-        told = f"{known} classes"
-    single = " (task=binary takes one)" if (known, values) == (2, 1) else ""
+        fits = values in (None, classes)
+        labels = f"{classes} classes"
+    single = " (task=binary takes one)" if (classes, values) == (2, 1) else ""
     returned = "any number of" if values is None else values
-    return f"{told} {'fit' if fits else 'do not fit'}: it returns {returned} values{single}"
+    return f"{labels} {'fit' if fits else 'do not fit'}: it returns {returned} values{single}"

@@ -11,11 +11,11 @@ from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.pace import Load, Pace, run_all
+from resnet8ptq.evaluation.batching import Batching, Load, run_all
 from resnet8ptq.tasks.contract import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_IMAGES = 1000
-RAW_BYTES = 2**25  # of outputs that are kept besides what a task makes of them
+RAW_BYTES = 2**25  # of raw outputs kept beside the reduced ones
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class Evaluation:
     """An artifact, loaded from disk and run over a split.
 
     Attributes:
-        seconds: for all images, loading left out.
-        copies: the loaded artifact, as often as `pace` runs batches at once.
+        seconds: for all images, without loading.
+        copies: the loaded artifact, one for each batch at once.
     """
 
     outputs: Outputs
     seconds: float
-    pace: Pace
+    batching: Batching
     copies: Sequence[Predictor]
 
 
-def evaluate(
+def infer(
     load: Load,
     split: Split,
-    pace: Pace,
+    batching: Batching,
     label: str = "Evaluating",
     final: str = PROBABILITIES,
     reduction: Reduction | None = None,
@@ -44,53 +44,53 @@ def evaluate(
     """Load an artifact from disk and run all samples of `split`.
 
     Args:
-        final: what it returns, see `Outputs`.
-        reduction: what is kept of each batch; None: the outputs themselves.
+        final: kind of the outputs, see `Outputs`.
+        reduction: of the outputs of each batch; None keeps them whole.
 
     Raises:
-        ModelError: the outputs have other shapes for other samples, and are kept.
+        ModelError: output shapes differ between samples, and there is no reduction.
     """
-    copies = [load(pace.threads) for _ in range(pace.at_once)]
+    copies = [load(batching.threads) for _ in range(batching.at_once)]
     start = time.perf_counter()
     kept: list[Sequence[Array]] = []
     raw: list[Sequence[Array]] = []
-    batches = track(split.batches(pace.batch_size), label)
-    for found in run_all([copy.predict for copy in copies], batches):
+    batches = track(split.batches(batching.batch_size), label)
+    for outputs in run_all([copy.predict for copy in copies], batches):
         if reduction is not None:
-            if sum(each.nbytes for every in raw for each in every) < RAW_BYTES:
-                raw.append(found)
-            found = reduction(found)
-        kept.append(found)
+            if sum(values.nbytes for batch in raw for values in batch) < RAW_BYTES:
+                raw.append(outputs)
+            outputs = reduction(outputs)
+        kept.append(outputs)
     seconds = time.perf_counter() - start
     joined = _join(kept)
     if not joined:
         raise ModelError(
             "returns another number of values for each sample; task=detection takes it"
         )
-    outputs = Outputs(joined, None, final, _join(raw))
-    return Evaluation(outputs, seconds, pace, copies)
+    return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching, copies)
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
-    """Return the outputs of all batches; none where a batch has other shapes than another."""
-    shapes = {tuple(each.shape[1:] for each in found) for found in batches}
+    """Return the outputs of all batches; none if their shapes differ."""
+    shapes = {tuple(values.shape[1:] for values in batch) for batch in batches}
     if len(shapes) != 1:
         return ()
     return tuple(map(np.concatenate, zip(*batches, strict=True)))
 
 
 def targets_of(split: Split) -> Targets:
-    """Return what is known of the samples of a split."""
-    pictures = (lambda places: split.images[places]) if split.has_pictures else None
+    """Return the targets of a split: labels, groups, inputs, pictures."""
+    pictures = (lambda indices: split.images[indices]) if split.has_pictures else None
     return Targets(split.labels, split.groups, split.inputs, pictures)
 
 
-def with_logits(found: Evaluation, split: Split) -> Outputs:
+def with_logits(evaluation: Evaluation, split: Split) -> Outputs:
     """Return the outputs with the logits of the first samples, where a softmax hides them."""
-    if found.outputs.final != PROBABILITIES:
-        return found.outputs
-    logits = collect_logits(found.copies, split, found.pace.batch_size)
-    return replace(found.outputs, logits=logits)
+    outputs = evaluation.outputs
+    if outputs.final != PROBABILITIES:
+        return outputs
+    logits = collect_logits(evaluation.copies, split, evaluation.batching.batch_size)
+    return replace(outputs, logits=logits)
 
 
 def collect_logits(
@@ -98,8 +98,8 @@ def collect_logits(
 ) -> NDArray[np.float32] | None:
     """Return the logits [m, classes] of the first m = `LOGIT_IMAGES` images.
 
-    None where the model does not end in a softmax. Not of all images: a second pass would double
-    the time of an evaluation, and the SQNR sums over every class of each image, enough of them.
+    None where the model does not end in a softmax. The first images are enough for the SQNR, which
+    sums over every class of each image; a pass over all images would double the evaluation's time.
     """
     images = split.take(np.arange(min(LOGIT_IMAGES, len(split))))
     outputs = run_all([copy.logits for copy in copies], images.batches(batch_size))

@@ -11,7 +11,7 @@ from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import is_arm, is_x86, saturates
 from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core.machine import VNNI
-from resnet8ptq.models.inspection import Inspection
+from resnet8ptq.models.summary import Summary
 
 TRY, SLOW, WRONG, CANNOT = "try", "slow here", "may be wrong here", "cannot"
 
@@ -22,7 +22,7 @@ _OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate witho
 
 
 @dataclass(frozen=True)
-class Finding:
+class Candidate:
     """What is known of a configuration, why, and from where.
 
     Attributes:
@@ -36,7 +36,7 @@ class Finding:
     source: str
 
 
-def advise(flags: Collection[str], network: Inspection | None = None) -> list[Finding]:
+def advise(flags: Collection[str], network: Summary | None = None) -> list[Candidate]:
     """Return what is known, what to try first.
 
     Args:
@@ -49,7 +49,7 @@ def advise(flags: Collection[str], network: Inspection | None = None) -> list[Fi
     return sorted(found, key=lambda finding: order.index(finding.verdict))
 
 
-def sweeps(flags: Collection[str], network: Inspection | None = None) -> list[str]:
+def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
     """Return commands that measure what `advise` says to try."""
     weights = "per_channel=true" if network and network.depthwise else "per_channel=false,true"
     dtypes = "dtype=u8s8"
@@ -64,90 +64,90 @@ def sweeps(flags: Collection[str], network: Inspection | None = None) -> list[st
     return [f"python run.py -m{path} {settings}" for settings in chosen]
 
 
-def _onnx(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+def _onnx(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
     rest = _in_float("onnx", network)
     best = "backend=onnx per_channel=true"
     if not is_x86(flags):
         for dtype in ("int8", "u8s8"):
-            yield Finding(f"{best} dtype={dtype}", TRY, f"{_beyond_x86(flags)}{rest}", _DOCS)
+            yield Candidate(f"{best} dtype={dtype}", TRY, f"{_beyond_x86(flags)}{rest}", _DOCS)
         return
     if _saturates("u8s8", flags):
         narrow = "weights of 7 bits keep the 16-bit sums of vpmaddubsw exact: the fast kernels"
-        yield Finding(f"{best} dtype=u8s8 reduce_range=true", TRY, f"{narrow}{rest}", _TRIED)
+        yield Candidate(f"{best} dtype=u8s8 reduce_range=true", TRY, f"{narrow}{rest}", _TRIED)
         wide = "products with unsigned weights are summed in 32 bits: exact, about FP32's speed"
-        yield Finding(f"{best} dtype=uint8", TRY, f"{wide}{rest}", _MEASURED)
+        yield Candidate(f"{best} dtype=uint8", TRY, f"{wide}{rest}", _MEASURED)
         worst = f"{_OUT_OF_16_BITS}; worst with symmetric.activations=true"
-        yield Finding("backend=onnx dtype=u8s8,int8", WRONG, worst, _TRIED)
+        yield Candidate("backend=onnx dtype=u8s8,int8", WRONG, worst, _TRIED)
     else:
         amx = "; AMX multiplies whole tiles of them" if "amx_int8" in flags else ""
         fast = f"VNNI multiplies u8 by s8, four products in one exact 32-bit sum{amx}"
-        yield Finding(f"{best} dtype=u8s8", TRY, f"{fast}{rest}", _DOCS)
+        yield Candidate(f"{best} dtype=u8s8", TRY, f"{fast}{rest}", _DOCS)
     signed = (
         "the fast kernels take u8 activations: of s8 ones in QDQ format some are converted, and "
         "the layers between stay in float; format=qoperator runs a plain loop"
     )
-    yield Finding(
+    yield Candidate(
         "backend=onnx dtype=int8 reduce_range=true", SLOW, signed, f"{_DOCS}; {_MEASURED}"
     )
 
 
-def _dynamic(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
     operators = network.operators if network else {"Conv": 1, "Gemm": 1}
     settings = "backend=onnx method=dynamic"
     dynamic = Resolved("int8", "uint8 (dynamic)", "integer", 8, file_format="IntegerOps")
     if "Conv" in operators:
         why = "ConvInteger has no fast kernel: 0.13 (int8) to 0.56 (uint8) of FP32's speed"
-        yield Finding(settings, SLOW, why, "measured elsewhere: docs/quantization.md")
+        yield Candidate(settings, SLOW, why, "measured elsewhere: docs/quantization.md")
     else:
         why = "advised for networks of matrix products; nothing has to be calibrated"
-        yield Finding(f"{settings} dtype=uint8", TRY, why, _DOCS)
+        yield Candidate(f"{settings} dtype=uint8", TRY, why, _DOCS)
     if saturates(dynamic, operators, flags):
         why = f"MatMulInteger with s8 weights: {_OUT_OF_16_BITS}"
-        yield Finding(f"{settings} dtype=int8,u8s8", WRONG, why, _TRIED)
+        yield Candidate(f"{settings} dtype=int8,u8s8", WRONG, why, _TRIED)
 
 
-def _torch(flags: Collection[str], network: Inspection | None) -> Iterator[Finding]:
+def _torch(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
     wide = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
     if saturates(wide, (), flags):
         why = "its default engine takes activations of 7 bits, which keep 16-bit sums exact"
         wrong = f"{_OUT_OF_16_BITS}; so with backend.engine=onednn"
-        yield Finding("backend=torch reduce_range=false", WRONG, wrong, _TRIED)
+        yield Candidate("backend=torch reduce_range=false", WRONG, wrong, _TRIED)
     elif is_x86(flags):
         why = "oneDNN sums u8 by s8 products in 32 bits by VNNI"
     else:
         why = _beyond_x86(flags)
     settings = "backend=torch dtype=int8 per_channel=true"
-    yield Finding(settings, TRY, f"{why}{_in_float('torch', network)}", "torch's engines")
+    yield Candidate(settings, TRY, f"{why}{_in_float('torch', network)}", "torch's engines")
     if is_x86(flags):
         compiled = (
             "oneDNN's kernels, compiled for this CPU: for batches; FX is faster on one sample"
         )
         place = "measured elsewhere: docs/quantization.md"
-        yield Finding("backend=torch_inductor per_channel=true", TRY, compiled, place)
+        yield Candidate("backend=torch_inductor per_channel=true", TRY, compiled, place)
     why = "integer kernels take s8 weights only"
-    yield Finding("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
+    yield Candidate("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
     why = "simulates in float what integer kernels would compute: never faster than FP32"
-    yield Finding("backend=torch_pt2e", SLOW, why, "docs/settings.md")
+    yield Candidate("backend=torch_pt2e", SLOW, why, "docs/settings.md")
 
 
-def _tflite(network: Inspection | None) -> Iterator[Finding]:
+def _tflite(network: Summary | None) -> Iterator[Candidate]:
     if network is not None and "tflite" not in network.quantized:
         why = f"its converter takes Keras files and SavedModels, no {network.format}"
-        yield Finding("backend=tflite", CANNOT, why, "docs/design.md")
+        yield Candidate("backend=tflite", CANNOT, why, "docs/design.md")
         return
     condition = "" if network else "of a Keras file or SavedModel: "
     why = f"{condition}XNNPACK's kernels take s8 activations{_in_float('tflite', network)}"
     source = "TensorFlow's quantization spec"
-    yield Finding("backend=tflite dtype=int8 per_channel=true", TRY, why, source)
+    yield Candidate("backend=tflite dtype=int8 per_channel=true", TRY, why, source)
 
 
-def _per_tensor(network: Inspection | None) -> Iterator[Finding]:
+def _per_tensor(network: Summary | None) -> Iterator[Candidate]:
     if network is not None and network.depthwise:
         why = (
             f"{network.depthwise} convolutions in groups (depthwise): channels of very different "
             "ranges share a scale; per_channel=true gives each its own"
         )
-        yield Finding("per_channel=false", WRONG, why, "Krishnamoorthi 2018, arXiv:1806.08342")
+        yield Candidate("per_channel=false", WRONG, why, "Krishnamoorthi 2018, arXiv:1806.08342")
 
 
 def _saturates(dtype: str, flags: Collection[str]) -> bool:
@@ -163,7 +163,7 @@ def _beyond_x86(flags: Collection[str]) -> str:
     return "ARM without dot product widens to 16 bits first: exact, and less is gained"
 
 
-def _in_float(backend: str, network: Inspection | None) -> str:
+def _in_float(backend: str, network: Summary | None) -> str:
     """Say which operators stay in float, as far as their names tell."""
     left = [
         f"{name} {count}"

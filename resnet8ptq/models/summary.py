@@ -1,7 +1,7 @@
-"""What a network's file is: inputs, outputs, operators, and what it takes to run it here.
+"""Summarizes a network's file: inputs, outputs, operators, and the requirements to run it here.
 
-An ONNX file is only read; of the other formats the graph is exported first, in a process of its
-own, and kept in the cache. Nothing is run or quantized.
+An ONNX file is only parsed; the graph of other formats is exported first. Both happen in a separate
+process, and the cache keeps the graph. Nothing is run or quantized.
 """
 
 import math
@@ -15,7 +15,8 @@ import onnx
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.console import print_table, say, stdout
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import ModelError, PtqError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch import static_tensors
@@ -32,7 +33,7 @@ from resnet8ptq.models.locate import digest, locate
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Shape
 
-# What torch's FX quantization and TFLite's converter have integer kernels for, as ONNX calls it.
+# Operators with integer kernels in torch's FX quantization and TFLite's converter, by ONNX name.
 _SHARED = {
     *("Conv", "Gemm", "Add", "Mul", "Relu", "Clip", "Sigmoid", "LeakyRelu", "Concat", "Flatten"),
     *("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean", "Reshape", "Transpose"),
@@ -46,27 +47,27 @@ _TFLITE = _SHARED | {
 }
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
 BACKENDS = ("onnx", "torch", "tflite")
-TFLITE_FORMATS = ("keras", "saved_model")  # that its converter takes
+TFLITE_FORMATS = ("keras", "saved_model")  # its converter takes
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """What is known of a network without running it.
+class Summary:
+    """The facts of a network that are known without running it.
 
     Attributes:
-        format: what the file is, as messages call it.
-        contract: what it takes and returns; sizes that the file leaves free are None.
-        opset: of an ONNX file; of other formats, as exported.
-        operators: how often each is in the graph, but for those that shapes are computed by.
-        layers: of these, convolutions and matrix products with constant weights.
-        depthwise: of the convolutions, those in groups.
-        parameters: numbers in the graph, weights and all other constants.
-        quantized: the operators that each backend quantizes by default, as far as their names
-            tell; the others stay in float, but for those in `FOLDED`. A backend that does not take
-            the format is left out.
+        format: name of the file format, in words.
+        contract: inputs and outputs; sizes that the file leaves free are None.
+        opset: of an ONNX file; of other formats, of the export.
+        operators: number of nodes of each operator, without those that only compute shapes.
+        layers: number of convolutions and matrix products with constant weights.
+        depthwise: number of grouped convolutions.
+        parameters: number of values in all constants.
+        quantized: the operators that each backend quantizes by default, judged by name; operators
+            in `FOLDED` are folded, all others stay in float. A backend that does not take the
+            format is missing.
         final: the operator that makes the first output.
-        inner_layers: layers in graphs of other operators, by those (If, Loop): no backend
-            quantizes them.
+        inner_layers: number of layers inside the graphs of If or Loop, by that operator; no
+            backend quantizes these.
     """
 
     path: Path
@@ -82,7 +83,7 @@ class Inspection:
     inner_layers: dict[str, int] = field(default_factory=dict)
 
     def treatment(self, operator: str, backend: str) -> str:
-        """Return what a backend makes of an operator.
+        """Return how a backend computes an operator.
 
         `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded` or `-`.
         """
@@ -95,31 +96,32 @@ class Inspection:
         return "8 bits" if operator in self.quantized[backend] else "float"
 
 
-def inspect(
+def summarize(
     path: Path, cache_root: Path, shape: Shape = None, module: Module | None = None
-) -> Inspection:
+) -> Summary:
     """Read a network's file or folder.
 
     Args:
-        shape: of a sample; where the file does not say what the network takes, this does.
-        module: the class of a torch network whose weights `path` is.
+        shape: of a sample; used if the file does not declare the network's input.
+        module: the class of a torch network; `path` holds its weights.
 
     Raises:
         ModelError: no model, unsafe, or nothing to quantize.
     """
-    found = None if module else sources.find_format(path)
-    if found is None and module is None:
+    file_format = None if module else sources.find_format(path)
+    if file_format is None and module is None:
         raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
-    name = found.name if found else "module"
-    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, shape, module)
-    graph = onnx.shape_inference.infer_shapes(proto).graph
+    name = file_format.name if file_format else "module"
+    words = file_format.takes.split(" ", 1)[1] if file_format else ""
+    proto = _export(path, name, cache_root, shape, module)
+    graph = proto.graph
     constants = list(gate.find_all(graph, onnx.TensorProto))
-    takes = [each for each in BACKENDS if each != "tflite" or name in TFLITE_FORMATS]
-    quantized = {backend: quantized_operators(backend) for backend in takes}
+    backends = [b for b in BACKENDS if b != "tflite" or name in TFLITE_FORMATS]
+    quantized = {backend: quantized_operators(backend) for backend in backends}
     makers = {output: node.op_type for node in graph.node for output in node.output}
-    return Inspection(
+    return Summary(
         path=path,
-        format=found.takes.split(" ", 1)[1] if found else f"torch module {module and module.name}",
+        format=words or f"torch module {module and module.name}",
         contract=read_contract(graph),
         opset=opset(proto),
         operators=dict(Counter(_operators(graph)).most_common()),
@@ -135,10 +137,10 @@ def inspect(
 def find_picture_size(
     config: ModelConfig, data_name: str, cache_root: Path
 ) -> tuple[int, int] | None:
-    """Return height and width of the pictures that the network takes, before any are read.
+    """Return height and width of the pictures that the network takes.
 
     Returns:
-        None where it leaves one free or takes no pictures, or where it is a module.
+        None if a size is free, the network takes no pictures, or it is a module.
 
     Raises:
         ModelError: no model, or unsafe.
@@ -146,9 +148,9 @@ def find_picture_size(
     if config.module is not None:
         return None
     path = locate(config, data_name)
-    found = sources.find_format(path)
-    name = found.name if found else ""
-    proto = gate.read(path) if name == "onnx" else _export(path, name, cache_root, None, None)
+    file_format = sources.find_format(path)
+    name = file_format.name if file_format else ""
+    proto = _export(path, name, cache_root, None, None)
     return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
@@ -174,22 +176,34 @@ def _export(
     crashed = ModelError(f"{path}: {CRASHED}")
 
     def make(folder: Path) -> None:
-        network = module is not None  # the user's own code, which may download
-        exported = isolation.call(_read, path, shape, module, crashed=crashed, network=network)
+        network = module is not None  # the user's code, which may download
+        exported = isolation.call(
+            _read, path, name, shape, module, crashed=crashed, network=network
+        )
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
-def _read(path: Path, shape: Shape, module: Module | None) -> bytes:
+def _read(path: Path, name: str, shape: Shape, module: Module | None) -> bytes:
+    """Return the graph, with the shapes that follow from it; an ONNX file's as it is."""
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
-    return bytes(sources.read(path, shape if module else None, module).proto.SerializeToString())
+    try:
+        if name == "onnx":
+            proto = gate.read(path)
+        else:
+            proto = sources.read(path, shape if module else None, module).proto
+        return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
+    except PtqError:
+        raise
+    except Exception as error:  # TensorFlow's, torch's and ONNX's own
+        raise ModelError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
 def quantized_operators(backend: str) -> frozenset[str]:
-    """Return the operators that a backend has integer kernels for, as ONNX calls them."""
+    """Return the operators that a backend has integer kernels for, by ONNX name."""
     if backend != "onnx":
         return frozenset({"torch": _TORCH, "tflite": _TFLITE}[backend])
     from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
@@ -197,33 +211,33 @@ def quantized_operators(backend: str) -> frozenset[str]:
     return frozenset({*QDQRegistry, *QLinearOpsRegistry})
 
 
-def needs(inspection: Inspection) -> list[str]:
-    """Return what running a network here takes, a sentence each."""
-    contract = inspection.contract
-    found = [f"samples that are {_describe(each)}" for each in contract.inputs]
+def requirements(summary: Summary) -> list[str]:
+    """Return the requirements to run a network here, one text each."""
+    contract = summary.contract
+    lines = [f"samples that are {_describe(tensor)}" for tensor in contract.inputs]
     if len(contract.inputs) > 1:
-        asked = ask_for_values(contract.inputs[1:])
-        found.append(f"one input, and values for the others, the same for every sample: {asked}")
-    if [each.shape for each in contract.inputs] == [each.shape for each in contract.outputs]:
-        found.append("no labels, or of anomalies: it returns the shape that it takes")
+        setting = ask_for_values(contract.inputs[1:])
+        lines.append(f"one input, and values for the others, the same for every sample: {setting}")
+    if [value.shape for value in contract.inputs] == [value.shape for value in contract.outputs]:
+        lines.append("no labels, or labels of anomalies: input and output have the same shape")
     elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:
-        kind = "probabilities" if inspection.final == "Softmax" else "logits or values"
+        kind = "probabilities" if summary.final == "Softmax" else "logits or values"
         size = contract.outputs[0].shape[0] or "?"
-        found.append(f"labels of {size} classes, if these are classes: {kind}")
+        lines.append(f"labels of {size} classes, if these are classes: {kind}")
     else:
-        found.append(
-            "no labels: what it returns is compared with FP32, value by value; or, if it is a "
+        lines.append(
+            "no labels: its outputs are compared with FP32, value by value; or, if it is a "
             "detector, boxes (data=coco)"
         )
-    if recurrent := [name for name in RECURRENT if name in inspection.operators]:
-        found.append(f"method=dynamic with backend=onnx, to quantize {', '.join(recurrent)}")
-    for name, count in inspection.inner_layers.items():
-        found.append(f"an export without {name}, to quantize the {count} layers inside it")
+    if recurrent := [name for name in RECURRENT if name in summary.operators]:
+        lines.append(f"method=dynamic with backend=onnx, to quantize {', '.join(recurrent)}")
+    for name, count in summary.inner_layers.items():
+        lines.append(f"an export without {name}, to quantize the {count} layers inside it")
     if contract.batch is not None:
-        found.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
-    if missing := [backend for backend in BACKENDS if backend not in inspection.quantized]:
-        found.append(f"another backend than {missing[0]}, which does not take this format")
-    return found
+        lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
+    if missing := [backend for backend in BACKENDS if backend not in summary.quantized]:
+        lines.append(f"another backend than {missing[0]}, which does not take this format")
+    return lines
 
 
 def _describe(tensor: Tensor) -> str:
@@ -242,8 +256,8 @@ def _describe(tensor: Tensor) -> str:
     return text
 
 
-def print_inspection(inspection: Inspection, settings: Sequence[str] = ()) -> None:
-    """Print the inspection as tables on stdout.
+def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
+    """Print a summary as tables on stdout.
 
     Args:
         settings: lines on the settings of the run.
@@ -251,22 +265,22 @@ def print_inspection(inspection: Inspection, settings: Sequence[str] = ()) -> No
     console = stdout(None, 130)
     say(
         console,
-        f"{inspection.path}: {inspection.format}, opset {inspection.opset}, "
-        f"{sum(inspection.operators.values())} nodes, {inspection.layers} layers with weights, "
-        f"{inspection.parameters:,} parameters",
+        f"{summary.path}: {summary.format}, opset {summary.opset}, "
+        f"{sum(summary.operators.values())} nodes, {summary.layers} layers with weights, "
+        f"{summary.parameters:,} parameters",
     )
     tensors = [
         (kind[:-1], tensor.name, str(list(tensor.shape)).replace("None", "?"), tensor.dtype)
         for kind in ("inputs", "outputs")
-        for tensor in getattr(inspection.contract, kind)
+        for tensor in getattr(summary.contract, kind)
     ]
     print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
     operators = [
-        (name, count, *(inspection.treatment(name, backend) for backend in BACKENDS))
-        for name, count in inspection.operators.items()
+        (name, count, *(summary.treatment(name, backend) for backend in BACKENDS))
+        for name, count in summary.operators.items()
     ]
     print_table(console, ("operator", "nodes", *BACKENDS), operators)
-    for title, lines in (("It takes:", needs(inspection)), ("With these settings:", settings)):
+    for title, lines in (("It takes:", requirements(summary)), ("With these settings:", settings)):
         if lines:
             say(console, title)
         for line in lines:

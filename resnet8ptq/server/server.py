@@ -29,7 +29,7 @@ from sqlalchemy.pool import NullPool
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
-from resnet8ptq.serving import access
+from resnet8ptq.server import access
 from resnet8ptq.tracking import address
 
 START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker

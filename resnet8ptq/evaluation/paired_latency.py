@@ -1,10 +1,9 @@
-"""Models timed against each other: how many times as fast, and how sure that is.
+"""Ratios of latencies, with intervals, of models that are timed in turns.
 
-Latencies of different runs are minutes apart, in which a machine's speed changes by more than the
-models differ. In a race all of them run in turns.
+Latencies of different runs are minutes apart. In that time a machine's speed changes by more than
+the models differ.
 """
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.latency import LEAST
-from resnet8ptq.evaluation.pace import Load
 from resnet8ptq.tasks.statistics import PART, RESAMPLING_SEED
 
 FILE = "race.json"
@@ -30,7 +29,7 @@ Blocks = list[float]  # median latency of each block, in milliseconds
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast a model is as another, with its 95% interval."""
+    """Speed of a model relative to another, with its 95% interval."""
 
     value: float
     low: float
@@ -38,7 +37,7 @@ class Ratio:
 
     @property
     def faster(self) -> bool:
-        """Whether that is more than noise."""
+        """Whether the model is faster by more than noise."""
         return self.low > 1
 
     def __str__(self) -> str:
@@ -46,12 +45,12 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Race:
+class PairedLatency:
     """The median latencies of each model in each block of turns, in milliseconds.
 
     Attributes:
         single: of one image, by the name of the model.
-        batch: of `batch_size` images; without networks that take one sample at once.
+        batch: of `batch_size` images; without networks that take one sample only.
         threads: of each model.
     """
 
@@ -61,29 +60,27 @@ class Race:
     threads: int
 
     @classmethod
-    def of(cls, kept: Any) -> "Race":
-        """Return what `asdict` made a document of.
+    def of(cls, kept: Any) -> "PairedLatency":
+        """Read the document that `asdict` made.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not that.
+            KeyError, TypeError, ValueError: it has another form.
         """
-        if isinstance(kept, str):  # as it was kept at first
-            kept = json.loads(kept)
         single, batch = (
-            {str(name): [float(each) for each in blocks] for name, blocks in kept[key].items()}
+            {str(name): [float(time) for time in blocks] for name, blocks in kept[key].items()}
             for key in ("single", "batch")
         )
         if any(not (blocks and min(blocks) > 0) for blocks in (*single.values(), *batch.values())):
-            raise ValueError("takes latencies above 0")
+            raise ValueError("expected latencies above 0")
         return cls(single, batch, int(kept["batch_size"]), int(kept["threads"]))
 
 
-def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Race:
-    """Time models in turns, in blocks for each of which all are loaded again.
+def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> PairedLatency:
+    """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
 
-    A loaded model has a speed of its own, which differs by some percent from the next time: blocks
-    of one loading would not show that, and call a model faster than its own copy. `BLOCKS`
-    of them; where they take longer than `settings.max_seconds` for each model, `LEAST` are enough.
+    The speed of a model changes by some percent from one loading to the next. Within one loading
+    that would stay hidden, and a model could be called faster than its own copy. `LEAST` blocks are
+    enough where more would take longer than `settings.max_seconds` for each model.
     """
     begin = time.perf_counter()
     random = np.random.default_rng(RESAMPLING_SEED)
@@ -93,32 +90,32 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Rac
         batch_repeats=max(settings.batch_repeats // BLOCKS, 1),
         max_seconds=settings.max_seconds / BLOCKS,
     )
-    race = Race({}, {}, latency.find_batch_size(settings, split), settings.threads)
+    latencies = PairedLatency({}, {}, latency.find_batch_size(settings, split), settings.threads)
     for block in track(range(BLOCKS), "Timing the best", "blocks"):
         if block >= LEAST and time.perf_counter() - begin > settings.max_seconds * len(loads):
             break
         names = random.permutation(list(loads)).tolist()  # the first to be loaded is the slowest
         timed = latency.measure([loads[name] for name in names], split, share)
-        for name, found in zip(names, timed, strict=True):
-            race.single.setdefault(name, []).append(float(np.median(found.single_ms)))
-            if found.batch_ms is not None:
-                race.batch.setdefault(name, []).append(float(np.median(found.batch_ms)))
-    return race
+        for name, times in zip(names, timed, strict=True):
+            for blocks, median in zip(
+                (latencies.single, latencies.batch), times.medians(), strict=False
+            ):
+                blocks.setdefault(name, []).append(median)
+    return latencies
 
 
 def typical(blocks: Blocks) -> float:
-    """Return the geometric mean, in milliseconds: the ratio of two is that of `ratio`."""
+    """Return the geometric mean, in milliseconds; quotients of two equal the value of `ratio`."""
     return float(np.exp(np.log(blocks).mean()))
 
 
 def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:
-    """Return how many times as fast the model is, from blocks that were timed in turns.
+    """Return the speed of the model relative to the reference, from blocks timed in turns.
 
     The geometric mean of the blocks' ratios, with Student's interval of its logarithm.
 
     Args:
-        of: models, the fastest of which this one is: the interval is corrected for them
-            (Bonferroni).
+        of: number of models that this one is the fastest of: corrects the interval (Bonferroni).
     """
     logs = np.log(np.array(reference) / np.array(model))
     mean, count = float(logs.mean()), len(logs)

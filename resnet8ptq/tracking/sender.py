@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Mirror:
+class _RemoteRun:
     """An open run in the store.
 
     Attributes:
@@ -30,7 +30,7 @@ class _Mirror:
     away: bool = False
 
 
-_open: dict[Path, _Mirror] = {}  # by the folders of their runs; of this process
+_open: dict[Path, _RemoteRun] = {}  # by the folders of their runs; of this process
 
 
 def warm_up() -> None:
@@ -48,13 +48,13 @@ def warm_up() -> None:
 
 def open_run(store: Store, journal: Journal, folder: Path) -> str:
     """Make the run of a folder in the store; return its id, empty where the store is away."""
-    mirror = _open[folder] = _Mirror()
+    remote = _open[folder] = _RemoteRun()
     try:
-        mirror.run_id = _send(store, folder, lambda *_: _create(store, journal)) or ""
+        remote.run_id = _send(store, folder, lambda *_: _create(store, journal)) or ""
     except Exception:
-        mirror.away = True  # one error is enough for a run that is refused
+        remote.away = True  # one error is enough for a run that is refused
         raise
-    return mirror.run_id
+    return remote.run_id
 
 
 def _create(store: Store, journal: Journal) -> str:
@@ -67,15 +67,15 @@ def send(store: Store, folder: Path, call: Callable[..., object], *what: Any) ->
 
     A run that this process has not opened, because the one that did has died, is logged at its end.
     """
-    _open.setdefault(folder, _Mirror(away=True))
+    _open.setdefault(folder, _RemoteRun(away=True))
     _send(store, folder, call, *what)
 
 
 def close_run(store: Store, journal: Journal, folder: Path) -> None:
     """Close the run in the store, which may have come back meanwhile."""
-    mirror = _open.setdefault(folder, _Mirror(away=True))
-    if mirror.away and store.answers:
-        mirror.away = False
+    remote = _open.setdefault(folder, _RemoteRun(away=True))
+    if remote.away and store.answers:
+        remote.away = False
         _send(store, folder, lambda *_: upload.push(store, journal, folder))
     else:
         _send(store, folder, upload.finish, journal)
@@ -83,15 +83,15 @@ def close_run(store: Store, journal: Journal, folder: Path) -> None:
 
 
 def _send(store: Store, folder: Path, call: Callable[..., Any], *what: Any) -> Any:
-    mirror = _open[folder]
-    if mirror.away:
+    remote = _open[folder]
+    if remote.away:
         return None
     try:
-        return call(store, mirror.run_id, *what)
+        return call(store, remote.run_id, *what)
     except Exception as error:  # MLflow's, SQLAlchemy's, requests', the disk's
         if not is_away(error):
             raise
-        mirror.away = True
+        remote.away = True
         shout = "TRACKING STORE UNAVAILABLE: the run is kept in %s (%s)"
         log.warning(shout, folder, one_line(error))
         return None

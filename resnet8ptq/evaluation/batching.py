@@ -1,4 +1,4 @@
-"""How batches are run: how large, on how many threads, and how many at once; the fastest way."""
+"""The fastest batching of an evaluation: batch size, threads of a batch, batches at once."""
 
 import json
 import logging
@@ -24,29 +24,27 @@ from resnet8ptq.data.dataset import Split
 log = logging.getLogger(__name__)
 
 BATCH_SIZES = (16, 64)  # tried where `evaluate.batch_size` is not set
-TRIAL_IMAGES = 512  # more where they are fewer than four batches for each copy
-TRIAL_SECONDS = 0.5  # for each, and for all turns but the last
-# Of each way, whose median counts: a disturbance makes one turn slow, and several threads for a
-# batch are now and then as fast as several batches at once, which are faster else.
-TURNS = 5
+TRIAL_IMAGES = 512  # at least; never fewer than four batches for each copy
+TRIAL_SECONDS = 0.5  # for each measurement, and for all turns but the last
+TURNS = 5  # of each way; the median counts, because a disturbance makes single turns slow
 # One batch on several threads must take less than this share of the time of several batches at
-# once: its threads wait for each other whenever something else runs, such as the last run's upload.
+# once: its threads wait for each other while another process runs, such as an upload.
 MARGIN = 0.8
 WARM_UP = 2  # batches: torch compiles in its first two runs of a shape
-ENOUGH_SECONDS = 0.1  # a batch that takes longer fills the cores: no larger one is tried
+ENOUGH_SECONDS = 0.1  # a slower batch fills the cores: no larger one is tried
 
-Load = Callable[[int], Predictor]  # an artifact, to run on so many threads
+Load = Callable[[int], Predictor]  # loads an artifact for a number of threads
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How an evaluation is run.
+class Batching:
+    """Batch size and parallelism of an evaluation.
 
     Attributes:
         threads: of one batch.
-        at_once: batches, each by a copy of the network. A small network does not fill the cores
-            with one batch.
+        at_once: number of batches at once, each by its own copy of the network. A small network
+            does not fill the cores with one batch.
     """
 
     batch_size: int
@@ -57,7 +55,7 @@ class Pace:
 def run_all(
     copies: Sequence[Callable[[NDArray[np.float32]], T]], batches: Iterable[NDArray[np.float32]]
 ) -> Iterator[T]:
-    """Yield what a network returns for each batch, in order; each copy has one at a time."""
+    """Yield the outputs of each batch, in order; each copy runs one batch at a time."""
     if len(copies) == 1:
         yield from map(copies[0], batches)
         return
@@ -82,19 +80,17 @@ def run_all(
             yield waiting.popleft().result()
 
 
-def find_pace(
+def find_batching(
     load: Load, split: Split, batch_size: int | None, runtime: Runtime, about: cache.Key
-) -> Pace:
-    """Return how to run: as set, or as a short measurement has found it fastest.
+) -> Batching:
+    """Return the batching that is set, or the fastest one of a short measurement.
 
-    What is measured is kept in the cache.
+    The cache keeps the measurement.
 
     Args:
-        load: loads the artifact.
         split: its first images are run.
-        batch_size: as set; None: the fastest.
-        runtime: threads, as set or at most.
-        about: what the measurement is kept under: network, framework, dtype.
+        batch_size: None: the fastest.
+        about: the cache's key for the artifact: network, framework, dtype.
     """
     sizes = [batch_size] if batch_size else list(BATCH_SIZES)
     if split.at_once is not None:
@@ -113,7 +109,7 @@ def find_pace(
             *(batch_size, memory.budget() / 1e9, sizes[0]),
         )
     if len(sizes) == len(ways) == 1:
-        return Pace(sizes[0], *widest)
+        return Batching(sizes[0], *widest)
     key: cache.Key = {
         **about,
         "image_shape": str(split.input_shape),
@@ -126,35 +122,35 @@ def find_pace(
         background.rest()
         with announced("Finding the fastest batch size"):
             best = _find_fastest(load, split, sizes, sorted(ways))
-        (folder / "pace.json").write_text(json.dumps(astuple(best)))
+        (folder / "batching.json").write_text(json.dumps(astuple(best)))
 
     folder = cache.entry(runtime.cache_root, "paces", key, make)
-    return Pace(*json.loads((folder / "pace.json").read_text()))
+    return Batching(*json.loads((folder / "batching.json").read_text()))
 
 
 def _find_fastest(
     load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
-) -> Pace:
-    """Return the fastest of the sizes, and of the ways with that size; see `find_pace`."""
+) -> Batching:
+    """Return the fastest size, then the fastest way with that size; see `find_batching`."""
     times: dict[int, float] = {}
     for size in sizes:
-        times[size] = measure(load, split, Pace(size, *max(ways, key=lambda way: way[1])))
+        times[size] = measure(load, split, Batching(size, *max(ways, key=lambda way: way[1])))
         if times[size] * size > ENOUGH_SECONDS:
             break
     size = min(times, key=lambda size: times[size])
-    paces, begin = [Pace(size, *way) for way in ways], time.perf_counter()
+    paces, begin = [Batching(size, *way) for way in ways], time.perf_counter()
     turns: list[list[float]] = []
     while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
-        turns.append([measure(load, split, pace) for pace in paces])
-    margins = [1 if pace.threads > 1 else MARGIN for pace in paces]
+        turns.append([measure(load, split, batching) for batching in paces])
+    margins = [1 if batching.threads > 1 else MARGIN for batching in paces]
     return paces[int((np.median(turns, axis=0) * margins).argmin())]
 
 
-def measure(load: Load, split: Split, pace: Pace) -> float:
-    """Return the seconds for each of the first images."""
-    copies = [load(pace.threads).predict for _ in range(pace.at_once)]
-    most = max(TRIAL_IMAGES, 4 * pace.at_once * pace.batch_size)
-    batches = split.take(np.arange(min(most, len(split)))).batches(pace.batch_size)
+def measure(load: Load, split: Split, batching: Batching) -> float:
+    """Return the seconds for one image, from the first images."""
+    copies = [load(batching.threads).predict for _ in range(batching.at_once)]
+    most = max(TRIAL_IMAGES, 4 * batching.at_once * batching.batch_size)
+    batches = split.take(np.arange(min(most, len(split)))).batches(batching.batch_size)
     for copy in copies:
         for batch in islice(batches, WARM_UP):
             copy(batch)

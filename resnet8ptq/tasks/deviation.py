@@ -1,0 +1,197 @@
+"""`task=deviation`: without labels, the relative error of the outputs against FP32's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar, Self
+
+import numpy as np
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.tasks import distortion
+from resnet8ptq.tasks.bootstrap import BOOTSTRAP, Replicates, mean_of
+from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.tasks.contract import (
+    Array,
+    Arrays,
+    Comparison,
+    Metric,
+    Metrics,
+    Outputs,
+    PairedTest,
+    Scores,
+    Table,
+    Targets,
+    Task,
+    TaskType,
+    check_columns,
+)
+from resnet8ptq.tasks.statistics import Margin, Values, bootstrap
+
+NOTE = (
+    "No labels: {measure} is measured against FP32 in the same framework. How good FP32 itself is "
+    "was not measured, and no accuracy is known."
+)
+RESAMPLES = 9999
+SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
+
+
+def powers(values: Array, reference: Array) -> tuple[Values, Values]:
+    """Return the noise [n] and the signal [n] of each sample, relative to FP32's mean signal.
+
+    Both are sums of squares. They stay as they are where FP32 returns only zeros.
+    """
+    noise, signal = np.empty(len(reference)), np.empty(len(reference))
+    for part in distortion.parts(reference):
+        exact = reference[part].reshape(len(reference[part]), -1).astype(np.float64)
+        error = values[part].reshape(exact.shape) - exact
+        noise[part], signal[part] = ((terms**2).sum(axis=1) for terms in (error, exact))
+    mean = signal.mean() or 1.0
+    return noise / mean, signal / mean
+
+
+@dataclass(frozen=True)
+class RelativeError(Metric):
+    """The metric of this task. Its limit is an SQNR, its drop the noise over the signal."""
+
+    limit_key: str = "min_sqnr_db"
+
+    def limit(self, limits: ReportConfig) -> float:
+        """Return the noise over the signal at the smallest SQNR; 25 dB are 0.3%."""
+        return float(10 ** (-limits.min_sqnr_db / 10))
+
+    def say_limit(self, limits: ReportConfig) -> str:
+        """Return the limit in words."""
+        return f"SQNR of at least {limits.min_sqnr_db:g} dB against FP32"
+
+    @property
+    def loss_title(self) -> str:
+        """The drop, as a figure names it."""
+        return "noise over signal of the outputs, %"
+
+
+# Mean over samples and outputs of |value - FP32| / |FP32|, by the Euclidean norm.
+RELATIVE_ERROR = RelativeError("relative_error", "relative error", maximize=False, percent=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviationValues(Replicates):
+    """Replicates, and noise [n] and signal [n] of each sample, see `powers`."""
+
+    noise: Values
+    signal: Values
+
+    shared: ClassVar[tuple[str, ...]] = ("noise", "signal")
+
+    @classmethod
+    def read(cls, arrays: Arrays, prefix: str = "") -> Self:
+        """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
+        columns = [arrays["noise"], arrays["signal"]]
+        check_columns(columns, "f")
+        replicates = Replicates.read(arrays, prefix)
+        return cls(**vars(replicates), noise=columns[0], signal=columns[1])
+
+    def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return the margin of noise over signal: the mean excess of the samples over the limit.
+
+        FP32's outputs are the reference, so that each sample's share of the signal is certain.
+        """
+        return Margin.of_mean(self.noise - drop * self.signal)
+
+
+@dataclass(frozen=True)
+class DeviationScores(Scores):
+    """Outputs of one model, compared with reference outputs.
+
+    A sample's error is the norm of its noise over the root mean square norm of the reference; of
+    several outputs the mean.
+    """
+
+    outputs: Outputs
+    reference: Outputs
+
+    @cached_property
+    def _powers(self) -> tuple[Values, Values, Values]:
+        pairs = zip(self.outputs.values, self.reference.values, strict=True)
+        noises, signals = zip(*(powers(*pair) for pair in pairs), strict=True)
+        errors = np.mean(np.sqrt(noises), axis=0)
+        return errors, np.mean(noises, axis=0), np.mean(signals, axis=0)
+
+    @property
+    def total(self) -> int:
+        """Number of samples."""
+        return len(self.outputs)
+
+    @property
+    def value(self) -> float:
+        """The mean error."""
+        return float(self._powers[0].mean())
+
+    @cached_property
+    def per_sample(self) -> DeviationValues:
+        """The error, noise and signal of each sample, and replicates of the mean error."""
+        errors, noise, signal = self._powers
+        replicates = bootstrap(mean_of(errors), self.total, RESAMPLES)
+        return DeviationValues(replicates=replicates, values=errors, noise=noise, signal=signal)
+
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the outputs in dB."""
+        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
+
+    def ratios(self) -> list[float]:
+        """Return the noise over the signal of each output."""
+        pairs = zip(self.reference.values, self.outputs.values, strict=True)
+        return [distortion.noise_ratio(*pair) for pair in pairs]
+
+
+TEST = PairedTest(f"{BOOTSTRAP.name}, between two runs", BOOTSTRAP.intervals, DeviationValues.read)
+
+
+def summarize(comparison: Comparison) -> str:
+    """Return the primary metric, and the SQNR."""
+    metric, sqnr_db = comparison.metric, comparison.sqnr_db
+    shown = f"{metric.title} {metric.show(comparison.model.value)}"
+    return shown if sqnr_db is None else f"{shown}, SQNR {sqnr_db:.1f} dB"
+
+
+def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
+    """Return the SQNR of all outputs and of each of several; the drop is noise over signal."""
+    ratios = comparison.model.ratios()
+    by_output = zip(metric_names(names), ratios, strict=True) if len(names) > 1 else ()
+    return {
+        "sqnr_db": comparison.sqnr_db,
+        "drop": float(np.mean(ratios)),
+        **{f"sqnr_db_{name}": distortion.to_db([ratio]) for name, ratio in by_output},
+    }
+
+
+def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
+    ratios = zip(names, comparison.model.ratios(), strict=True)
+    rows = [[name, distortion.to_db([ratio])] for name, ratio in ratios]
+    return {"outputs.csv": [["output", "sqnr_db"], *rows]}
+
+
+def _score(outputs: Outputs, targets: Targets) -> DeviationScores:
+    """Take the outputs as their own reference; comparing replaces it by FP32's."""
+    return DeviationScores(outputs, outputs)
+
+
+def build(outputs: Sequence[str] = ()) -> Task:
+    """Return the task for a network with these outputs, of any kind."""
+    return Task(
+        "deviation",
+        RELATIVE_ERROR,
+        _score,
+        TEST,
+        beside=(SQNR,),
+        note=NOTE.format(measure="the relative error of the outputs"),
+        relate=lambda model, baseline: DeviationScores(model.outputs, baseline.outputs),
+        pair_metrics=partial(_pair_metrics, outputs),
+        tables=partial(_tables, outputs),
+        summary=summarize,
+    )
+
+
+DEVIATION = TaskType(
+    lambda config, setting: build(tuple(setting.outputs)), lambda config, class_names: build()
+)

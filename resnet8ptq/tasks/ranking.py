@@ -1,0 +1,95 @@
+"""Scores that rank positives above negatives: their AUC is compared by DeLong's test."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.tasks.contract import (
+    Array,
+    Arrays,
+    Metric,
+    PairedTest,
+    SampleValues,
+    Scores,
+    check_columns,
+    doubt_below,
+)
+from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.statistics import Auc, Interval, Margin, auc, delong, delong_error
+
+AUC = Metric("auc", "AUC")
+ROC_FILE = "roc.png"
+ROC_CAPTION = "ROC curve, beside FP32's"
+CHANCE = 0.5  # the AUC of guessing
+
+
+@dataclass(frozen=True)
+class Ranking(SampleValues):
+    """Scores [n] of one model, and labels [n], where 1 is the positive.
+
+    Attributes:
+        hits: classes by a threshold; None without one.
+    """
+
+    scores: NDArray[np.floating]
+    labels: NDArray[np.int64]
+    hits: Hits | None = None
+
+    shared: ClassVar[tuple[str, ...]] = ("labels",)
+
+    @classmethod
+    def read(cls, arrays: Arrays, prefix: str = "") -> Self:
+        """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
+        ranking = cls(arrays[f"{prefix}scores"], arrays["labels"])
+        check_columns([ranking.scores], "f")
+        check_columns([ranking.labels], "i")
+        if ranking.labels.shape != ranking.scores.shape or set(ranking.labels.tolist()) != {0, 1}:
+            raise ValueError("not a label of 0 or 1 for each item")
+        return ranking
+
+    @cached_property
+    def auc(self) -> Auc:
+        """The area under the ROC curve; a tie counts half."""
+        return auc(self.scores, self.labels == 1)
+
+    @property
+    def interval(self) -> Interval:
+        """95% interval of the AUC by DeLong's variance."""
+        return self.auc.interval
+
+    def against(self, other: Self) -> tuple[Interval, float]:
+        """Return the interval of the difference of the AUCs and the p-value of DeLong's test."""
+        return delong(self.auc, other.auc)
+
+    def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return the margin of the AUC by DeLong's covariance."""
+        excess = baseline.auc.value - self.auc.value - drop
+        rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
+        return Margin.student(excess, delong_error(self.auc, baseline.auc), rarer)
+
+    def by_class(self, baseline: Self, classes: int) -> list[float]:
+        """Return the p-value of the hits of each class; empty without a threshold."""
+        if self.hits is None or baseline.hits is None:
+            return []
+        return self.hits.by_class(baseline.hits, classes)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return scores and labels, and predictions where there are some."""
+        predictions = {} if self.hits is None else self.hits.arrays()
+        return {**predictions, "scores": self.scores, "labels": self.labels}
+
+
+DELONG = PairedTest("DeLong's test (1988)", "95%, by DeLong's variance", Ranking.read)
+
+
+def doubt_auc(baseline: Scores, expected: float | None) -> str | None:
+    """Doubt an AUC that is not significantly above that of guessing, or is below `expected`."""
+    ranking = baseline.per_sample
+    assert isinstance(ranking, Ranking)  # of both tasks that have an AUC
+    shown = f"AUC {baseline.value:.4f}"
+    if ranking.auc.least <= CHANCE:
+        return f"NEAR CHANCE, {shown}"
+    return doubt_below(shown, ranking.interval, expected)

@@ -1,0 +1,33 @@
+"""Figure of two ROC curves."""
+
+import numpy as np
+from matplotlib.figure import Figure  # no pyplot: figures need no screen and no global state
+from numpy.typing import NDArray
+
+from resnet8ptq.core.text import plain
+from resnet8ptq.tasks.contract import Array
+from resnet8ptq.tasks.ranking import Ranking
+
+
+def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
+    """Draw the ROC curve of a model and that of its baseline."""
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+    axes = figure.subplots()
+    series = (("FP32", baseline, "0.5", "--"), ("quantized", model, "C0", "-"))
+    for name, ranking, colour, line in series:
+        rates = _rates(ranking.scores, ranking.labels == 1)
+        label = f"{name}, AUC {ranking.auc.value:.4f}"
+        axes.plot(*rates, color=colour, linestyle=line, label=label)
+    axes.plot([0, 1], [0, 1], color="0.8", linewidth=1, zorder=0)
+    axes.set(xlabel="false positive rate", ylabel="true positive rate", title=plain(title))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Return false and true positive rates at each threshold, from the highest score down."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
+    rates = [np.cumsum(kind[order])[last] / kind.sum() for kind in (~positive, positive)]
+    return np.append(0, rates[0]), np.append(0, rates[1])
