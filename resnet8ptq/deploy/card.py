@@ -172,7 +172,7 @@ def _calibration(source: Source) -> str:
     record, config = source.record, source.config
     if config.dtype.name == "fp32" or config.method == "dynamic":
         return "none"
-    count = record.params.get("calibration_samples", "not known")
+    count = record.calibration_samples or "not known"
     digest = record.calibration_digest or "not known"
     return (
         f"{config.calib.name}, samples: {count}, seed {config.seed} (digest of their places "
