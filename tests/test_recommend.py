@@ -1,5 +1,7 @@
 """The choices, from sweeps made by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cells import predictions, sweep
@@ -126,7 +128,7 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
 def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
     for lost, words in (
         (16, "whose measured loss is within the limit"),
-        (30, "so that none is chosen"),
+        (30, "so that the smallest and the fastest cannot be chosen"),
     ):
         family = sweep(("a", predictions(), {}), choices=[predictions(lost=lost)])
         assert words in page.to_markdown([select(family)], {})
@@ -364,14 +366,14 @@ def test_frameworks_are_told_in_the_order_of_their_names() -> None:
 
 def test_why_nothing_is_recommended() -> None:
     lost = select(sweep(("a", predictions(lost=100), {})))
-    lines = why_none(lost.family, ReportConfig(min_accuracy=0.95), lost.judged)
+    lines = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.95)))
     assert "report.max_drop=0.01, report.min_accuracy=0.95" in lines[0]
     assert lines[1] == "FP32 itself has 90.00%, less than report.min_accuracy."
     assert lines[2].startswith("To lose less: per_channel=true; another calibration (calib=); ")
-    enough = why_none(lost.family, ReportConfig(min_accuracy=0.9), lost.judged)  # of FP32
+    enough = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.9)))  # of FP32
     assert not any(line.startswith("FP32 itself") for line in enough)
     kept = select(sweep(("a", predictions(), {"per_channel": "true"})))
-    assert len(why_none(kept.family, LIMITS, kept.judged)) == 1
+    assert len(why_none(kept)) == 1
 
 
 def test_advice_is_only_for_what_was_not_tried() -> None:
@@ -380,10 +382,10 @@ def test_advice_is_only_for_what_was_not_tried() -> None:
         ("b", predictions(lost=100), {"per_channel": "true"}),
     )
     lost = select(sweep(*cells))
-    advice = why_none(lost.family, LIMITS, lost.judged)[1]
+    advice = why_none(lost)[1]
     assert advice.startswith("To lose less: another calibration")
     some = select(sweep(cells[0], ("c", predictions(), {"per_channel": "true"})))
-    assert len(why_none(some.family, LIMITS, some.judged)) == 1
+    assert len(why_none(some)) == 1
 
 
 def test_fp32_is_told_only_where_it_has_less_than_is_asked() -> None:
@@ -393,11 +395,9 @@ def test_fp32_is_told_only_where_it_has_less_than_is_asked() -> None:
     ]
     selected = select(sweep(*cells))
     asked = ReportConfig(max_drop=0.02, min_accuracy=0.95)
-    _, *told = why_none(selected.family, asked, selected.judged)
+    _, *told = why_none(replace(selected, limits=asked))
     assert [line.split()[3] for line in told] == ["80.00%,", "85.00%,", "90.00%,"]
-    (line,) = why_none(
-        selected.family, ReportConfig(max_drop=0.02, min_accuracy=None), selected.judged
-    )
+    (line,) = why_none(replace(selected, limits=ReportConfig(max_drop=0.02)))
     assert "(report.max_drop=0.02)" in line
 
 

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from conftest import make_config
 
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.deploy.registering import register
+from resnet8ptq.deploy.source import Source
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tracking import history, sync
 from resnet8ptq.tracking.record import RunRecord
@@ -58,3 +61,11 @@ def test_the_task_names_the_metric_of_a_record(prefix: str) -> None:
     record = RunRecord("id", {}, {f"{prefix}accuracy": 0.5}, {})
     assert record.value(record.task.metric, prefix) == 0.5
     assert math.isclose(RunRecord("id", {}, {"drop": 0.25}, {}).drop or 0, 0.25)
+
+
+def test_a_run_without_a_logged_model_is_not_registered(own_store: Store, tmp_path: Path) -> None:
+    with start_run(own_store, "a run", {}, tmp_path) as run:
+        pass
+    source = Source(run.record, make_config(), tmp_path / "model.onnx")
+    with pytest.raises(TrackingError, match=f"run {run.run_id} has logged no model; try a new run"):
+        register(own_store, source, "name")

@@ -1,15 +1,13 @@
 """The model card, `README.md`: Markdown below metadata, as the Hugging Face Hub reads it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from resnet8ptq.core import files
+from resnet8ptq.core import files, templates
 from resnet8ptq.core.text import printable
 from resnet8ptq.deploy import example
 from resnet8ptq.deploy.interface import Interface
@@ -54,19 +52,10 @@ def render(source: Source, model: Path, facts: Facts) -> str:
     """Return the card of a model file."""
     record, vectors = source.record, facts.vectors
     task = record.task
-    environment = Environment(
-        loader=PackageLoader("resnet8ptq.deploy"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,  # Markdown: the filter `md` escapes
-    )
-    environment.filters["md"] = _escape
     name = _name(source)
     settings = dict(zip(_SETTINGS, record.settings(*_SETTINGS), strict=True))
     settings["precision.plan"] = record.planned_bits
-    text = environment.get_template("README.md.j2").render(
+    text = templates.load("resnet8ptq.deploy", "README.md.j2").render(
         header=_header(source, task, name),
         name=name,
         file=model.name,
@@ -101,7 +90,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         answer=", ".join(f'"{printable(each.name)}": [...]' for each in facts.interface.given),
         microcontroller=facts.microcontroller,
     )
-    return re.sub(r"\n{3,}", "\n\n", text)
+    return templates.tidy(text)
 
 
 def _name(source: Source) -> str:
@@ -183,13 +172,9 @@ def _calibration(source: Source) -> str:
     record, config = source.record, source.config
     if config.dtype.name == "fp32" or config.method == "dynamic":
         return "none"
-    count = record.params.get("calibration_samples", "not known")
+    count = record.calibration_samples or "not known"
     digest = record.calibration_digest or "not known"
     return (
         f"{config.calib.name}, samples: {count}, seed {config.seed} (digest of their places "
         f"{digest[:12]})"
     )
-
-
-def _escape(text: object) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))

@@ -182,7 +182,7 @@ def _write(store: Store, found: Source, given: Arguments, folder: Path) -> list[
         facts = replace(facts, verified=example.verify(folder, ran.more))
         lines += ["in a fresh environment:", *facts.verified.splitlines()]
     if given.register is not None:
-        uri = registering.register(store, found, given.register, tested, names)
+        uri = registering.register(store, found, given.register)
         facts = replace(facts, registered=uri)
         serve = f"mlflow models serve -m {uri} --env-manager local -p 5001"
         lines.append(f"registered as {uri}; MLFLOW_TRACKING_URI={redact(store.uri)} {serve}")

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from resnet8ptq.config.schema import PreprocessConfig
+from resnet8ptq.core import templates
 from resnet8ptq.core.errors import QuantizationError, TrackingError
 from resnet8ptq.core.text import printable
 from resnet8ptq.deploy.source import Source
@@ -69,14 +68,8 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
     """
     suffix = Path(file).suffix
     imports, load, run = _code(suffix, source.record.engine or None)
-    environment = Environment(
-        loader=PackageLoader("resnet8ptq.deploy"),
-        trim_blocks=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,  # code: every value is a number, or a name through `repr`
-    )
-    return environment.get_template("example.py.j2").render(
+    # Code: every value is a number, or a name through `repr`.
+    return templates.load("resnet8ptq.deploy", "example.py.j2").render(
         file=file,
         library=library_of(suffix),
         imports=imports,

@@ -3,39 +3,22 @@
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.deploy.source import Source
-from resnet8ptq.deploy.vectors import Vectors
-from resnet8ptq.tracking import mlflow_model
 from resnet8ptq.tracking.store import Store
 
 ALIAS = "recommended"
 
 
-def register(store: Store, source: Source, name: str, vectors: Vectors, outputs: list[str]) -> str:
+def register(store: Store, source: Source, name: str) -> str:
     """Register a run's model as the newest version of `name`; return its URI.
 
-    A run of an earlier version of this package, which has logged no model, gets one first.
-
     Raises:
-        TrackingError: the store has no registry, or refuses the name.
+        TrackingError: the run has no logged model; the store has no registry, or refuses the name.
     """
     client, run_id = store.client, source.record.run_id
     logged = client.get_run(run_id).outputs
-    if logged is not None and logged.model_outputs:
-        model_id = logged.model_outputs[0].model_id
-    else:
-        shapes = {
-            each: list(found.shape[1:])
-            for each, found in zip(outputs, vectors.outputs, strict=True)
-        }
-        model_id = mlflow_model.add_model(
-            store,
-            run_id,
-            source.folder,
-            source.artifact.name,
-            shapes,
-            engine=source.record.engine or None,
-            image_shape=list(vectors.inputs.shape[1:]),
-        )
+    if logged is None or not logged.model_outputs:
+        raise TrackingError(f"register: run {run_id} has logged no model; try a new run")
+    model_id = logged.model_outputs[0].model_id
     try:
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)

@@ -160,7 +160,7 @@ def _load(store: Store, key: str, run_id: str) -> RunRecord:
         raise ConfigError(f"{key}: got {run_id!r}, takes the id of a run in the store") from None
     if run.info.lifecycle_stage == "deleted":
         raise ConfigError(f"{key}: run {run_id} was deleted; restore it in MLflow, or take another")
-    return history.load_run(store, run_id)
+    return RunRecord.of_mlflow(run)
 
 
 def fetch(

@@ -21,7 +21,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.report import facts
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.contract import CHOICE, Array, Paired, PairedTest, Task
+from resnet8ptq.tasks.contract import CHOICE, Array, Metric, Paired, PairedTest, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
@@ -83,6 +83,11 @@ class Family:
     def task(self) -> Task:
         """The task that scored the runs."""
         return facts.task_of(self.records)
+
+    @property
+    def metric(self) -> Metric:
+        """The task's primary metric."""
+        return self.task.metric
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def title(records: Sequence[RunRecord]) -> str:
     totals = {int(record.total) for record in records if record.total is not None}
     kind = images_of(measured)
     images = f", {totals.pop():,} {kind} images" if len(totals) == 1 else ""
-    scored = {r.params.get("scored_as", "classification") for r in measured} - {"classification"}
+    scored = {record.scored_as for record in measured} - {"classification"}
     tasks = "".join(f", task={name}" for name in sorted(scored))
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks
 

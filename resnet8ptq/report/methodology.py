@@ -31,7 +31,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
         if any(run.latency_ms is not None for run in runs)
         else "not measured"
     )
-    at_once = max(int(run.tags.get("jobs_at_once", 1)) for run in runs)
+    at_once = max(int(run.jobs_at_once) for run in runs)
     threads = param("threads")
     if at_once > 1:
         threads += f" for each job, {at_once} jobs at once"

@@ -15,7 +15,7 @@ COLUMNS = (
 
 def is_suite(records: Sequence[RunRecord]) -> bool:
     """Tell whether the runs are of tasks of a suite."""
-    return any(record.settings("benchmark.name")[0] not in (None, "null") for record in records)
+    return any(record.benchmark != "null" for record in records)
 
 
 def rows(records: Sequence[RunRecord]) -> list[list[str]]:
@@ -24,7 +24,7 @@ def rows(records: Sequence[RunRecord]) -> list[list[str]]:
 
 
 def _row(record: RunRecord) -> list[str]:
-    metric, target = record.task.metric, float(record.params.get("benchmark.target", "nan"))
+    metric, target = record.task.metric, float(record.target)
     names = [record.model, record.combination.framework, record.combination.dtype]
     value, fp32 = record.value(metric), record.value(metric, "baseline_")
     if value is None or fp32 is None or record.total is None or record.size_bytes is None:

@@ -54,7 +54,7 @@ def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> li
     if any(record.execution == "simulated" for record in records):
         lines.append(SIMULATED_NOTE)
     timed = [record for record in records if record.speedup is not None]
-    if threads := {record.params.get("latency.threads", "?") for record in timed}:
+    if threads := {record.latency_threads for record in timed}:
         lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
     return lines
 

@@ -11,7 +11,6 @@ also logged on the parent run.
 """
 
 import base64
-import html
 import json
 import re
 from collections import Counter
@@ -19,7 +18,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 from markdown_it.renderer import RendererHTML
@@ -28,9 +26,9 @@ from matplotlib.figure import Figure
 
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import background, command, figures, files
+from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.errors import PtqError, TrackingError
-from resnet8ptq.core.text import one_line, printable, safe_name
+from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
     comparison,
@@ -46,7 +44,7 @@ from resnet8ptq.report import (
 )
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import best_first, headings
-from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, why_none
+from resnet8ptq.report.recommend import Selection, other_choice, why_none
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
@@ -125,27 +123,14 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
         chosen: of one family or more.
         figures: the file names of those to link.
     """
-    environment = Environment(
-        loader=PackageLoader("resnet8ptq.report"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        autoescape=False,  # Markdown: the filter `md` escapes; the page takes no HTML but `FOLD`
-    )
-    environment.filters["md"] = _escape
-    environment.filters["html"] = lambda text: html.escape(printable(text))
     families = [selected.family for selected in chosen]
-    text = environment.get_template("report.md.j2").render(
+    parts = zip(_headings(families), chosen, _prefixes(families), strict=True)
+    text = templates.load("resnet8ptq.report", "report.md.j2").render(
         title=_title(families),
         note=notes.FAMILIES_NOTE.format(count=len(families)),
-        sections=[
-            (heading, _render(environment, selected, figures, prefix))
-            for heading, selected, prefix in zip(
-                _headings(families), chosen, _prefixes(families), strict=True
-            )
-        ],
+        sections=[(heading, _render(part, figures, prefix)) for heading, part, prefix in parts],
     )
-    return re.sub(r"\n{3,}", "\n\n", text)
+    return templates.tidy(text)
 
 
 def _headings(families: Sequence[Family]) -> list[str]:
@@ -161,9 +146,7 @@ def _prefixes(families: Sequence[Family]) -> list[str]:
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
-def _render(
-    environment: Environment, selected: Selection, figures: Collection[str], prefix: str
-) -> str:
+def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
     """Return the section of one family, whose figure names begin with `prefix`."""
     family, limits = selected.family, selected.limits
     recommendations = selected.recommendations
@@ -171,17 +154,17 @@ def _render(
     lines = table.rows(family.records, judged)
     heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
     losses = [(cell.label, cell.worse_classes) for cell in family.measured if cell.worse_classes]
-    return environment.get_template("family.md.j2").render(
+    return templates.load("resnet8ptq.report", "family.md.j2").render(
         level="###" if prefix else "##",
-        summary=summarize(selected, recommendations),
+        summary=summarize(selected),
         other_choice=other_choice(selected),
         apart=selected.apart,
         passing=bool(selected.passing),
         recommendations=recommendations,
         limits=limits,
         front=pareto.find(family),
-        metric=family.task.metric,
-        least=verdicts.least_of(family.task.metric, limits),
+        metric=family.metric,
+        least=verdicts.least_of(family.metric, limits),
         table=table.without_empty(heads, shown),
         cut=cut,
         folds=_fold(selected, heads, lines[len(lines) - len(family.records) :]) if cut else [],
@@ -212,7 +195,7 @@ def _fold(
     selected: Selection, heads: Sequence[str], lines: Sequence[list[str]]
 ) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
     """Return a heading and a table for each combination, that of the best run first."""
-    records, metric = selected.family.records, selected.family.task.metric
+    records, metric = selected.family.records, selected.family.metric
     groups: dict[Combination, list[int]] = {}
     for index in best_first(records):
         groups.setdefault(records[index].combination, []).append(index)
@@ -253,9 +236,8 @@ def to_html(markdown: str, title: str, images: Images) -> str:
     body = body.replace("<table>", '<div class="wide"><table>').replace(
         "</table>", "</table></div>"
     )
-    environment = Environment(loader=PackageLoader("resnet8ptq.report"), autoescape=True)
-    page = environment.get_template("report.html.j2")
-    return page.render(title=printable(f"Quantization report: {title}"), body=body)
+    page = templates.load("resnet8ptq.report", "report.html.j2")
+    return page.render(title=f"Quantization report: {title}", body=body)
 
 
 def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
@@ -264,9 +246,9 @@ def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_
     return text if FOLD.fullmatch(text.strip()) else escapeHtml(text)
 
 
-def summarize(selected: Selection, recommendations: Sequence[Recommendation]) -> list[str]:
+def summarize(selected: Selection) -> list[str]:
     """Return the sentences of the summary."""
-    family, limits = selected.family, selected.limits
+    family, recommendations = selected.family, selected.recommendations
     measured = family.measured
     counts = [f"{len(family.cells)} combinations asked for: {len(measured)} measured"]
     for status in ("unsupported", "failed", "killed"):
@@ -276,33 +258,28 @@ def summarize(selected: Selection, recommendations: Sequence[Recommendation]) ->
     lines = [", ".join(counts) + "."]
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
-    task = family.task
-    if task.note:
-        lines.append(task.note)
+    lines += [family.task.note] * bool(family.task.note)
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
     outcomes = Counter(verdict.outcome for verdict in selected.judged.values())
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
-    limit = task.metric.say_limit(limits)
+    limit = family.metric.say_limit(selected.limits)
     lines.append(f"Of the {len(measured)} quantized models, {limit}: {numbers}.")
     if not recommendations:
-        return [*lines, *why_none(family, limits, selected.judged)]
+        return [*lines, *why_none(selected)]
     best = recommendations[0]
-    lines.append(f"The best by {task.metric.title} is {best.label}: {best.why}; {best.verdict}.")
+    lines.append(f"The best by {family.metric.title} is {best.label}: {best.why}; {best.verdict}.")
     if best.equals:
         lines.append(
             f"{len(best.equals)} more do not differ significantly from it; choose among them by "
             "size and speed."
         )
     if not selected.passing:
+        samples = " on the samples to choose by" * selected.apart
+        among = "among those whose measured loss is within the limit"
+        choice = f"are chosen {among}" if selected.within else "cannot be chosen"
         lines.append(
-            f"No model passes{' on the samples to choose by' * selected.apart}"
-            + (
-                "; the smallest and the fastest are chosen among those whose measured loss is "
-                "within the limit"
-                if selected.within
-                else ", so that none is chosen for its size or speed"
-            )
-            + ". More samples may change that."
+            f"No model passes{samples}, so that the smallest and the fastest {choice}. More "
+            "samples may change that."
         )
     lines += [f"{r.use.capitalize()}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines
@@ -349,10 +326,6 @@ def _figures_of(store: Store, record: RunRecord, names: Iterable[str]) -> dict[s
         with history.artifact(store, record, name) as path:
             images[name] = path.read_bytes()
     return images
-
-
-def _escape(text: object) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 
 @dataclass

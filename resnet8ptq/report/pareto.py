@@ -111,7 +111,7 @@ def _tolerance(name: str) -> float:
 def _objectives(family: Family) -> tuple[str, ...]:
     """Return the objectives of the search, which all of its runs have."""
     for record in family.records:
-        if names := json.loads(record.params.get("objectives", "null")):
+        if names := json.loads(record.objectives):
             return tuple(name for name in names if name in OBJECTIVES)
     return ()
 

@@ -41,7 +41,7 @@ def class_impact(family: Family) -> Figure | None:
         return None
     shown = ""
     if len(cells) > MANY:
-        shown = f"\nthe {FIRST} best of {len(cells):,} runs by {family.task.metric.title}"
+        shown = f"\nthe {FIRST} best of {len(cells):,} runs by {family.metric.title}"
         cells = [cells[index] for index in best_first([c.record for c in cells])[:FIRST]]
     change = 100 * np.array([family.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
@@ -84,9 +84,9 @@ def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = (
     figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, name, scale, shown) in zip(grid, panels, strict=True):
-        metric, kinds = family.task.metric, _kinds(cells)
+        metric, kinds = family.metric, _kinds(cells)
         _scatter(axes, metric, shown, name, scale, label, kinds, members, metric.limit(limits))
-    handles = _legend(cells, f"report.{family.task.metric.limit_key}")
+    handles = _legend(cells, f"report.{family.metric.limit_key}")
     if others:
         fp32 = float(np.mean([cell.metric(f"baseline_{metric.name}") for cell in cells]))
         losses = [metric.scale * (fp32 - entry.fair / entry.total) for entry in others]

@@ -7,7 +7,7 @@ candidate too.
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -90,12 +90,8 @@ class Selection:
 
         Without samples to choose by, only models that do not fail and reach their own limits.
         """
-        kept = [
-            cell
-            for cell in self._ran
-            if reaches_least(self.family.task.metric, cell, self.limits)
-            and self.judged[cell.record.run_id].outcome != FAIL
-        ]
+        kept = [cell for cell in self._ran if self.outcome(cell) != FAIL]
+        kept = [cell for cell in kept if reaches_least(self.family.metric, cell, self.limits)]
         return self._ran if kept and self.apart else kept
 
     @cached_property
@@ -105,21 +101,16 @@ class Selection:
 
     @cached_property
     def _ran(self) -> list[Cell]:
-        cells = self.family.measured
-        ran = [cell for cell in cells if cell.record.execution != "simulated"]
+        ran = [c for c in self.family.measured if c.record.execution != "simulated"]
         return [cell for cell in ran if not cell.record.doubt]
 
     @cached_property
     def passing(self) -> list[Cell]:
         """The models that pass the limit on the samples to choose by."""
-        metric, limits = self.family.task.metric, self.limits
+        metric, limits = self.family.metric, self.limits
         if self.apart:
             return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, limits)]
-        return [
-            cell
-            for cell in self.candidates
-            if self.judged[cell.record.run_id].outcome == verdicts.PASS
-        ]
+        return [cell for cell in self.candidates if self.outcome(cell) == verdicts.PASS]
 
     @cached_property
     def within(self) -> list[Cell]:
@@ -127,7 +118,7 @@ class Selection:
         if self.passing:
             return self.passing
         name = f"{CHOICE}drop" if self.apart else "drop"
-        most = self.family.task.metric.limit(self.limits)
+        most = self.family.metric.limit(self.limits)
         return [cell for cell in self.candidates if cell.metric(name) <= most]
 
     @cached_property
@@ -135,21 +126,22 @@ class Selection:
         """See `recommend`."""
         return recommend(self)
 
-    def cost(self, cell: Cell) -> float:
-        """Return the metric on the samples to choose by, lower always better."""
-        return self._cost(cell, CHOICE if self.apart else "")
+    def outcome(self, cell: Cell) -> str:
+        """Return the outcome of the verdict on a cell."""
+        return self.judged[cell.record.run_id].outcome
 
-    def cost_as_reported(self, cell: Cell) -> float:
-        """Return the same on the reported samples."""
-        return self._cost(cell, "")
+    def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
+        """Return the best on the samples to choose by, or on the reported ones.
 
-    def best(self, cells: Sequence[Cell]) -> Cell:
-        """Return the cell of the least `cost`; of equals the faster, then the smaller."""
-        return _first(cells, self.cost)
-
-    def _cost(self, cell: Cell, prefix: str) -> float:
-        metric = self.family.task.metric
-        return metric.cost(cell.metric(prefix + metric.ranked_by))
+        Of equals the faster, and of those as fast the smaller.
+        """
+        metric, prefix = self.family.metric, CHOICE if self.apart and not reported else ""
+        costs = [metric.cost(cell.metric(prefix + metric.ranked_by)) for cell in cells]
+        least = min(costs)
+        equals = [c for c, cost in zip(cells, costs, strict=True) if cost - least <= ROUNDING]
+        slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
+        # A run without a latency is not known to be slower.
+        return min((cell for cell in equals if not _latency(cell) > slowest), key=_bytes)
 
 
 def fp32_name(cell: Cell) -> str:
@@ -170,9 +162,10 @@ def finalists(selected: Selection) -> list[Cell]:
     return list({cell.record.run_id: cell for cell in chosen}.values())
 
 
-def why_none(family: Family, limits: ReportConfig, judged: Mapping[str, Verdict]) -> list[str]:
-    """Return the reason why no model is recommended, and what may help."""
-    metric, measured = family.task.metric, family.measured
+def why_none(selected: Selection) -> list[str]:
+    """Return the reason why no model is recommended, and remedies."""
+    family, limits = selected.family, selected.limits
+    metric, measured = family.metric, family.measured
     least = least_of(metric, limits)
     if all(cell.record.doubt for cell in measured):
         return [
@@ -186,7 +179,7 @@ def why_none(family: Family, limits: ReportConfig, judged: Mapping[str, Verdict]
     for value in sorted({cell.metric(f"baseline_{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
-    if all(judged[cell.record.run_id].outcome in (FAIL, VOID) for cell in measured):
+    if all(selected.outcome(cell) in (FAIL, VOID) for cell in measured):
         tried = any(cell.record.combination.per_channel for cell in measured)
         lines.append(
             f"To lose less: {'' if tried else 'per_channel=true; '}another calibration (calib=); "
@@ -204,7 +197,7 @@ def recommend(selected: Selection) -> list[Recommendation]:
     candidates = selected.candidates
     if not candidates:
         return []
-    title = selected.family.task.metric.title
+    title = selected.family.metric.title
     uses = {"best": _best(selected, f"best {title}", candidates)}
     if selected.within:
         uses["smallest"] = _smallest(selected)
@@ -223,13 +216,13 @@ def recommend(selected: Selection) -> list[Recommendation]:
 
 def other_choice(selected: Selection) -> str:
     """Return how the models were chosen, and the best on the reported samples."""
-    metric = selected.family.task.metric
+    metric = selected.family.metric
     if not selected.candidates:
         return ""
     if not selected.apart:
         return "The best are chosen on the reported samples, so that their results are optimistic."
     ours = selected.best(selected.candidates)
-    theirs = _first(selected.candidates, selected.cost_as_reported)
+    theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
     begin = f"The best are chosen on {samples}, which the reported figures do not use."
     chosen, reported = (ours.metric(f"{prefix}baseline_{metric.name}") for prefix in (CHOICE, ""))
@@ -253,7 +246,7 @@ def other_choice(selected: Selection) -> str:
 
 
 def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendation:
-    metric = selected.family.task.metric
+    metric = selected.family.metric
     best = selected.best(cells)
     shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
     why = shown + (f" ({fair} with ties at the top broken at random)" if fair != shown else "")
@@ -269,7 +262,7 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
 
 
 def _smallest(selected: Selection) -> Recommendation:
-    metric = selected.family.task.metric
+    metric = selected.family.metric
     least = min(map(_bytes, selected.within)) * (1 + SAME_SIZE)
     best = selected.best([cell for cell in selected.within if _bytes(cell) <= least])
     size, saved = _bytes(best) / 1000, best.metric("size_reduction")
@@ -334,27 +327,11 @@ def _fastest_of_runs(selected: Selection) -> Recommendation:
 
 
 def _of(
-    selected: Selection,
-    use: str,
-    cell: Cell,
-    why: str,
-    equals: Sequence[Cell],
-    equals_mean: str,
+    selected: Selection, use: str, cell: Cell, why: str, equals: Sequence[Cell], equals_mean: str
 ) -> Recommendation:
-    verdict = verdicts.say(
-        selected.family.task.metric, cell, selected.judged[cell.record.run_id], selected.limits
-    )
+    judged = selected.judged[cell.record.run_id]
+    verdict = verdicts.say(selected.family.metric, cell, judged, selected.limits)
     return Recommendation(use, cell.label, why, cell, verdict, tuple(equals), equals_mean)
-
-
-def _first(cells: Sequence[Cell], cost: Callable[[Cell], float]) -> Cell:
-    """Return the cell of the least cost; of equals the faster, and of those as fast the smaller."""
-    least = min(map(cost, cells))
-    equals = [cell for cell in cells if cost(cell) - least <= ROUNDING]
-    slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
-    # A run without a latency is not known to be slower.
-    fast = [cell for cell in equals if not _latency(cell) > slowest]
-    return min(fast, key=_bytes)
 
 
 def _timed(cells: Sequence[Cell]) -> list[Cell]:

@@ -36,7 +36,7 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
 
 def measure(family: Family) -> list[Spread]:
     """Return the spread of each configuration that was run with more than one seed."""
-    name = family.task.metric.name
+    name = family.metric.name
     return [
         _spread(cells, name)
         for cells in group_by_configuration(family)

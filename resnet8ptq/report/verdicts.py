@@ -60,7 +60,7 @@ def in_words(
     for family, verdicts in zip(families, judged, strict=True):
         for cell in family.measured:
             run_id = cell.record.run_id
-            texts[run_id] = say(family.task.metric, cell, verdicts[run_id], limits)
+            texts[run_id] = say(family.metric, cell, verdicts[run_id], limits)
     return Judged(texts, limits)
 
 
@@ -84,7 +84,7 @@ def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
 
 def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
     """Return the verdict on each measured quantized model of a family, by the id of its run."""
-    metric = family.task.metric
+    metric = family.metric
     drop = metric.limit(limits)
     verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
     judged = [cell for cell in family.measured if not cell.record.doubt]

@@ -45,18 +45,13 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     described = journal.model
     if described is None or store.client.get_run(run_id).outputs.model_outputs:
         return
-    add_model(store, run_id, folder, **described)
+    _add_model(store, run_id, folder, **described)
 
 
-def add_model(
-    store: Store, run_id: str, folder: Path, file: str, outputs: Any = None, **more: Any
-) -> str:
-    """Log a file of `folder`, which holds `EXAMPLE` too, as a run's model; return the model's id.
-
-    Args:
-        outputs: the shape of each, without the batch axis.
-        more: `engine`, torch's; what records of earlier versions hold is left alone.
-    """
+def _add_model(
+    store: Store, run_id: str, folder: Path, file: str, outputs: Any, engine: str | None
+) -> None:
+    """Log a file of `folder`, which holds `EXAMPLE` too, as a run's model; see `Journal.model`."""
     import mlflow
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -64,12 +59,8 @@ def add_model(
     path = folder / file
     code, packages = _SERVED[path.suffix]
     settings: dict[str, Any] = {}
-    example = None
-    if (folder / EXAMPLE).exists():
-        with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
-            example = arrays["inputs"]
-    shape = more["image_shape"] if example is None else example.shape[1:]
-    dtype = np.dtype(np.float32) if example is None else example.dtype
+    with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
+        example = arrays["inputs"]
     if code:
         import mlflow.pyfunc
 
@@ -81,8 +72,8 @@ def add_model(
         settings["artifacts"] = {"model": str(path)}
         settings["model_config"] = {
             "outputs": list(outputs),
-            "engine": more.get("engine"),
-            "dtype": dtype.name,
+            "engine": engine,
+            "dtype": example.dtype.name,
         }
         taken = "input"
     else:
@@ -98,23 +89,22 @@ def add_model(
             value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim[1:]]
             for value in proto.graph.output
         }
-    takes = TensorSpec(dtype, (-1, *shape), taken)
+    takes = TensorSpec(example.dtype, (-1, *example.shape[1:]), taken)
     gives = [TensorSpec(np.dtype(np.float32), (-1, *s), name) for name, s in outputs.items()]
     versions = machine.versions()
     # What follows has no argument for the store and the experiment.
     mlflow.set_tracking_uri(store.uri)
     mlflow.set_experiment(experiment_id=store.experiment_id)
-    logged = Model.log(
+    Model.log(
         None,
         flavor=flavor,
         run_id=run_id,
         name=MODEL,
         signature=ModelSignature(Schema([takes]), Schema(gives)),
-        input_example=None if example is None else {taken: example},
+        input_example={taken: example},
         # Without what names a build of torch: `+cpu` is in no registry that pip asks by itself.
         pip_requirements=[
             f"{name}=={versions[f'version.{name}'].partition('+')[0]}" for name in packages
         ],
         **settings,
     )
-    return str(logged.model_id)

@@ -66,6 +66,7 @@ class RunRecord:
     parent_id = _tag(PARENT_TAG)
     job_number = _tag("job_number")
     job_overrides = _tag("job_overrides")
+    jobs_at_once = _tag("jobs_at_once", "1")
     folder = _tag("folder")
     cpu = _tag("cpu")
     cpu_flags = _tag("cpu_flags")
@@ -82,6 +83,12 @@ class RunRecord:
     execution = _param("execution")  # integer, float or simulated
     doubt = _param("doubt")  # why FP32 cannot be right, so that nothing is judged beside it
     chosen_by = _param("chosen_by")
+    scored_as = _param("scored_as", "classification")  # the task's name
+    calibration_samples = _param("calibration_samples")
+    latency_threads = _param("latency.threads", "?")
+    objectives = _param("objectives", "null")  # of a search, as JSON
+    benchmark = _param("benchmark.name", "null")
+    target = _param("benchmark.target", "nan")
     float_operators = _param("float_operators")
     planned_bits = _param("planned_bits")
     engine = _param("engine")  # torch's
