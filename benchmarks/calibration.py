@@ -49,11 +49,11 @@ def render(found: Record) -> str:
     """Return the section in Markdown."""
     return "\n\n".join(
         [
-            f"EfficientNet-lite0 (224x224, 1,000 classes) on {found['pictures']} pictures, from an "
-            "empty cache: the ranges of all its tensors. ONNX Runtime's own calibrators get one "
-            "picture at a time, which takes them the least memory. They run the pictures once, "
-            "and widen their histograms on the way (2,048 bins, for entropy 128); ours are counted "
-            "in a second pass, into 2,048 bins over the range that the first has found.",
+            "The ranges of all tensors of EfficientNet-lite0 (224x224, 1,000 classes), from "
+            f"{found['pictures']} pictures and an empty cache. ONNX Runtime's calibrators get one "
+            "picture at a time, which needs the least memory. They run the pictures once, and "
+            "widen their histograms on the way (2,048 bins; 128 for entropy). Our calibration "
+            "takes a second pass: it counts 2,048 bins over the range of the first pass.",
             usage_table(found["usages"], BARE),
         ]
     )

@@ -44,9 +44,9 @@ def render(found: Record) -> str:
     runs = found["runs"]
     equal = sum(run["equal"] for run in runs)
     said = (
-        f"Predictions of {equal} of {len(runs)} configurations of one sweep of `experiment=grid` "
-        "are equal, bit for bit (probabilities of every test image), to those of the same "
-        "configuration in a process of its own with nothing but the converted network cached."
+        f"Predictions of {equal} of {len(runs)} configurations are equal bit for bit "
+        "(probabilities of every test image): in one sweep of `experiment=grid`, and alone in a "
+        "new process with only the converted network cached."
     )
     different = [[str(run[key]) for key in KEYS] for run in runs if not run["equal"]]
     return "\n\n".join([said, *([table(KEYS, different)] if different else [])])

@@ -66,9 +66,9 @@ def render(found: Record) -> str:
     header = ["artifact", "`evaluate_s`", "bare s", "batch", "threads", "ratio"]
     return "\n\n".join(
         [
-            "All test images: `evaluate_s` of a run, against the fastest of a bare session or "
-            f"module over batch sizes {', '.join(map(str, BATCHES))} and every number of threads, "
-            "on the same file and images.",
+            "`evaluate_s` of a run for all test images, beside a bare session or module on the "
+            f"same file and images. Of the batch sizes {', '.join(map(str, BATCHES))} and every "
+            "number of threads, the bare side takes the fastest.",
             table(header, rows),
         ]
     )

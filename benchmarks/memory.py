@@ -51,11 +51,14 @@ def render(found: Record) -> str:
     header = ["calib", "images", "process MB", "`peak_memory_bytes` MB", "quantize s", "imported"]
     return "\n\n".join(
         [
-            "One run of `backend=onnx`, network and baseline cached, statistics not; peak resident "
-            "memory of the whole process, and as the run logs it. `imported`: which of TensorFlow, "
-            "Keras, tf2onnx and torch.",
+            "Peak resident memory of one run of `backend=onnx`: of the whole process, and as the "
+            "run logs it. Network and baseline are cached, statistics are not. `imported`: those "
+            "of TensorFlow, Keras, tf2onnx and torch that the run imports.",
             table(header, rows),
-            *(f"{method}: largest / smallest {_growth(found, method):.3f}." for method in METHODS),
+            *(
+                f"{method}: largest divided by smallest, {_growth(found, method):.3f}."
+                for method in METHODS
+            ),
             "![Memory against calibration images](images/memory.png)",
         ]
     )

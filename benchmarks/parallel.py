@@ -55,10 +55,10 @@ def render(found: Record) -> str:
     ]
     return "\n\n".join(
         [
-            f"`experiment=grid`, cold, latency.enabled=false, by `hydra/launcher`; {found['jobs']} "
-            "jobs at once.",
+            f"`experiment=grid`, cold, latency.enabled=false, with {found['jobs']} jobs at once, "
+            "by `hydra/launcher`.",
             table(["launcher", "wall s", "to serial", "measured runs"], rows),
-            "Predictions equal bit for bit, in all of them: "
+            "Runs with the same predictions, bit for bit, in all launchers: "
             f"{found['equal']} of {found['runs']['serial']}.",
         ]
     )

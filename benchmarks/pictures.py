@@ -45,7 +45,7 @@ def measure(setting: Setting) -> Record:
             BARE: partial(process.run, bare, place, setting.environment()),
             "run.py -m, cold, latency.enabled=false": partial(ours, NO_LATENCY),
             "run.py -m, warm, latency.enabled=false": partial(ours, NO_LATENCY),
-            "run.py -m, warm, as it is by default": ours,
+            "run.py -m, warm, default settings": ours,
         }
 
     return {"usages": setting.call_in_turns(sides)}
@@ -57,8 +57,8 @@ def render(found: Record) -> str:
         [
             "EfficientNet-lite0 by `backend=onnx calib=minmax per_channel=true dtype=u8s8,uint8` "
             "on a folder of 500 pictures (JPEG), half of which calibrate. Cold: from an empty "
-            "cache, the conversion of the network and its check in both frameworks included, "
-            "which the bare loop has not. Warm: again, with that cache.",
+            "cache. This includes the conversion of the network and its check in both frameworks, "
+            "which the bare loop lacks. Warm: again, with that cache.",
             usage_table(found["usages"], {BARE: BARE}),
         ]
     )

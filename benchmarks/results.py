@@ -97,12 +97,12 @@ def write(results: Record, folder: Path = FOLDER) -> None:
 def render(results: Record) -> str:
     """Return RESULTS.md."""
     parts = [
-        "# What it costs beside the bare libraries",
-        "Made by `make bench`. The bare loop is "
-        "`benchmarks/bare.py`: the same configurations in one plain script, on all cores, with "
-        "nothing tracked, compared or drawn. Every figure is of a whole process, started in turns "
-        "with what it is compared with; medians with the smallest and the largest of all rounds, "
-        "ratios round by round.",
+        "# Cost beside the bare libraries",
+        "`make bench` makes this page. The bare loop is `benchmarks/bare.py`: the same "
+        "configurations in one plain script, on all cores, without tracking, comparisons and "
+        "figures. Both sides run in turns, each in a new process. A cell has the median of all "
+        "rounds, with the smallest and the largest value in brackets. Ratios are taken round by "
+        "round.",
         *_machines(results),
         _loads(results),
     ]
@@ -131,7 +131,8 @@ def _loads(results: Record) -> str:
         if name in results
     )
     return (
-        f"Load average before each section (the last one's own work included): {', '.join(loads)}."
+        "Load average before each section, including the work of the section before it: "
+        f"{', '.join(loads)}."
     )
 
 
@@ -142,8 +143,13 @@ def _machine(measured: Record) -> str:
         if key != "version.resnet8ptq"
     )
     return (
-        f"{measured['cpu']}, {measured['cores']} cores, {measured['memory_bytes'] / 1e9:.0f} GB, "
-        f"{measured['platform']}; {measured['rounds']} rounds; commit "
+        f"{measured['cpu']}, {_count(measured['cores'], 'core')}, "
+        f"{measured['memory_bytes'] / 1e9:.0f} GB, {measured['platform']}; "
+        f"{_count(measured['rounds'], 'round')}; commit "
         f"{measured['commit'][:12]}{'-dirty' * measured['commit'].endswith('-dirty')}, "
         f"{measured['date'][:10]}. {versions}."
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -44,13 +44,12 @@ def render(found: Record) -> str:
     """Return the section in Markdown."""
     commands = found["commands"]
     parts = [
-        "Wall time of the process, and the time of importing by top-level package (`-X "
-        "importtime`, which slows importing somewhat). Heavy: which of TensorFlow, Keras, tf2onnx "
-        "and torch."
+        "Wall time of the process, and import time by top-level package (by `-X importtime`, which "
+        "slows imports somewhat). Heavy imports: those of TensorFlow, Keras, tf2onnx and torch."
     ]
     for name, entry in commands.items():
         heavy = ", ".join(entry["imported"]) or "none"
-        parts.append(f"`{name}`: {spread(entry['wall_s'])} s. Heavy: {heavy}.")
+        parts.append(f"`{name}`: {spread(entry['wall_s'])} s. Heavy imports: {heavy}.")
     columns = [list(entry["packages_s"].items()) for entry in commands.values()]
     rows = [
         [cell for column in columns for cell in _cells(column, place)] for place in range(SHOWN)

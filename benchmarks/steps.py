@@ -81,10 +81,10 @@ def render(found: Record) -> str:
     rows.append(["whole process", *(f"{profiles[name]['wall_s']:.1f}" for name in profiles)])
     return "\n\n".join(
         [
-            "Seconds, by a sampling profile of whole sweeps with default settings (latency timing, "
-            "tracking and report on), summed by the module that does the step; imports count as "
-            "such wherever they happen. The whole process includes the start of Python and of the "
-            "profiler.",
+            "Seconds of each step, from a sampling profile of whole sweeps with default settings "
+            "(with latency, tracking and report). The outermost module of a call stack decides "
+            "the step; imports count as imports in any module. The whole process includes the "
+            "start of Python and of the profiler.",
             table(["step", *profiles], rows),
             "![Where the time goes](images/steps.png)",
         ]

@@ -32,7 +32,7 @@ def _part(*rest: str) -> Callable[[Setting], Record]:
 
 SWEEP4 = {
     BARE: Contender("bare loop", lambda s: s.run_bare("--grid", "4")),
-    "ours": Contender("run.py -m, as it is by default", lambda s: s.run_warm(*FOUR)),
+    "ours": Contender("run.py -m, default settings", lambda s: s.run_warm(*FOUR)),
     "ours_no_latency": Contender(
         "run.py -m, latency.enabled=false", lambda s: s.run_warm(*FOUR, NO_LATENCY)
     ),
@@ -42,11 +42,11 @@ SWEEP24 = {
         "fastest bare loop: MinMaxObserver, ONNX ranges shared by hand",
         lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax", "--share-ranges"),
     ),
-    "warm": Contender("run.py, warm, as it is by default", lambda s: s.run_warm(GRID)),
+    "warm": Contender("run.py, warm, default settings", lambda s: s.run_warm(GRID)),
     "warm_no_latency": Contender(
         "run.py, warm, latency.enabled=false", lambda s: s.run_warm(GRID, NO_LATENCY)
     ),
-    "cold": Contender("run.py, cold, as it is by default", _grid()),
+    "cold": Contender("run.py, cold, default settings", _grid()),
     "cold_no_latency": Contender("run.py, cold, latency.enabled=false", _grid(NO_LATENCY)),
     "six": Contender("6 of them, cold, latency.enabled=false", _part("per_channel=false")),
     "twelve": Contender("12 of them, cold, latency.enabled=false", _part("per_channel=false,true")),
@@ -103,8 +103,8 @@ def render_sweep4(found: Record) -> str:
     """Return the section in Markdown."""
     return "\n\n".join(
         [
-            "`run.py -m backend=onnx,torch dtype=int8,uint8`: three configurations and one that "
-            "torch does not support. Warm: the same folder and cache have seen a sweep before.",
+            "`run.py -m backend=onnx,torch dtype=int8,uint8`: three configurations, and a fourth "
+            "that torch does not support. Warm: folder and cache already hold such a sweep.",
             _usage_table(found, SWEEP4, BARE),
             _accuracy_line(found, "ours"),
         ]
@@ -116,11 +116,11 @@ def render_sweep24(found: Record) -> str:
     whole = {name: contender for name, contender in SWEEP24.items() if name not in PARTS}
     return "\n\n".join(
         [
-            "`run.py experiment=grid`: 18 configurations and 6 that torch does not support. Warm: "
-            "as above. Cold: an empty folder, and a cache that holds the converted network and "
-            "nothing else. torch has no entropy or percentile observer: MinMaxObserver, which "
-            "costs the bare loop least, stands for both, or HistogramObserver. The last three rows "
-            "ran once.",
+            "`run.py experiment=grid`: 18 configurations, and 6 that torch does not support. Warm: "
+            "as above. Cold: an empty folder, and a cache with only the converted network. torch "
+            "has no entropy or percentile observer. In their place, the bare loop uses "
+            "MinMaxObserver, its cheapest observer, or HistogramObserver. The last three rows ran "
+            "once.",
             _usage_table(found, whole, FASTEST),
             _accuracy_line(found, "cold"),
         ]
@@ -153,11 +153,11 @@ def render_added(found: Record) -> str:
     ]
     return "\n\n".join(
         [
-            "Marginal wall time of sweeps of 6, 12 and 18 configurations (cold, without latency), "
-            "against the quantize and evaluate calls of the configurations added: those of the "
-            "fastest bare loop, and our own `quantize_s + evaluate_s + choose_s`: a sweep also "
-            "runs the samples that it chooses by. The step to 18 carries six unsupported runs "
-            "along. Per configuration.",
+            "Marginal wall time of one configuration, from sweeps of 6, 12 and 18 configurations "
+            "(cold, without latency). It is compared with the quantize and evaluate calls of the "
+            "added configurations: the calls of the fastest bare loop, and our `quantize_s + "
+            "evaluate_s + choose_s`. `choose_s` is there because a sweep also evaluates the "
+            "samples that it chooses by. The step to 18 also adds six unsupported runs.",
             table(header, rows),
             "![Wall time against configurations](images/added.png)",
         ]
@@ -216,4 +216,7 @@ def _accuracy_line(found: Record, name: str) -> str:
         label = f"{cell[0]} {cell[2]}"
         worst[label] = max(worst.get(label, 0.0), 100 * abs(ours[cell] - bare[cell]))
     differences = ", ".join(f"{label} {points:.2f}" for label, points in worst.items())
-    return f"Both do the same job. Largest difference of accuracy, in points: {differences}."
+    return (
+        "Both sides quantize the same configurations. Largest difference of accuracy, in points: "
+        f"{differences}."
+    )
