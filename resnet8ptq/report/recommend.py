@@ -1,6 +1,6 @@
 """Which of a sweep's models to deploy for which use, and how certain that is.
 
-Models are chosen on samples that the reported figures do not use, see `experiment.choice`: on the
+Models are chosen on samples that the reported figures do not use, see `experiment.samples`: on the
 samples that choose it, the best of many models looks better than it is. For speed, FP32 is a
 candidate too.
 """
