@@ -1,4 +1,4 @@
-"""CIFAR-10's files, written here as Python 2 wrote the published ones: read exactly, or refused."""
+"""CIFAR-10's files, written as Python 2 wrote the published ones: read exactly, or refused."""
 
 import contextlib
 import os
@@ -22,13 +22,10 @@ from tests.helpers.calling import REPO
 from tests.helpers.cifar_files import WIDTH, make_batch, pickle_published, read_test, write_folder
 from tests.helpers.memory_limit import limit_memory
 
-# Python 3 pickles strings and arrays differently, so that its own pickler cannot stand in.
-
-
 # Reading
 
 
-def test_the_writer_above_writes_what_python_2_wrote():
+def test_the_writer_writes_what_python_2_wrote():
     assert pickle.loads(pickle_published({"a": [1, "b"]}), encoding="latin1") == {"a": [1, "b"]}
     array = np.arange(300, dtype=np.uint8).reshape(2, 150)
     assert np.array_equal(pickle.loads(pickle_published(array), encoding="latin1"), array)

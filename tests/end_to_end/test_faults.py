@@ -19,10 +19,11 @@ from sqlalchemy.exc import OperationalError
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, ModelError, TrackingError
+from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, open_store
 from tests.helpers.calling import NO_REAL_FILES, QUICK, call
-from tests.helpers.logged_runs import log_everything, only_run, synchronize
+from tests.helpers.logged_runs import log_everything, only_run
 from tests.helpers.stores import new_store
 
 
@@ -75,11 +76,11 @@ def test_a_full_store_leaves_the_run_in_its_folder(
     assert only_run(store_on_disk).info.run_id == earlier
 
     disk.empty()
-    assert synchronize(store_on_disk, tmp_path).logged == [tmp_path / "run"]
+    assert sync.sync(store_on_disk, tmp_path).logged == [tmp_path / "run"]
     runs = store_on_disk.client.search_runs([store_on_disk.experiment_id])
     assert [run.info.status for run in runs] == ["FINISHED"] * 2
     assert [run.data.metrics["loss"] for run in runs] == [1 / 3] * 2
-    assert synchronize(store_on_disk, tmp_path).logged == []
+    assert sync.sync(store_on_disk, tmp_path).logged == []
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
@@ -193,7 +194,7 @@ def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(
 
     # Elsewhere: this process still has the damaged file open.
     fresh = new_store(tmp_path / "fresh")
-    assert synchronize(fresh, tmp_path / "runs").logged == [tmp_path / "runs" / "run"]
+    assert sync.sync(fresh, tmp_path / "runs").logged == [tmp_path / "runs" / "run"]
     found = only_run(fresh)
     assert (found.info.status, found.data.metrics["loss"]) == ("FINISHED", 1 / 3)
     names = [item.path for item in fresh.client.list_artifacts(found.info.run_id)]

@@ -20,7 +20,7 @@ from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.evaluation.result import Measurement, RunResult
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import outputs
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.models.model import Fp32Model
@@ -28,6 +28,7 @@ from resnet8ptq.tasks import class_plots, classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tasks.hits import Hits
 from tests.helpers.configs import make_config
+from tests.helpers.results import make_result
 
 NAMES = ("cat", "dog", "frog")
 # True classes, and what model and baseline make of them. No image is a frog.
@@ -63,21 +64,8 @@ def written(shapes_model: Fp32Model) -> Write:
 
 def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact, Samples]:
     task = classification.build(NAMES)
-    measurement = Measurement(
-        task=task,
-        comparison=task.compare(scores(MODEL), scores(BASELINE)),
-        images=len(MODEL),
-        size_bytes=100,
-        baseline_size_bytes=400,
-        quantized_layers=10,
-        quantize_s=1.5,
-        evaluate_s=2.0,
-        evaluate_batch_size=64,
-        evaluate_threads=2,
-        peak_memory_bytes=None,
-    )
+    result = make_result(task, task.compare(scores(MODEL), scores(BASELINE)))
     config = make_config("data=shapes", *overrides)
-    result = RunResult("ok", measurement=measurement, resolved={"weight_dtype": "int8"})
     artifact = Artifact(folder / "model.onnx", 10, {"input": (0.0, 255.0)})
     images = np.zeros((3, 32, 32, 3), dtype=np.uint8)
     calibration = CalibrationSet(Split(images, np.array([2, 0, 1]), "here"), np.array([4, 7, 9]))

@@ -1,4 +1,7 @@
-"""CIFAR-10's files as Python 2 wrote the published ones."""
+"""CIFAR-10's files as Python 2 wrote the published ones.
+
+Python 3 pickles strings and arrays differently, so that its own pickler cannot stand in.
+"""
 
 import pickle
 import struct

@@ -6,7 +6,6 @@ TensorFlow is only imported by a process of its own, as in the package.
 import json
 import pickle
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,12 +24,12 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion, locate, sources
 from resnet8ptq.models.gates import tflite as tflite_gate
-from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import Module
 from tests.helpers import probe
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
+from tests.helpers.torch_archives import forge
 
 SAMPLES = np.random.default_rng(0).normal(size=(12, 8, 6, 3)).astype(np.float32)
 
@@ -435,15 +434,6 @@ def test_an_exported_program_is_taken(take, network, program, tmp_path, batch):
     assert record.final == "logits"
     assert len(record.parity) == 4
     assert max(record.parity.values()) < 1e-5
-
-
-def forge(source: Path, target: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
-    """Copy an archive with its records changed in place."""
-    with zipfile.ZipFile(source) as archive:
-        records = {name: archive.read(name) for name in archive.namelist()}
-    change(records)
-    target.write_bytes(torch_archive.pack(records).getvalue())
-    return target
 
 
 class Touches:

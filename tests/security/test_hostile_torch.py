@@ -3,7 +3,6 @@
 import json
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from resnet8ptq.backends.torch import program as exported
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.models.gates import torch_archive
 from tests.helpers.quantized import Quantize
+from tests.helpers.torch_archives import forge
 
 IMAGES = np.zeros((2, 32, 32, 3), np.float32)
 
@@ -24,15 +24,6 @@ IMAGES = np.zeros((2, 32, 32, 3), np.float32)
 def program(quantize: Quantize) -> Path:
     """An exported program of ours."""
     return quantize("backend=torch_pt2e").artifact.path
-
-
-def forge(source: Path, target: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
-    """Copy an archive with its records changed in place."""
-    with zipfile.ZipFile(source) as archive:
-        records = {name: archive.read(name) for name in archive.namelist()}
-    change(records)
-    target.write_bytes(torch_archive.pack(records).getvalue())
-    return target
 
 
 def refused(path: Path, says: str = "") -> None:

@@ -14,12 +14,13 @@ from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix
 from statsmodels.stats.multitest import multipletests
 
-from resnet8ptq.evaluation.result import Measurement, RunResult
+from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores, metric_names
 from resnet8ptq.tasks.contract import Comparison
 from resnet8ptq.tasks.hits import count_confusion
 from resnet8ptq.tasks.statistics import above_chance, binomial_tail, holm, mcnemar, wilson
+from tests.helpers.results import make_result
 
 
 def scores_of(rows: list[list[float]], labels: list[int]) -> ClassScores:
@@ -296,27 +297,15 @@ def test_confusion_is_scikit_learns_matrix(classes):
 # Results
 
 
-def make_result(peak_memory_bytes: int | None = 1_000_000) -> RunResult:
+def measured(peak_memory_bytes: int | None = 1_000_000, names=("cat", "dog", "emu")) -> RunResult:
     labels = [0, 0, 1]  # and none of class 2
     comparison = compare(scores_for([0, 1, 1], labels), scores_for([0, 0, 1], labels))
-    measurement = Measurement(
-        task=classification.build(("cat", "dog", "emu")),
-        comparison=comparison,
-        images=3,
-        size_bytes=100_000,
-        baseline_size_bytes=400_000,
-        quantized_layers=11,
-        quantize_s=2.5,
-        evaluate_s=0.5,
-        evaluate_batch_size=64,
-        evaluate_threads=2,
-        peak_memory_bytes=peak_memory_bytes,
-    )
-    return RunResult("ok", measurement=measurement, resolved={"weight_dtype": "int8"})
+    task = classification.build(names)
+    return make_result(task, comparison, peak_memory_bytes=peak_memory_bytes)
 
 
 def test_metrics_by_hand():
-    metrics = make_result().to_metrics()
+    metrics = measured().to_metrics()
     expected = {
         "accuracy": 2 / 3,
         "delta": -1 / 3,
@@ -357,28 +346,26 @@ def test_metrics_by_hand():
 
 
 def test_every_metric_is_a_finite_float():
-    for key, value in make_result().to_metrics().items():
+    for key, value in measured().to_metrics().items():
         assert type(value) is float, key
         assert math.isfinite(value), key
 
 
 def test_a_class_without_images_has_no_metric():
-    assert not [key for key in make_result().to_metrics() if "emu" in key]
+    assert not [key for key in measured().to_metrics() if "emu" in key]
 
 
 def test_memory_that_cannot_be_measured_is_no_metric():
-    with_memory, without = make_result().to_metrics(), make_result(None).to_metrics()
+    with_memory, without = measured().to_metrics(), measured(None).to_metrics()
     assert set(with_memory) - set(without) == {"peak_memory_bytes"}
 
 
 @pytest.mark.parametrize("name", ["low", "expected", "delta", "accuracy", "total"])
 def test_a_class_name_does_not_take_the_place_of_a_metric(name):
     """Class names come from the data set's own files."""
-    result = make_result()
-    assert result.measurement is not None
-    plain = {key: value for key, value in result.to_metrics().items() if not key.endswith("_cat")}
-    fields = {**vars(result.measurement), "task": classification.build((name, "dog", "emu"))}
-    named = RunResult("ok", measurement=Measurement(**fields)).to_metrics()
+    metrics = measured().to_metrics()
+    plain = {key: value for key, value in metrics.items() if not key.endswith("_cat")}
+    named = measured(names=(name, "dog", "emu")).to_metrics()
     assert named == {**plain, f"accuracy_{name}": 0.5, f"delta_{name}": -0.5}
 
 
@@ -403,10 +390,7 @@ def test_names_that_come_out_alike_are_numbered():
 
 
 def test_metrics_of_a_class_have_its_metric_name():
-    result = make_result()
-    assert result.measurement is not None
-    fields = {**vars(result.measurement), "task": classification.build(("c++", "c##", "emu"))}
-    metrics = RunResult("ok", measurement=Measurement(**fields)).to_metrics()
+    metrics = measured(names=("c++", "c##", "emu")).to_metrics()
     assert {"accuracy_c__", "accuracy_c___2", "delta_c__", "delta_c___2"} <= set(metrics)
 
 
@@ -417,5 +401,5 @@ def test_an_unsupported_run_has_no_metrics():
 
 
 def test_the_summary_is_one_line_with_the_figures():
-    summary = make_result().summary()
+    summary = measured().summary()
     assert summary == "2 of 3 correct (66.67%, -33.33 points), 100.0 kB"

@@ -26,7 +26,7 @@ from resnet8ptq.tracking.run import Run, _start_journal, end_parent, start_paren
 from resnet8ptq.tracking.store import Store, _make_database, open_store
 from tests.helpers.calling import NO_REAL_FILES, QUICK, call_beside
 from tests.helpers.forked import call_process
-from tests.helpers.logged_runs import log_everything, only_run, synchronize
+from tests.helpers.logged_runs import log_everything, only_run
 from tests.helpers.mlflow_server import Server
 from tests.helpers.stores import copy_database
 
@@ -50,7 +50,7 @@ def test_what_is_logged_later_is_what_would_have_been_logged(store: Store, tmp_p
     store.client.delete_run(direct.info.run_id)
 
     assert log_everything(AWAY, tmp_path / "away" / "run") == ""
-    assert synchronize(store, tmp_path / "away").logged == [tmp_path / "away" / "run"]
+    assert sync.sync(store, tmp_path / "away").logged == [tmp_path / "away" / "run"]
     for _ in range(2):
         later = only_run(store)
         assert later.info.status == direct.info.status == "FINISHED"
@@ -66,7 +66,7 @@ def test_what_is_logged_later_is_what_would_have_been_logged(store: Store, tmp_p
         names = [item.path for item in store.client.list_artifacts(later.info.run_id)]
         assert names == ["result.json"]
         assert later.info.end_time >= later.info.start_time
-        assert str(synchronize(store, tmp_path / "away")).startswith("0 runs logged")
+        assert str(sync.sync(store, tmp_path / "away")).startswith("0 runs logged")
 
 
 def test_a_sweep_that_closes_waits_for_its_jobs_and_not_for_itself(
@@ -106,7 +106,7 @@ def test_a_store_that_goes_away_in_the_middle_gets_the_rest_when_it_is_back(
     assert (found.info.status, found.data.tags["status"]) == ("FINISHED", "ok")
     assert found.data.params["weight_dtype"] == "int8"
     assert len(store.client.get_metric_history(run_id, "loss")) == 3
-    assert synchronize(store, tmp_path).logged == []
+    assert sync.sync(store, tmp_path).logged == []
 
 
 def test_a_run_that_a_store_refuses_is_one_error_and_is_logged_when_it_ends(
@@ -168,7 +168,7 @@ def test_a_killed_run_is_closed_and_a_running_one_left_alone(store: Store, tmp_p
     for name in ("killed", "running"):
         leave_open(store, tmp_path / name)
     with journal.lock(tmp_path / "running"):
-        found = synchronize(store, tmp_path)
+        found = sync.sync(store, tmp_path)
     assert found.killed == [tmp_path / "killed"]
     assert found.running == [tmp_path / "running"]
     by_folder = {r.data.tags["folder"]: r for r in store.client.search_runs([store.experiment_id])}
@@ -180,7 +180,7 @@ def test_a_killed_run_is_closed_and_a_running_one_left_alone(store: Store, tmp_p
 
 def test_a_run_that_was_deleted_is_not_logged_again(store: Store, tmp_path: Path) -> None:
     store.client.delete_run(log_everything(store, tmp_path / "run"))
-    assert synchronize(store, tmp_path).whole == [tmp_path / "run"]
+    assert sync.sync(store, tmp_path).whole == [tmp_path / "run"]
     assert store.client.search_runs([store.experiment_id]) == []
 
 
@@ -198,7 +198,7 @@ def test_an_empty_store_takes_sweeps_with_their_runs(store: Store, tmp_path: Pat
     (folder / "sweep.json").write_text("secret")
     end_parent(before, parent_id, "ok", folder)
 
-    found = synchronize(store, tmp_path / "sweeps")
+    found = sync.sync(store, tmp_path / "sweeps")
     assert found.logged == [folder, folder / "0"]
     parent = history.find_parent(store)
     assert parent is not None
@@ -232,7 +232,7 @@ def test_a_damaged_record_is_named_and_left_alone(
         Journal.load(path.parent)
     assert "\n" not in str(caught.value)
     log_everything(AWAY, tmp_path / "sound")
-    assert synchronize(store, tmp_path).logged == [tmp_path / "sound"]
+    assert sync.sync(store, tmp_path).logged == [tmp_path / "sound"]
     assert f"{path}: is damaged" in caplog.text
 
 
@@ -293,7 +293,7 @@ def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
         row["accuracy"] for row in found.table[1:]
     ]
     assert {child.ended for child in [parent, *children]} == {True}
-    assert synchronize(store, tmp_path / "runs").logged == []
+    assert sync.sync(store, tmp_path / "runs").logged == []
 
 
 @pytest.fixture
@@ -332,7 +332,7 @@ def test_a_server_that_never_answers_is_asked_for_its_health_and_nothing_else(
     with pytest.raises(TrackingError, match="does not answer"):
         end_parent(hung, "1", "ok", tmp_path / "sweep")
     assert set(asked) == {"GET /health HTTP/1.1"}
-    assert synchronize(store, tmp_path / "run").logged == [tmp_path / "run"]
+    assert sync.sync(store, tmp_path / "run").logged == [tmp_path / "run"]
 
 
 @pytest.mark.parametrize("own", [None, "7"])
