@@ -29,7 +29,6 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import batching
 from resnet8ptq.models import model
-from tests.helpers import composing
 from tests.helpers.calling import FAILS, QUICK, Called
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
@@ -75,13 +74,6 @@ def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("RESNET8PTQ_CACHE", str(root))
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield root
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compose_once() -> Iterator[None]:
-    """Hydra composes each choice of groups once."""
-    with composing.by(composing.OURS):
-        yield
 
 
 @pytest.fixture(autouse=True)

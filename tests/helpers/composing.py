@@ -1,6 +1,7 @@
-"""Hydra composes a choice of groups once; it takes a third of a second, four times in a sweep.
+"""Configs for tests that need a config and no run: Hydra composes each choice of groups once.
 
-What is kept goes by where the files lie and by the groups; keys are set in a copy, by Hydra.
+A config takes 0.01 s instead of 0.2 s. `run.py` composes as it always does. Compositions are kept
+by the config files' folder and the groups; keys are set in a copy, by Hydra.
 """
 
 import pickle
@@ -25,14 +26,14 @@ _PLACES = (
     (hydra, "create_defaults_list"),
     (hydra.ConfigLoaderImpl, "_compose_config_from_defaults_list"),
 )
-HYDRAS = _load, _list_defaults, _compose = tuple(getattr(*place) for place in _PLACES)
+_load, _list_defaults, _compose = tuple(getattr(*place) for place in _PLACES)
 
 
 @contextmanager
-def by(functions: tuple[Any, ...]) -> Iterator[None]:
-    """Compose by `OURS` or `HYDRAS` during the block."""
+def once() -> Iterator[None]:
+    """Compose each choice of groups once during the block, and in later ones."""
     with ExitStack() as stack:
-        for place, function in zip(_PLACES, functions, strict=True):
+        for place, function in zip(_PLACES, (load, list_defaults, compose), strict=True):
             stack.enter_context(mock.patch.object(*place, function))
         yield
 
@@ -60,6 +61,3 @@ def list_defaults(
 
 def compose(loader: Any, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
     return keep(repo, lambda: _compose(loader, defaults, repo), "config", repr(defaults))
-
-
-OURS = load, list_defaults, compose
