@@ -1,4 +1,4 @@
-"""Launchers of a sweep's jobs, and its sweeper.
+"""Launchers of a sweep's jobs.
 
 Hydra looks for them in packages of this namespace only.
 

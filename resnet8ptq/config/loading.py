@@ -52,8 +52,8 @@ def register_schemas() -> None:
     `RunConfig` types every group; only a backend, a data set or a task with options of its own
     needs a schema besides, kept below `hydra/`, where it is not offered as an option of the group.
     """
-    # Hydra copies the whole store for each group that it lists, which took two thirds of the time
-    # of --help. Nothing changes the store later, and what is loaded from it is copied anyway.
+    # Hydra copies the whole store for each group that it lists: --help takes 0.34 of the time
+    # without (median of five pairs). Nothing changes the store later, and loading from it copies.
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)

@@ -36,14 +36,8 @@ _open: dict[Path, _RemoteRun] = {}  # by the folders of their runs; of this proc
 def warm_up() -> None:
     """Import what drawing and logging take, before the first run asks for it."""
     from mlflow import onnx, pyfunc  # noqa: F401
-    from mlflow.utils import requirements_utils
 
     from resnet8ptq.core import figures  # noqa: F401
-
-    # MLflow would read the records of all installed packages to learn which of them a module is of,
-    # a third of a second. It compares a model's requirements with what is installed, and ours are
-    # what is installed.
-    requirements_utils._MODULES_TO_PACKAGES = {}
 
 
 def open_run(store: Store, journal: Journal, folder: Path) -> str:

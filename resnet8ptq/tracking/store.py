@@ -167,8 +167,6 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
         if root is not None and not (root / _DATABASE).exists():
             _make_database(root / _DATABASE)
         experiment_id = _find_experiment(uri, name, root and root / "artifacts")
-        if root is not None:
-            _index_tags(root / _DATABASE)
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
@@ -208,12 +206,6 @@ def in_one_line(store: Store) -> Iterator[None]:
         if not is_away(error):
             raise
         raise _unusable(store.uri, error) from error
-
-
-def _index_tags(path: Path) -> None:
-    """Add an index by value that MLflow lacks: to find a tag it reads that of every run."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE INDEX IF NOT EXISTS resnet8ptq_tags ON tags (key, value)")
 
 
 def _check_answers(uri: str) -> None:
