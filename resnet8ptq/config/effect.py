@@ -1,6 +1,6 @@
-"""Settings that were typed, and that nothing reads beside the others.
+"""Typed settings that have no effect with the other settings.
 
-`schema` declares with each setting which others it has an effect with (`only`).
+`schema` declares for each setting the other settings that it needs (`only`).
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import words
-from resnet8ptq.config.limits import Limit
+from resnet8ptq.config.limits import Limit, shown
 from resnet8ptq.config.schema import find_fields
 
 _GROUPS = ("backend", "dtype", "calib", "data", "preprocess", "task", "analysis", "benchmark")
@@ -22,9 +22,9 @@ def find_idle(
     """Return a line for each typed setting that has no effect in any job.
 
     Args:
-        cfg: as composed.
-        typed: what was set on the command line.
-        swept: what a sweep sets besides, before the typed ones.
+        cfg: the composed config.
+        typed: the settings of the command line.
+        swept: the settings of the sweep's own config, which typed ones override.
     """
     lines = []
     for override in typed:
@@ -42,18 +42,17 @@ def find_idle(
 def _unmet(
     conditions: Sequence[tuple[str, Limit]], cfg: DictConfig, overrides: Sequence[Override]
 ) -> str | None:
-    """Return the condition that no job fulfils, in words; None where there is none."""
+    """Return the first condition that no job fulfils, as text; None if there is none."""
     for key, limit in conditions:
         got = _values(key, cfg, overrides)
         if not any(limit.holds(value) for value in got):
-            shown = " | ".join("null" if value is None else str(value).lower() for value in got)
             name = key.removesuffix(".name")
-            return f"{name}={shown}; takes {name}={limit.takes}"
+            return f"{name}={' | '.join(map(shown, got))}; takes {name}={limit.takes}"
     return None
 
 
 def _values(key: str, cfg: DictConfig, overrides: Sequence[Override]) -> list[Any]:
-    """Return the values that a setting has in the jobs."""
+    """Return the values of a setting in the jobs."""
     group, _, name = key.rpartition(".")
     names = {key, group} if name == "name" and group in _GROUPS else {key}
     setting = [override for override in overrides if override.key_or_group in names]
