@@ -20,7 +20,7 @@ from resnet8ptq.config.loading import parse_config
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate
-from resnet8ptq.data.shapes import pictures
+from resnet8ptq.data.shapes import drawing
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,8 @@ METRICS = {
     *("quantized_layers", "quantize_s", "evaluate_s", "images_per_s"),
     *("evaluate_batch_size", "evaluate_threads"),
     *("sqnr_db", "kl_divergence", "speedup", "latency_p50_ms", "baseline_latency_p50_ms"),
-    *(f"accuracy_{name}" for name in pictures.CLASS_NAMES),
-    *(f"delta_{name}" for name in pictures.CLASS_NAMES),
+    *(f"accuracy_{name}" for name in drawing.CLASS_NAMES),
+    *(f"delta_{name}" for name in drawing.CLASS_NAMES),
 }
 ARTIFACTS = {
     *("config.yaml", "result.json", "per_class.csv", "confusion.png", "confusion.csv"),
