@@ -1,8 +1,7 @@
-"""Hydra's own sweeper, which composes each job once: Hydra does it to check them and to run them.
+"""Hydra's basic sweeper, but each job is composed once. Hydra composes it twice: to check and run.
 
-It takes the place of Hydra's as `hydra/sweeper=basic`, the default. A composition takes a tenth of
-a second, a twentieth of a sweep of many small runs; a quarter of that is reading the same files
-again.
+It replaces `hydra/sweeper=basic`, the default. A composition takes a tenth of a second, which is a
+twentieth of a sweep of many small runs. A quarter of it is reading the same files again.
 """
 
 import copy
@@ -22,7 +21,7 @@ from hydra_plugins.resnet8ptq_launchers._base import JobsLauncher
 
 @dataclass
 class Sweeper(BasicSweeperConf):
-    """The settings of Hydra's own."""
+    """The settings of Hydra's basic sweeper."""
 
     _target_: str = "hydra_plugins.resnet8ptq_launchers.sweeper.ComposingOnce"
 
@@ -32,7 +31,7 @@ ConfigStore.instance().store(group="hydra/sweeper", name="basic", node=Sweeper, 
 
 @dataclass
 class _Loader:
-    """Hydra's config loader, which hands out what it has composed before; each once."""
+    """Hydra's config loader; it returns each config that is already composed once."""
 
     loader: Any
     composed: dict[tuple[str, ...], DictConfig]
@@ -45,29 +44,29 @@ class _Loader:
 
 @dataclass
 class _ReadOnce:
-    """Hydra's config repository, which reads each file once for all compositions."""
+    """Hydra's config repository; it reads each file once for all compositions."""
 
     repository: Any
-    found: dict[str, bytes] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_ReadOnce":
-        return _ReadOnce(copy.deepcopy(self.repository, memo), self.found)
+        return _ReadOnce(copy.deepcopy(self.repository, memo), self.contents)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.repository, name)
 
     def load_config(self, config_path: str) -> Any:
-        """Return what a file holds, as a copy: Hydra changes it."""
-        if config_path not in self.found:
-            self.found[config_path] = pickle.dumps(self.repository.load_config(config_path))
-        return pickle.loads(self.found[config_path])  # five times as fast as OmegaConf's copies
+        """Return a copy of a file's content, because Hydra changes it."""
+        if config_path not in self.contents:
+            self.contents[config_path] = pickle.dumps(self.repository.load_config(config_path))
+        return pickle.loads(self.contents[config_path])  # five times as fast as OmegaConf's copies
 
 
 class ComposingOnce(BasicSweeper):
-    """Keeps what it composed to check the jobs, for the launcher."""
+    """Hydra's sweeper; it keeps the configs that it composes for a check, for the launcher."""
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Compose the jobs of a batch, so that a wrong setting ends the sweep before the first."""
+        """Compose the jobs of a batch, so that a wrong setting ends the sweep before any job."""
         if not isinstance(self.launcher, BasicLauncher | JobsLauncher):
             return super().validate_batch_is_legal(batch)
         assert self.hydra_context is not None and self.config is not None
