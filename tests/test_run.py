@@ -306,7 +306,7 @@ def test_help_lists_the_groups(tmp_path: Path) -> None:
     ):
         assert line in found.out
     assert "schema" not in found.out
-    assert "listed with it: python run.py data=arrays --help" in found.out
+    assert "choose it: python run.py data=arrays --help" in found.out
     examples = [line for line in found.out.splitlines() if "python run.py" in line]
     commands = [line.split("   ")[0] for line in map(str.strip, examples)]
     assert len(set(commands)) == len(commands) > 5
