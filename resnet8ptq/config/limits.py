@@ -36,7 +36,7 @@ def limited(
 
     Args:
         default: a value, or a function that makes one.
-        only: the settings that the field needs to have an effect, by key; see `effect`.
+        only: the settings that the field needs to have an effect, by key; see `words.find_idle`.
         is_path: whether the field names a file or folder of the user.
     """
     metadata = {"limits": limits, "only": only or {}, "is_path": is_path}

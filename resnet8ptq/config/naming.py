@@ -39,32 +39,22 @@ class Combination:
         return f"{self.backend} {self.flow}" if self.flow in others else self.backend
 
     @property
-    def calibration(self) -> str:
-        """The method of finding activation ranges."""
-        if self.method in ("static", "dynamic"):
-            return self.calib if self.method == "static" else "dynamic"
-        return f"{self.method}, {self.calib}"
-
-    @property
-    def granularity(self) -> str:
-        """`per channel` or `per tensor`, for the scales of weights."""
-        return "per channel" if self.per_channel else "per tensor"
-
-    @property
     def cells(self) -> list[str]:
         """Framework, dtype, calibration, granularity; the last two are empty for fp32 and files."""
         if self.dtype == "fp32" or self.flow == "file":  # another program quantized the file
             return [self.framework, self.dtype, "", ""]
-        return [self.framework, self.dtype, self.calibration, self.granularity]
+        calibration = self.calib if self.method == "static" else self.method
+        if self.method == "qat":
+            calibration = f"qat, {self.calib}"
+        granularity = "per channel" if self.per_channel else "per tensor"
+        return [self.framework, self.dtype, calibration, granularity]
 
     @property
     def name(self) -> str:
         """The known parts, joined by hyphens, such as `onnx-int8-minmax-per_tensor`."""
         framework, dtype, calibration, granularity = self.cells
-        if calibration:
-            calibration = self.calib if self.method == "static" else self.method
-        parts = filter(None, (framework, dtype, calibration, granularity))
-        return "-".join(parts).replace(" ", "_")
+        parts = (framework, dtype, calibration.partition(",")[0], granularity)
+        return "-".join(filter(None, parts)).replace(" ", "_")
 
 
 def name_network(config: ModelConfig) -> str:

@@ -1,7 +1,8 @@
-"""Checks the words of the command line of `python run.py` before Hydra reads them.
+"""Checks the words of the command line of `python run.py`, before Hydra reads them.
 
 So a typo costs one line, without the import of a framework or a run in the store. The values of all
-jobs of a sweep are checked before the first job starts.
+jobs of a sweep are checked before the first job starts. `find_idle` reports settings without effect
+after Hydra has composed the config.
 """
 
 import argparse
@@ -15,14 +16,17 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString, ValueType
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import limits
+from resnet8ptq.config.limits import Limit, shown
 from resnet8ptq.config.schema import RunConfig, find_fields
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest, no_such_key
 
 _REMOTE = ("slurm", "ray_cluster")  # launchers whose jobs see other files and CPUs
+_GROUPS = ("backend", "dtype", "calib", "data", "preprocess", "task", "analysis", "benchmark")
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
 
 
@@ -210,3 +214,48 @@ def _without(words: Sequence[str], settings: Sequence[str]) -> Iterator[str]:
             left.pop(0)
         else:
             yield word
+
+
+def find_idle(
+    cfg: DictConfig, typed: Sequence[Override], swept: Sequence[Override] = ()
+) -> list[str]:
+    """Return a line for each typed setting that has no effect in any job.
+
+    Args:
+        cfg: the composed config.
+        typed: the settings of the command line.
+        swept: the settings of the sweep's own config, which typed ones override.
+    """
+    lines = []
+    for override in typed:
+        key = override.key_or_group
+        conditions = [
+            [pair for item in way for pair in item.metadata.get("only", {}).items()]
+            for way in find_fields(key)
+        ]
+        unmet = [_unmet(pairs, cfg, [*swept, *typed]) for pairs in conditions]
+        if unmet and None not in unmet:
+            lines.append(f"{key}: has no effect with {unmet[0]}")
+    return lines
+
+
+def _unmet(
+    conditions: Sequence[tuple[str, Limit]], cfg: DictConfig, overrides: Sequence[Override]
+) -> str | None:
+    """Return the first condition that no job fulfils, as text; None if there is none."""
+    for key, limit in conditions:
+        got = _job_values(key, cfg, overrides)
+        if not any(limit.holds(value) for value in got):
+            name = key.removesuffix(".name")
+            return f"{name}={' | '.join(map(shown, got))}; takes {name}={limit.takes}"
+    return None
+
+
+def _job_values(key: str, cfg: DictConfig, overrides: Sequence[Override]) -> list[Any]:
+    """Return the values of a setting in the jobs."""
+    group, _, name = key.rpartition(".")
+    names = {key, group} if name == "name" and group in _GROUPS else {key}
+    setting = [override for override in overrides if override.key_or_group in names]
+    if setting and setting[-1].is_sweep_override():
+        return values(setting[-1])
+    return [OmegaConf.select(cfg, key)]

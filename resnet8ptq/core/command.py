@@ -92,7 +92,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
     except _NO_KEY as error:
         raise ConfigError(no_such_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
-        raise ConfigError(one_line(error)) from error
+        raise ConfigError(explain(error)) from error
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # set by the user
@@ -145,11 +145,11 @@ def report(error: Exception) -> int:
     """Print an error in one line, after its traceback if it is unexpected; return the exit code."""
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
-    print(f"error: {one_line(error)}", file=sys.stderr)
+    print(f"error: {explain(error)}", file=sys.stderr)
     return 2 if isinstance(error, (*_COMPOSING, *_INPUTS)) else 1
 
 
-def one_line(error: BaseException) -> str:
+def explain(error: BaseException) -> str:
     """Return an error and its cause in one line: in Hydra's errors, one names the key only."""
     text, cause = str(error), error.__cause__
     if isinstance(error, HydraException) and cause is not None:

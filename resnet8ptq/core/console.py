@@ -81,14 +81,10 @@ def print_table(
         title=Text(show(title)) if title else None, title_justify="left", **frame if compact else {}
     )
     for column, head in enumerate(heads):
-        number = column in right
-        justify: JustifyMethod = "right" if number else "left"
+        justify: JustifyMethod = "right" if column in right else "left"
+        folded = not whole or justify == "left"
         table.add_column(
-            Text(show(head)),
-            justify=justify,
-            no_wrap=number and whole,
-            overflow="fold",
-            min_width=5,
+            Text(show(head)), justify=justify, no_wrap=not folded, overflow="fold", min_width=5
         )
     for index, row in enumerate(rows):
         if totals and index == len(rows) - totals:
