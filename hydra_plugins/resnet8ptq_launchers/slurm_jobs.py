@@ -126,11 +126,7 @@ class SlurmJobs(JobsLauncher):
         return results
 
     def _submit(self, jobs: Sequence[_SlurmJob]) -> list[Any]:
-        """Queue the jobs.
-
-        Raises:
-            JobError: this machine cannot submit to Slurm, or Slurm refuses a setting.
-        """
+        """Queue the jobs; raise `JobError` if that fails, or if Slurm refuses a setting."""
         import submitit
 
         settings = {

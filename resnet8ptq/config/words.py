@@ -143,11 +143,7 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
 
 
 def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
-    """Raise `ConfigError` for an unknown option, and for a list, of which Hydra takes the last.
-
-    Args:
-        whole: whether `groups` holds all options.
-    """
+    """Raise `ConfigError` for a list, and for an unknown option if `groups` is the `whole` list."""
     group = override.key_or_group
     if group not in groups:
         return
@@ -164,11 +160,7 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
 
 
 def _check_values(override: Override, local: bool) -> None:
-    """Raise `ConfigError` for a value outside the limits of its setting, or for a missing file.
-
-    Args:
-        local: whether the jobs run on this machine, so that its files and CPUs count.
-    """
+    """Raise `ConfigError` for a value outside its limits, or for a missing file of `local` jobs."""
     key = override.key_or_group
     paths = find_fields(key)
     for value in values(override):

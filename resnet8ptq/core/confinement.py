@@ -16,20 +16,6 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 
 
-def confine(parent: int, network: bool) -> str:
-    """Limit this process, which the process `parent` started and which has one thread so far.
-
-    Args:
-        network: whether it may reach the network.
-
-    Returns:
-        The reason if the network cannot be cut off; otherwise an empty string.
-    """
-    die_with(parent)
-    limit()
-    return "" if network else cut_network()
-
-
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when its parent ends, even if the parent is killed (Linux).
 

@@ -15,7 +15,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from resnet8ptq.core.confinement import confine
+from resnet8ptq.core import confinement
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import one_line
 
@@ -83,7 +83,9 @@ def start(network: bool = False) -> Iterator[Connection]:
 def serve() -> None:
     """Answer calls from the parent process until the connection closes."""
     number, parent, network = map(int, sys.argv[1:])
-    connected = confine(parent, bool(network))
+    confinement.die_with(parent)
+    confinement.limit()
+    connected = "" if network else confinement.cut_network()
     del sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C too, and ends this one
     calls = Connection(number)

@@ -119,13 +119,9 @@ def to_array(picture: Image.Image) -> NDArray[np.uint8]:
 
 
 def _to_8_bits(picture: Image.Image) -> Image.Image:
-    """Return 16-bit greys as 8-bit ones; Pillow itself would clip them at 255.
-
-    Raises:
-        ValueError: pixels of 32 bits, whose range is unknown.
-    """
+    """Return 16-bit greys as 8-bit ones; Pillow itself would clip them at 255."""
     if picture.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    if picture.mode in ("I", "F"):
+    if picture.mode in ("I", "F"):  # 32 bits, whose range is unknown
         raise ValueError(f"it has pixels of 32 bits (mode {picture.mode})")
     return picture

@@ -66,11 +66,7 @@ def _read(settings: str, cache_root: Path) -> Dataset:
 def _read_calibration(
     name: str, data: Dataset, preprocess: PreprocessConfig, cache_root: Path
 ) -> Split:
-    """Return the pictures in a folder, resized to the size of the data set's pictures.
-
-    Raises:
-        ConfigError: it is no folder, or the data set has no pictures.
-    """
+    """Return the pictures in a folder, resized to the size of the data set's pictures."""
     from resnet8ptq.data.sources import folder  # imports Pillow
 
     path = Path(name).expanduser()

@@ -174,11 +174,7 @@ def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
 
 
 def _check_room(size: int, packed: int, to: Path) -> None:
-    """Check the size in a header before anything is unpacked.
-
-    Raises:
-        ValueError: far more than a file of `packed` bytes holds, or than the disk has free.
-    """
+    """Raise `ValueError` for a size in a header that is implausible, or larger than the disk."""
     most = max(PACKED_BYTES, packed * PACKED_RATIO)
     if size > most:
         raise ValueError(f"it unpacks to {size:,} bytes, takes {most:,} at most from {packed:,}")
@@ -209,11 +205,7 @@ def _read_idx_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _exactly(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield `size` bytes in parts, because a header may promise more than fits into memory.
-
-    Raises:
-        ValueError: the file ends before.
-    """
+    """Yield `size` bytes in parts, because a header may promise more than fits into memory."""
     missing = size
     while missing and (part := file.read(min(missing, 2**24))):
         yield part

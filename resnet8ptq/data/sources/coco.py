@@ -196,11 +196,7 @@ def _order(
 
 
 def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: str) -> None:
-    """Check that the pictures exist and have the sizes in the annotations.
-
-    Raises:
-        DataError: one is missing, outside of the folder, or of another size.
-    """
+    """Raise `DataError` for a picture that is missing, outside of the folder or of another size."""
     root = folder.resolve()
     paths = {image_id: folder / name for image_id, (name, _, _) in annotations.images.items()}
     if outside := [p for p in paths.values() if not p.resolve().is_relative_to(root)]:

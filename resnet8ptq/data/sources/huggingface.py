@@ -57,11 +57,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
 
 
 def _read(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the rows of all splits, with the class names in the metadata of the schema.
-
-    Raises:
-        DataError: it is too large, or names files elsewhere.
-    """
+    """Return the rows of all splits, with the class names in the metadata of the schema."""
     logging.getLogger("datasets").setLevel(logging.WARNING)  # it logs the installed frameworks
     import datasets
 
@@ -87,11 +83,7 @@ def _rows(sides: Mapping[str, Any], schema: pa.Schema) -> Iterator[pa.RecordBatc
 
 
 def _check_paths(root: Path) -> None:
-    """Check the paths of splits and files in the data set's JSON files.
-
-    Raises:
-        DataError: a path leads out of `root`.
-    """
+    """Raise `DataError` for a path in the data set's JSON files that leads out of `root`."""
     described = root / "dataset_dict.json"
     splits = json.loads(described.read_bytes())["splits"] if described.is_file() else [""]
     for folder in (root / name for name in splits):
