@@ -7,37 +7,23 @@ from pathlib import Path
 
 import yaml
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from resnet8ptq.config import limits
+from resnet8ptq.config import limits, schema
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.naming import name_network
-from resnet8ptq.config.schema import (
-    DTYPES,
-    OBJECTIVES,
-    AnalysisConfig,
-    AnomalyConfig,
-    ArraysConfig,
-    BinaryConfig,
-    CocoConfig,
-    CustomConfig,
-    DetectionConfig,
-    FolderConfig,
-    RegressionConfig,
-    RunConfig,
-    TableConfig,
-    TfliteConfig,
-    TorchConfig,
-)
+from resnet8ptq.config.schema import DTYPES, OBJECTIVES, AnalysisConfig, RunConfig, TorchConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
-_WITH_OPTIONS = (
-    *(TorchConfig, TfliteConfig, ArraysConfig, FolderConfig, TableConfig, CocoConfig),
-    *(BinaryConfig, AnomalyConfig, RegressionConfig, DetectionConfig, CustomConfig),
-)
+_WITH_OPTIONS = [
+    kind
+    for base in (schema.BackendConfig, schema.DataConfig, schema.TaskConfig)
+    for kind in schema.with_subclasses(base)
+    if kind is not base and kind.name != MISSING
+]
 
 CONFIG_FILE = "config.yaml"  # in a run's folder
 MAX_BYTES = 2**20  # of such a file

@@ -433,12 +433,12 @@ def find_fields(key: str) -> list[list[Field[Any]]]:
             for owner, way in ways
             for item in (fields(owner) if is_dataclass(owner) else ())
             if item.name == name
-            for kind in _with_subclasses(get_type_hints(owner)[name])
+            for kind in with_subclasses(get_type_hints(owner)[name])
         ]
     return list({id(way[-1]): way for _, way in ways}.values())
 
 
-def _with_subclasses(kind: Any) -> list[Any]:
+def with_subclasses(kind: Any) -> list[Any]:
     """Return a type, and for a dataclass also its direct and indirect subclasses."""
     below = kind.__subclasses__() if isinstance(kind, type) and is_dataclass(kind) else []
-    return [kind, *(child for direct in below for child in _with_subclasses(direct))]
+    return [kind, *(child for direct in below for child in with_subclasses(direct))]
