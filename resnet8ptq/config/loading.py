@@ -146,7 +146,7 @@ def _without_code(config: RunConfig, path: Path) -> RunConfig:
 
 
 _IN_A_STORE = (
-    "in another user's run, which could run code; takes plain values. If you trust the author of "
+    "in another user's run, which could run code; takes plain values. If you trust whoever made "
     "the run, add trust=true"
 )
 
