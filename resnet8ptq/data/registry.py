@@ -16,7 +16,7 @@ from resnet8ptq.data import preprocessing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sources import SOURCES
 
-Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # the source's settings, ..., cache
+Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # settings, preprocessing, cache folder
 
 
 def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:
