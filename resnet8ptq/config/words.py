@@ -7,7 +7,7 @@ after Hydra has composed the config.
 
 import argparse
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def arrange(words: Sequence[str], conf: Path) -> list[str]:
         _check_key(override, groups)
         _check_group(override, groups, whole=not searched)
         _check_values(override, local=all(name not in _REMOTE for name in launchers))
-    return [*settings, *_without(words, settings)]
+    return [*settings, *(word for word in words if word not in settings)]
 
 
 def values(override: Override) -> list[Any]:
@@ -196,16 +196,6 @@ def check_threads(key: str, value: int | None) -> None:
     most = os.cpu_count() or 1
     if key in ("threads", "latency.threads") and value is not None:
         limits.require(key, value, value <= most, f"at most {most}: the CPUs of this machine")
-
-
-def _without(words: Sequence[str], settings: Sequence[str]) -> Iterator[str]:
-    """Yield the words that are no settings; `settings` has the same order as `words`."""
-    left = list(settings)
-    for word in words:
-        if left and word == left[0]:
-            left.pop(0)
-        else:
-            yield word
 
 
 def find_idle(
