@@ -1,4 +1,4 @@
-"""Quantize, evaluate and track one configuration, or with -m a sweep of them; see --help."""
+"""Quantizes, evaluates and tracks one configuration, or a sweep of them with -m; see --help."""
 
 import sys
 from pathlib import Path
@@ -15,29 +15,29 @@ from resnet8ptq.sweep import callback
 from resnet8ptq.sweep.objectives import to_return_value
 from resnet8ptq.tracking import address, store
 
-ASKS = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
+NO_RUN = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
 CONF = Path(__file__).parent / "conf"
 loading.register_schemas()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def run(cfg: DictConfig) -> float | list[float] | None:
-    """Run one job; return what sweepers want to know of it."""
+    """Run one job; return the values that a search optimizes."""
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     if settings.mode == RunMode.RUN:
         with command.exit_on_error():
-            done = job.run_alone(cfg, folder, settings.overrides.task)
+            record = job.run_alone(cfg, folder, settings.overrides.task)
     else:
-        done = job.run_in_sweep(cfg, folder, settings)
-    return None if done is None else to_return_value(done, cfg.objectives)
+        record = job.run_in_sweep(cfg, folder, settings)
+    return None if record is None else to_return_value(record, cfg.objectives)
 
 
 def start() -> None:
-    """Check the words of the command line, and run."""
+    """Check the words of the command line, then run."""
     address.check_words(sys.argv[1:])
     sys.argv[1:] = words.arrange(sys.argv[1:], CONF)
-    if ASKS.isdisjoint(sys.argv):
+    if NO_RUN.isdisjoint(sys.argv):
         background.prepare(store.import_mlflow)
     run()
 

@@ -1,12 +1,12 @@
 """The commands beside `python run.py`.
 
-    python -m resnet8ptq advise     what is worth trying on this CPU, before any sweep
-    python -m resnet8ptq deploy     a run's model as a folder that runs elsewhere, checked there
-    python -m resnet8ptq report     the report of a sweep again, from MLflow alone
+    python -m resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
+    python -m resnet8ptq deploy     export a run's model as a folder for other machines, verified
+    python -m resnet8ptq report     write the report of a sweep again, from MLflow alone
     python -m resnet8ptq sync       log the runs that MLflow lacks
-    python -m resnet8ptq server     MLflow on PostgreSQL, for a team
+    python -m resnet8ptq server     start MLflow on PostgreSQL, for a team
 
-Each takes key=value; `--help` lists the keys. For quantizing see `python run.py --help`.
+Each command takes key=value; `--help` lists its keys. To quantize, see `python run.py --help`.
 """
 
 import sys
@@ -26,10 +26,10 @@ COMMANDS = {
 
 
 def call(words: list[str]) -> None:
-    """Run the command that the first word names with the others.
+    """Run the command that the first word names; the other words are its settings.
 
     Raises:
-        ConfigError: there is no such command.
+        ConfigError: an unknown command.
     """
     name, *others = words or ["--help"]
     if name in ("-h", "--help"):
@@ -41,7 +41,7 @@ def call(words: list[str]) -> None:
 
 
 def main() -> int:
-    """Answer the command line; return the exit code."""
+    """Run the command line; return the exit code."""
     return command.main(lambda: call(sys.argv[1:]))
 
 

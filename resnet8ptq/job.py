@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq.config import effect, words
+from resnet8ptq.config import words
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
@@ -34,7 +34,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     """
     _settle_choice(cfg, several=False)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
-    for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
+    for line in words.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     if config.analysis.name == "inspect":
         from resnet8ptq.experiment.inspection import run_inspection
@@ -97,7 +97,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
         earlier = resume.find_attempts(sweep, number)
         return record(cfg, job, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
-        log.error("%s: failed: %s", folder.name, command.one_line(error))
+        log.error("%s: failed: %s", folder.name, command.explain(error))
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise

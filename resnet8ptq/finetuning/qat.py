@@ -117,7 +117,7 @@ def fine_tune(
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
         (entry / CURVES_FILE).write_text(json.dumps(points))
 
-    checkpoint = cache.place(runtime.cache_root, "qat", key).with_suffix(".checkpoint")
+    checkpoint = cache.path_of(runtime.cache_root, "qat", key).with_suffix(".checkpoint")
     entry = cache.entry(runtime.cache_root, "qat", key, make)
     checkpoint.unlink(missing_ok=True)
     for point in [] if points else json.loads((entry / CURVES_FILE).read_text()):

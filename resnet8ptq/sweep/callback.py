@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq.config import effect, words
+from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -182,7 +182,7 @@ def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> st
     except Exception as error:
         if not is_away(error):
             raise
-        return command.one_line(error)
+        return command.explain(error)
     return ""
 
 
@@ -254,7 +254,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     typed = [words.parse(word) for word in overrides]
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
-    for line in effect.find_idle(config, typed, swept):
+    for line in words.find_idle(config, typed, swept):
         log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
     tags |= prepare(config)

@@ -191,7 +191,7 @@ def test_an_unknown_option_is_refused_with_those_there_are(group):
 def test_an_option_that_a_group_lacks_is_one_line(override, said):
     with pytest.raises(HydraException) as caught:
         compose_whole(override)
-    assert command.one_line(caught.value).startswith(said)
+    assert command.explain(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize(

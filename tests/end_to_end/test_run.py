@@ -17,7 +17,7 @@ from resnet8ptq.config.loading import parse_config
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import locate
-from resnet8ptq.data.shapes import pictures
+from resnet8ptq.data.shapes import drawing
 from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, RUN, Called, call
 from tests.helpers.configs import compose_whole
 from tests.helpers.forked import Process, interrupt
@@ -40,8 +40,8 @@ METRICS = {
     *("quantized_layers", "quantize_s", "evaluate_s", "images_per_s"),
     *("evaluate_batch_size", "evaluate_threads"),
     *("sqnr_db", "kl_divergence", "speedup", "latency_p50_ms", "baseline_latency_p50_ms"),
-    *(f"accuracy_{name}" for name in pictures.CLASS_NAMES),
-    *(f"delta_{name}" for name in pictures.CLASS_NAMES),
+    *(f"accuracy_{name}" for name in drawing.CLASS_NAMES),
+    *(f"delta_{name}" for name in drawing.CLASS_NAMES),
 }
 ARTIFACTS = {
     *("config.yaml", "result.json", "per_class.csv", "confusion.png", "confusion.csv"),
@@ -306,7 +306,7 @@ def test_help_lists_the_groups(tmp_path: Path) -> None:
     ):
         assert line in found.out
     assert "schema" not in found.out
-    assert "listed with it: python run.py data=arrays --help" in found.out
+    assert "choose it: python run.py data=arrays --help" in found.out
     examples = [line for line in found.out.splitlines() if "python run.py" in line]
     commands = [line.split("   ")[0] for line in map(str.strip, examples)]
     assert len(set(commands)) == len(commands) > 5

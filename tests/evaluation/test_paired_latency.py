@@ -166,5 +166,5 @@ def test_the_config_of_a_run_reads_back(sweep: Called, tmp_path: Path) -> None:
         assert config.backend.name == child.data.params["backend"]
         assert config.held_out_images == 200
     (tmp_path / "config.yaml").write_text("[1, 2]")
-    with pytest.raises(ConfigError, match=r"config\.yaml: not what a run has written"):
+    with pytest.raises(ConfigError, match=r"config\.yaml: not the config of a run"):
         load_config(tmp_path / "config.yaml")
