@@ -60,7 +60,7 @@ def show(conf: Path, chosen: Mapping[str, str]) -> str:
     for group in sorted({path.parent for path in conf.glob("*/*.yaml")}):
         lines += ["", *_show_group(group, defaults.get(group.name, ""), width)]
     lines += ["", "Keys: set by key=value", "", *_show_keys(read_keys(text), width)]
-    for name, option in (defaults | chosen).items():
+    for name, option in {**defaults, **chosen}.items():
         path = conf / name / f"{option}.yaml"
         keys = _read_option(conf, name, option) if path.is_file() else []
         if keys:
@@ -132,7 +132,9 @@ def _read_option(conf: Path, group: str, option: str) -> list[Key]:
     """Return the keys of an option, those of the option that it extends first."""
     text = (conf / group / f"{option}.yaml").read_text("utf-8")
     prefix = "" if text.startswith(_GLOBAL) else f"{group}."
-    keys = {key.name: key for key in read_keys(text, prefix) if key.name != f"{group}.name"}
+    listed = read_keys(text, prefix)
+    own = f"{group}.name"  # of the option itself, where no comment says otherwise
+    keys = {key.name: key for key in listed if key.comment or key.name != own}
     for parent in (yaml.safe_load(text) or {}).get("defaults", []):
         if isinstance(parent, str) and (conf / group / f"{parent}.yaml").is_file():
             keys = {key.name: key for key in _read_option(conf, group, parent)} | keys
