@@ -9,7 +9,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from resnet8ptq import job
-from resnet8ptq.config import loading, words
+from resnet8ptq.config import help_page, loading, words
 from resnet8ptq.core import background, command
 from resnet8ptq.sweep import callback
 from resnet8ptq.sweep.objectives import to_return_value
@@ -37,6 +37,8 @@ def start() -> None:
     """Check the words of the command line, then run."""
     address.check_words(sys.argv[1:])
     sys.argv[1:] = words.arrange(sys.argv[1:], CONF)
+    if not {"-h", "--help"}.isdisjoint(sys.argv):
+        return help_page.print_page(CONF, sys.argv[1:])
     if NO_RUN.isdisjoint(sys.argv):
         background.prepare(store.import_mlflow)
     run()

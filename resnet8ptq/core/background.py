@@ -1,8 +1,8 @@
 """Background process for drawing and uploading, so that runs do not wait for figures or MLflow.
 
 `put` and `ask` send it calls, which it makes in order. Where `allowed` is not active, such as in
-workers of a sweep, the calls are made at once in this process. README's sweep
-takes 0.82 of the time with this process (median of five pairs on two cores).
+workers of a sweep, the calls are made at once in this process. README's sweep takes 0.82 of the
+time with the background process (median of five pairs on two cores).
 """
 
 import gc

@@ -5,7 +5,7 @@
 | 0 | every run ended; an unsupported combination is a result |
 | 1 | a run failed: its traceback is in the run |
 | 2 | an input is wrong: a setting, a network's file or data |
-| 130, 143 | interrupted, terminated |
+| 130, 141, 143 | interrupted, the reader of a pipe has ended, terminated |
 """
 
 import gc
@@ -53,6 +53,9 @@ def main(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     except Exception as error:
         status, code = "failed", report(error)
         if isinstance(error, _INPUTS) and find_sweep():
