@@ -1,4 +1,4 @@
-"""After a sweep's last run: its best models timed against each other and against FP32."""
+"""Times a sweep's best models against each other and against FP32, after its last run."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def run(chosen: Sequence[Selection], folder: Path) -> list[PairedLatency | None]:
-    """Time the finalists of each family, and keep the latencies in `folder`.
+    """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
         None for a family without latencies, or with latencies of another machine.
@@ -46,7 +46,9 @@ def _race(selected: Selection, folder: Path) -> PairedLatency | None:
         return None
     cpu = machine.describe().get("cpu", "")
     if any(cell.record.cpu != cpu for cell in (*models, *timed)):
-        log.warning("the best models ran on other machines, and are not timed against each other")
+        log.warning(
+            "the best models ran on other machines, so they are not timed against each other"
+        )
         return None
     try:
         baselines = {fp32_name(cell): _folder(cell, folder) for cell in timed}
@@ -57,7 +59,11 @@ def _race(selected: Selection, folder: Path) -> PairedLatency | None:
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return a run's folder, if the run was made here: its files run as code."""
+    """Return the folder of a run that was made here: its files run as code.
+
+    Raises:
+        TrackingError: the run was not made here.
+    """
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(
@@ -67,14 +73,14 @@ def _folder(cell: Cell, sweep: Path) -> Path:
 
 
 def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
-    """Load models again from the folders of their runs, and time them in turns.
+    """Load models from the folders of their runs, and time them in turns.
 
     Args:
         models: the folders by name; all of the same network and data.
-        baselines: by name, the folder of a run of each framework; its FP32 network takes part.
+        baselines: by name, the folder of one run of each framework, for its FP32 network.
 
     Raises:
-        PtqError: a file of a run is gone or damaged.
+        PtqError: a file of a run is missing or damaged.
     """
     folders = {*models.values(), *baselines.values()}
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}
