@@ -83,7 +83,7 @@ def test_an_onnx_run_of_others_is_deployed_and_a_torch_run_only_if_it_is_trusted
     run_id, _ = foreign.run("torch")
     refused = foreign.deploy(run_id)
     assert refused.code == 2
-    assert refused.errors[0].endswith("If you trust whoever made the run, add trust=true")
+    assert refused.errors[0].endswith("if you trust its author, add trust=true")
     assert not (foreign.called.folder / "out").exists()
     trusted = foreign.deploy(run_id, "trust=true")
     assert trusted.code == 0, trusted.err

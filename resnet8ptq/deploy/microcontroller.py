@@ -1,8 +1,8 @@
-"""A TFLite file for TensorFlow Lite for Microcontrollers: the model and one test vector as C.
+"""Writes a TFLite file as C for TensorFlow Lite for Microcontrollers, with one test vector.
 
 model.h, model.cc       the file's bytes, aligned as the interpreter requires
 resolver.h              the operators that the model needs, registered
-test_vector.h           one input and what the model returns for it, as it takes and returns it
+test_vector.h           one input and its outputs, as the model takes and returns them
 """
 
 import re
@@ -19,19 +19,13 @@ from resnet8ptq.core.errors import UnsupportedError
 
 FOLDER = "microcontroller"
 ALIGNMENT = 16  # bytes; of the model's array and of every tensor in the arena
-_SPELLED = {
-    "PADV2": "PadV2",
-    "BATCH_MATMUL": "BatchMatMul",
-    "SQUARED_DIFFERENCE": "SquaredDifference",
-}
+_SPELLED = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
 _BYTES = {
     **dict.fromkeys((TensorType.INT8, TensorType.UINT8, TensorType.BOOL), 1),
     **dict.fromkeys((TensorType.INT16, TensorType.FLOAT16), 2),
     **dict.fromkeys((TensorType.INT32, TensorType.FLOAT32), 4),
     TensorType.INT64: 8,
 }
-
-
 _KINDS = {
     **{"int8": "signed char", "uint8": "unsigned char", "int16": "short", "int32": "int"},
     "float32": "float",
@@ -39,7 +33,7 @@ _KINDS = {
 
 
 def write(content: bytes, folder: Path, sample: NDArray[np.float32]) -> dict[str, str]:
-    """Write the files into `folder`, which is made; return figures for the card, by their name.
+    """Write the files into the new `folder`; return figures for the card by name.
 
     Args:
         content: of the .tflite file.
@@ -57,9 +51,9 @@ def write(content: bytes, folder: Path, sample: NDArray[np.float32]) -> dict[str
     )
     calls = "\n".join(f"  TF_LITE_ENSURE_STATUS(resolver.{name}());" for name in operators)
     (folder / "resolver.h").write_text(_RESOLVER.format(count=len(operators), calls=calls))
-    taken, given = run(content, sample)
-    arrays = [_array("kTestInput", taken)]
-    arrays += [_array(f"kTestOutput{number}", found) for number, found in enumerate(given)]
+    integers, outputs = run(content, sample)
+    arrays = [_array("kTestInput", integers)]
+    arrays += [_array(f"kTestOutput{number}", output) for number, output in enumerate(outputs)]
     (folder / "test_vector.h").write_text(_VECTOR.format(arrays="\n".join(arrays)))
     return {
         "operators": ", ".join(operators),
@@ -72,7 +66,7 @@ def list_operators(model: Any) -> list[str]:
     """Return the calls of MicroMutableOpResolver that register a model's operators.
 
     Raises:
-        UnsupportedError: one is custom, which the resolver cannot know.
+        UnsupportedError: an operator is custom, and the resolver cannot know it.
     """
     names = {
         flatbuffer.opcode_to_name(model, operator.opcodeIndex)
@@ -85,7 +79,7 @@ def list_operators(model: Any) -> list[str]:
 
 
 def _spell(name: str) -> str:
-    """CONV_2D becomes Conv2D, FULLY_CONNECTED becomes FullyConnected."""
+    """Turn CONV_2D into Conv2D, FULLY_CONNECTED into FullyConnected."""
     return "".join(
         part if re.fullmatch(r"\d+D", part) else part.capitalize() for part in name.split("_")
     )
@@ -94,9 +88,9 @@ def _spell(name: str) -> str:
 def least_arena(model: Any) -> int:
     """Return a lower bound of the tensor arena in bytes, from the tensors' lifetimes.
 
-    While an operator runs, its inputs and outputs and all that a later one reads lie in the arena.
-    The interpreter's own structures and the kernels' scratch buffers come on top, and the planner
-    may not reach the bound.
+    While an operator runs, the arena holds its inputs, its outputs, and the tensors that later
+    operators read. The interpreter's structures and the kernels' scratch buffers need more, and
+    the planner may not reach the bound.
     """
     graph = model.subgraphs[0]
     first = {int(index): 0 for index in graph.inputs}
@@ -115,26 +109,25 @@ def least_arena(model: Any) -> int:
 
 
 def _size(tensor: Any) -> int:
-    size = _BYTES.get(tensor.type, 4) * int(np.prod([abs(int(each)) for each in tensor.shape]))
+    size = _BYTES.get(tensor.type, 4) * int(np.prod(np.abs(tensor.shape)))
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Return the input [1, ...] as the file takes it, and the outputs as it returns them.
+    """Run an input [1, ...]; return it as the file takes it, and the outputs as it returns them.
 
     Raises:
         UnsupportedError: the file has several inputs.
     """
     interpreter = open_interpreter(content, 1)
-    if len(interpreter.get_input_details()) != 1:
+    details = interpreter.get_input_details()
+    if len(details) != 1:
         raise UnsupportedError("the .tflite file has several inputs; takes one")
-    (taken,) = interpreter.get_input_details()
-    value = to_input(sample, taken)
-    interpreter.set_tensor(taken["index"], value)
+    value = to_input(sample, details[0])
+    interpreter.set_tensor(details[0]["index"], value)
     interpreter.invoke()
-    return value, [
-        np.array(interpreter.get_tensor(each["index"])) for each in interpreter.get_output_details()
-    ]
+    outputs = interpreter.get_output_details()
+    return value, [np.array(interpreter.get_tensor(output["index"])) for output in outputs]
 
 
 def _array(name: str, values: NDArray[Any]) -> str:
@@ -183,7 +176,7 @@ inline TfLiteStatus RegisterModelOperators(ModelResolver& resolver) {{
 
 #endif  // RESOLVER_H_
 """
-_VECTOR = """// One input, and what the model returns for it; integers where the model takes them.
+_VECTOR = """// One input and its outputs; integers if the model takes them.
 #ifndef TEST_VECTOR_H_
 #define TEST_VECTOR_H_
 
