@@ -299,4 +299,4 @@ def test_a_race_takes_no_files_from_where_a_store_says(
 
 def test_an_engine_that_a_store_names_does_not_become_code() -> None:
     with pytest.raises(TrackingError, match=r"engine: got .*, takes fbgemm"):
-        example._code(".pt", "x{file.__doc__[11]}; import os  # ")
+        example.check_engine("x{file.__doc__[11]}; import os  # ")

@@ -19,36 +19,6 @@ from resnet8ptq.deploy.vectors import Vectors
 _OF_PICTURES = ("folder", "coco")
 FILE, REQUIREMENTS = "example.py", "requirements.txt"
 
-_ONNX_LOAD = """options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 1
-session = onnxruntime.InferenceSession(HERE / "{file}", options, ["CPUExecutionProvider"])
-name = session.get_inputs()[0].name"""
-_ONNX_RUN = ["return session.run(None, {name: sample})"]
-_TFLITE_LOAD = """interpreter = Interpreter(str(HERE / "{file}"))
-interpreter.allocate_tensors()
-(details,), outputs = interpreter.get_input_details(), interpreter.get_output_details()"""
-_TFLITE_RUN = [
-    'if details["dtype"] == np.int8:  # real = (integer - zero_point) * scale',
-    '    scale, zero_point = details["quantization"]',
-    "    levels = np.rint(sample / np.float32(scale)) + np.float32(zero_point)",
-    "    sample = np.clip(levels, -128, 127).astype(np.int8)",
-    'interpreter.set_tensor(details["index"], sample)',
-    "interpreter.invoke()",
-    "arrays = []",
-    "for output in outputs:",
-    '    values = interpreter.get_tensor(output["index"])',
-    '    if output["dtype"] == np.int8:',
-    '        scale, zero_point = output["quantization"]',
-    "        values = (values.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)",
-    "    arrays.append(values)",
-    "return arrays",
-]
-_TORCH_RUN = [
-    "with torch.inference_mode():",
-    "    outputs = module(torch.from_numpy(sample))",
-    "outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]",
-    "return [(o.dequantize() if o.is_quantized else o).numpy() for o in outputs]",
-]
 ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
 _LIBRARIES = {".onnx": "onnxruntime", ".ort": "onnxruntime", ".tflite": "ai-edge-litert"}
 
@@ -65,18 +35,15 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         file: the name of the model in the folder.
         outputs: names in the network's order.
     """
-    suffix = Path(file).suffix
-    imports, load, run = _code(suffix, source.record.engine or None)
-    preprocess, mode = source.config.preprocess, ""
+    suffix, preprocess, mode = Path(file).suffix, source.config.preprocess, ""
     if reads_pictures(source, vectors):
         mode = "L" if preprocess.channels == "grey" else "RGB"
-    # The result is code, so every value is a number, or a text through `repr`.
+    # The result is code, so every value is a number, a checked name, or a text through `repr`.
     return templates.load("resnet8ptq.deploy", "example.py.j2").render(
         file=file,
+        suffix=suffix,
         library=library_of(suffix),
-        imports=imports,
-        load=load.format(file=file),
-        run=run,
+        engine=check_engine(source.record.engine) if suffix == ".pt" else "",
         mode=mode,
         resizing=resizing(preprocess, mode) if mode else [],
         steps=steps(vectors),
@@ -88,21 +55,15 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
     )
 
 
-def _code(suffix: str, engine: str | None) -> tuple[str, str, list[str]]:
-    if library_of(suffix) == "onnxruntime":
-        return "import onnxruntime", _ONNX_LOAD, _ONNX_RUN
-    if suffix == ".tflite":
-        return "from ai_edge_litert.interpreter import Interpreter", _TFLITE_LOAD, _TFLITE_RUN
-    if suffix == ".pt2":
-        operators = "import torch.ao.quantization.fx._decomposed  # the operators of the program"
-        load = 'module = torch.export.load(HERE / "{file}").module()'
-        return f"import torch\n{operators}", load, _TORCH_RUN
-    load = 'module = torch.jit.load(str(HERE / "{file}"), map_location="cpu")'
-    if engine is not None and engine not in ENGINES:  # from the store, and becomes code
+def check_engine(engine: str) -> str:
+    """Return torch's engine for quantized operators, a text of the store; empty without one.
+
+    Raises:
+        TrackingError: torch has no such engine; the text could be code.
+    """
+    if engine and engine not in ENGINES:
         raise TrackingError(f"engine: got {engine!r}, takes {' | '.join(ENGINES)}")
-    if engine is not None:
-        load = f"torch.backends.quantized.engine = {engine!r}  # as it was measured\n{load}"
-    return "import torch", load, _TORCH_RUN
+    return engine
 
 
 def steps(vectors: Vectors) -> list[str]:

@@ -6,6 +6,7 @@ test_vector.h           one input and its outputs, as the model takes and return
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.tflite.predictor import open_interpreter, to_input
+from resnet8ptq.core import templates
 from resnet8ptq.core.errors import UnsupportedError
 
 FOLDER = "microcontroller"
@@ -45,16 +47,18 @@ def write(content: bytes, folder: Path, sample: NDArray[np.float32]) -> dict[str
     model = flatbuffer.convert_bytearray_to_object(content)
     operators = list_operators(model)
     folder.mkdir()
-    (folder / "model.h").write_text(_HEADER.format(alignment=ALIGNMENT))
-    (folder / "model.cc").write_text(
-        _SOURCE.format(alignment=ALIGNMENT, bytes=_numbers(content), length=len(content))
-    )
-    calls = "\n".join(f"  TF_LITE_ENSURE_STATUS(resolver.{name}());" for name in operators)
-    (folder / "resolver.h").write_text(_RESOLVER.format(count=len(operators), calls=calls))
     integers, outputs = run(content, sample)
-    arrays = [_array("kTestInput", integers)]
-    arrays += [_array(f"kTestOutput{number}", output) for number, output in enumerate(outputs)]
-    (folder / "test_vector.h").write_text(_VECTOR.format(arrays="\n".join(arrays)))
+    arrays = {f"kTestOutput{number}": _array(output) for number, output in enumerate(outputs)}
+    values = {
+        "alignment": ALIGNMENT,
+        "length": len(content),
+        "bytes": _numbers(content),
+        "operators": operators,
+        "arrays": {"kTestInput": _array(integers), **arrays},
+    }
+    for name in ("model.h", "model.cc", "resolver.h", "test_vector.h"):
+        text = templates.load("resnet8ptq.deploy", f"{name}.j2").render(values)
+        (folder / name).write_text(text)
     return {
         "operators": ", ".join(operators),
         "arena": f"{least_arena(model):,}",
@@ -130,56 +134,14 @@ def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list
     return value, [np.array(interpreter.get_tensor(output["index"])) for output in outputs]
 
 
-def _array(name: str, values: NDArray[Any]) -> str:
+def _array(values: NDArray[Any]) -> tuple[str, int, str]:
+    """Return an array's type in C, its length, and its numbers."""
     flat, kind = values.reshape(-1), _KINDS[values.dtype.name]
-    shown = _numbers(f"{value:.9g}" if kind == "float" else str(value) for value in flat.tolist())
-    return (
-        f"static const {kind} {name}[{flat.size}] = {{\n{shown}\n}};\n"
-        f"static const unsigned int {name}Length = {flat.size};\n"
-    )
+    shown = (f"{value:.9g}" if kind == "float" else str(value) for value in flat.tolist())
+    return kind, flat.size, _numbers(shown)
 
 
-def _numbers(values: Any) -> str:
+def _numbers(values: Iterable[object]) -> str:
     shown = [str(value) for value in values]
     rows = (shown[start : start + 16] for start in range(0, len(shown), 16))
     return ",\n".join("    " + ", ".join(row) for row in rows)
-
-
-_HEADER = """// The model, as the content of a .tflite file, aligned to {alignment} bytes.
-#ifndef MODEL_H_
-#define MODEL_H_
-
-extern const unsigned char kModel[];
-extern const unsigned int kModelLength;
-
-#endif  // MODEL_H_
-"""
-_SOURCE = """#include "model.h"
-
-alignas({alignment}) extern const unsigned char kModel[] = {{
-{bytes}
-}};
-extern const unsigned int kModelLength = {length};
-"""
-_RESOLVER = """// The operators of the model, for TensorFlow Lite for Microcontrollers.
-#ifndef RESOLVER_H_
-#define RESOLVER_H_
-
-#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"
-
-using ModelResolver = tflite::MicroMutableOpResolver<{count}>;
-
-inline TfLiteStatus RegisterModelOperators(ModelResolver& resolver) {{
-{calls}
-  return kTfLiteOk;
-}}
-
-#endif  // RESOLVER_H_
-"""
-_VECTOR = """// One input and its outputs; integers if the model takes them.
-#ifndef TEST_VECTOR_H_
-#define TEST_VECTOR_H_
-
-{arrays}
-#endif  // TEST_VECTOR_H_
-"""
