@@ -1,4 +1,4 @@
-"""Whether a model keeps the limit of its loss against FP32: pass, fail, undecided or void.
+"""Verdicts on the loss of models against FP32: pass, fail, undecided or void.
 
 A model passes where the one-sided 95% bound of its paired loss lies within the limit, and fails
 where the bound from the other side lies beyond; both for all models of a family together (Holm,
@@ -19,7 +19,7 @@ from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin, holm
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
-MOST_NEEDED = 1_000_000  # samples; nobody has more
+MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,7 @@ class Verdict:
     needed: float = 0.0
 
     def __str__(self) -> str:
-        if self.outcome != UNDECIDED:
-            return self.outcome
-        if math.isnan(self.needed):
+        if self.outcome != UNDECIDED or math.isnan(self.needed):
             return self.outcome
         if self.needed > MOST_NEEDED:
             return f"undecided (more than {MOST_NEEDED:,})"
@@ -53,7 +51,7 @@ def in_words(
     """Return the verdicts on the runs of all families, as texts for tables.
 
     Args:
-        judged: the verdicts on each family; None: of `judge`.
+        judged: the verdicts on each family; None calls `judge`.
     """
     texts = {}
     judged = judged or [judge(family, limits) for family in families]
@@ -125,7 +123,7 @@ def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level:
     if p_beyond <= SIGNIFICANCE:
         return Verdict(FAIL)
     needed = margin.items_needed(total, level)
-    return Verdict(UNDECIDED, total + 1 if needed <= total else needed)  # of a loss at the verge
+    return Verdict(UNDECIDED, total + 1 if needed <= total else needed)  # the loss is at the limit
 
 
 def _round(count: float) -> int:

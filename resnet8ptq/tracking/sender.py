@@ -5,7 +5,6 @@ The calls run in order, in the background process (`core.background`) or in the 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,9 @@ from resnet8ptq.tracking.store import Store, check_answers, is_away
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class _RemoteRun:
-    """An open run in the store.
-
-    Attributes:
-        run_id: empty if the store was unavailable.
-        away: the store failed once; the whole run is logged when it ends.
-    """
-
-    run_id: str = ""
-    away: bool = False
-
-
-_open: dict[Path, _RemoteRun] = {}  # by the folders of their runs; of this process
+# Folder of an open run of this process -> its id in the store. None: the store failed once, and the
+# whole run is logged when it ends.
+_open: dict[Path, str | None] = {}
 
 
 def warm_up() -> None:
@@ -48,13 +36,13 @@ def warm_up() -> None:
 
 def open_run(store: Store, journal: Journal, folder: Path) -> str:
     """Create the run of a folder in the store; return its id, empty if the store is unavailable."""
-    remote = _open[folder] = _RemoteRun()
+    _open[folder] = ""
     try:
-        remote.run_id = _send(store, folder, lambda *_: _create(store, journal)) or ""
+        _open[folder] = run_id = _send(store, folder, lambda *_: _create(store, journal))
     except Exception:
-        remote.away = True  # one error is enough for a run that is refused
+        _open[folder] = None  # one error is enough for a run that is refused
         raise
-    return remote.run_id
+    return run_id or ""
 
 
 def _create(store: Store, journal: Journal) -> str:
@@ -67,15 +55,14 @@ def send(store: Store, folder: Path, call: Callable[..., object], *arguments: An
 
     If the process that opened the run has died, the run is logged at its end.
     """
-    _open.setdefault(folder, _RemoteRun(away=True))
+    _open.setdefault(folder, None)
     _send(store, folder, call, *arguments)
 
 
 def close_run(store: Store, journal: Journal, folder: Path) -> None:
     """Close the run in the store; log all of it if the store was unavailable and is back."""
-    remote = _open.setdefault(folder, _RemoteRun(away=True))
-    if remote.away and store.answers:
-        remote.away = False
+    if _open.setdefault(folder, None) is None and store.answers:
+        _open[folder] = ""
         _send(store, folder, lambda *_: upload.push(store, journal, folder))
     else:
         _send(store, folder, upload.finish, journal)
@@ -83,15 +70,15 @@ def close_run(store: Store, journal: Journal, folder: Path) -> None:
 
 
 def _send(store: Store, folder: Path, call: Callable[..., Any], *arguments: Any) -> Any:
-    remote = _open[folder]
-    if remote.away:
+    run_id = _open[folder]
+    if run_id is None:
         return None
     try:
-        return call(store, remote.run_id, *arguments)
+        return call(store, run_id, *arguments)
     except Exception as error:  # MLflow's, SQLAlchemy's, requests', the disk's
         if not is_away(error):
             raise
-        remote.away = True
+        _open[folder] = None
         shout = "TRACKING STORE UNAVAILABLE: the run is kept in %s (%s)"
         log.warning(shout, folder, one_line(error))
         return None
