@@ -67,16 +67,13 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         vectors=vectors,
         steps=example.steps(vectors),
         pictures=example.reads_pictures(source, vectors),
-        classes=record.class_names,
         measured=_measured(task, record),
-        method=f"Intervals: {task.test.intervals}. p of the difference: {task.test.name}.",
-        data=_data(source),
-        calibration=_calibration(source),
-        machine=", ".join(text or "not known" for text in (record.cpu, record.platform)),
+        test=task.test,
+        record=record,
+        config=source.config,
         settings=" ".join(
             f"{k}={v}" for k, v in settings.items() if v not in (None, "", "null", "[]", "{}")
         ),
-        run_id=record.run_id,
         sha256=files.sha256(model),
         answer=", ".join(f'"{printable(o.name)}": [...]' for o in facts.interface.outputs),
         facts=facts,
@@ -151,21 +148,3 @@ def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
 
 def _short(value: float) -> str:
     return f"{value:.3f}".rstrip("0") if value else ""
-
-
-def _data(source: Source) -> str:
-    record = source.record
-    count = "" if record.total is None else f", {record.total:g} samples scored"
-    return f"{record.dataset}{count} (digest {record.test_digest[:12]})"
-
-
-def _calibration(source: Source) -> str:
-    record, config = source.record, source.config
-    if config.dtype.name == "fp32" or config.method == "dynamic":
-        return "none"
-    count = record.calibration_samples or "not known"
-    digest = record.calibration_digest or "not known"
-    return (
-        f"{config.calib.name}, samples: {count}, seed {config.seed} (digest of their indices "
-        f"{digest[:12]})"
-    )

@@ -68,7 +68,6 @@ class RunRecord:
     jobs_at_once = _tag("jobs_at_once", "1")
     folder = _tag("folder")
     cpu = _tag("cpu")
-    cpu_flags = _tag("cpu_flags")
     platform = _tag("platform")
     test_digest = _tag("test_digest")  # of the scored samples
     calibration_digest = _tag("calibration_digest")
@@ -101,7 +100,6 @@ class RunRecord:
     size_reduction = _metric("size_reduction")
     baseline_size_bytes = _metric("baseline_size_bytes")
     latency_ms = _metric("latency_p50_ms")
-    batch_latency_ms = _metric("latency_batch_p50_ms")
     baseline_latency_ms = _metric("baseline_latency_p50_ms")
     speedup = _metric("speedup")
 
