@@ -24,7 +24,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.deploy import example
 from resnet8ptq.deploy.source import Source
-from resnet8ptq.sweep import final_race
+from resnet8ptq.sweep import final_timing
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
@@ -291,10 +291,10 @@ def test_a_race_takes_no_files_from_where_a_store_says(
         kept.save(folder)
     tags = {"folder": str(sweep / "0"), "record": kept.key}
     cell = SimpleNamespace(record=RunRecord("1", {}, {}, tags))
-    assert final_race._folder(cell, sweep) == sweep / "0"
+    assert final_timing._folder(cell, sweep) == sweep / "0"
     cell.record.tags["folder"] = str(elsewhere)
     with pytest.raises(TrackingError, match="run 1 was not made below"):
-        final_race._folder(cell, sweep)
+        final_timing._folder(cell, sweep)
 
 
 def test_an_engine_that_a_store_names_does_not_become_code() -> None:

@@ -90,12 +90,12 @@ def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Pat
 def select(
     families: Sequence[Family],
     limits: ReportConfig,
-    races: Sequence[PairedLatency | None] | None = None,
+    timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[Selection]:
     """Judge the models of each family."""
     return [
-        Selection(family, limits, verdicts.judge(family, limits), race)
-        for family, race in zip(families, races or [None] * len(families), strict=True)
+        Selection(family, limits, verdicts.judge(family, limits), timing)
+        for family, timing in zip(families, timings or [None] * len(families), strict=True)
     ]
 
 
@@ -104,7 +104,7 @@ def load_selections(
 ) -> list[Selection]:
     """Read the runs of a sweep back, and judge the models of each family."""
     families = comparison.load(store, records)
-    return select(families, limits, _load_races(store, parent, len(families)))
+    return select(families, limits, _load_timings(store, parent, len(families)))
 
 
 def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
@@ -341,14 +341,14 @@ def main(words: list[str]) -> None:
         print(path)
 
 
-def _load_races(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
-    """Return the race of the best models of each family; None without one."""
+def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
+    """Return the timing of the best models of each family; None if they were not timed."""
     try:
         with history.artifact(store, parent, FILE) as path:
             kept = json.loads(files.read_bytes(path, comparison.MAX_BYTES))
-        races = [None if race is None else PairedLatency.of(race) for race in kept]
-    except TrackingError:  # no race took place
-        races = []
+        timings = [None if timing is None else PairedLatency.of(timing) for timing in kept]
+    except TrackingError:  # they were not timed
+        timings = []
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise TrackingError(f"run {parent.run_id}: {FILE} is damaged ({one_line(error)})") from None
-    return races if len(races) == families else [None] * families
+    return timings if len(timings) == families else [None] * families

@@ -77,13 +77,13 @@ class Selection:
     """The models of a family that could be deployed, and the criteria of the choice.
 
     Attributes:
-        race: of the finalists; None if none were timed.
+        timing: of the finalists; None if none were timed.
     """
 
     family: Family
     limits: ReportConfig
     judged: Mapping[str, Verdict]
-    race: PairedLatency | None = None
+    timing: PairedLatency | None = None
 
     @cached_property
     def candidates(self) -> list[Cell]:
@@ -146,7 +146,7 @@ class Selection:
 
 
 def fp32_name(cell: Cell) -> str:
-    """Return the name of the FP32 network of a run's framework in a race."""
+    """Return the name of the FP32 network of a run's framework in a timing."""
     return f"{cell.record.combination.framework} fp32"
 
 
@@ -203,11 +203,11 @@ def recommend(selected: Selection) -> list[Recommendation]:
     if selected.within:
         uses["smallest"] = _smallest(selected)
         ids = {cell.record.run_id for cell in selected.within}
-        if selected.race is not None and not ids.isdisjoint(selected.race.single):
-            uses["fastest"] = _fastest(selected, SINGLE, selected.race.single)
-            if selected.race.batch:
-                batches = f"fastest, {selected.race.batch_size} images at a time"
-                uses["fastest_batch"] = _fastest(selected, batches, selected.race.batch)
+        if selected.timing is not None and not ids.isdisjoint(selected.timing.single):
+            uses["fastest"] = _fastest(selected, SINGLE, selected.timing.single)
+            if selected.timing.batch:
+                batches = f"fastest, {selected.timing.batch_size} images at a time"
+                uses["fastest_batch"] = _fastest(selected, batches, selected.timing.batch)
         elif _timed(selected.within):
             uses["fastest"] = _fastest_of_runs(selected)
     backends = sorted({cell.record.backend for cell in candidates})
@@ -307,7 +307,7 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
 
 
 def _fastest_of_runs(selected: Selection) -> Recommendation:
-    """Choose by latencies of different runs, without a race."""
+    """Choose by latencies of different runs, without a timing."""
     timed = _timed(selected.within)
     best = min(timed, key=_latency)
     fp32 = min(timed, key=_baseline_latency)

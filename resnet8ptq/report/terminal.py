@@ -73,7 +73,7 @@ def print_recommendations(chosen: Sequence[Selection]) -> None:
         say(console, f"{begin}:{'' if selected.recommendations else ' nothing; see the report'}")
         for use in selected.recommendations:
             say(console, f"  {use.use}: {use.label}{f' ({use.verdict})' * bool(use.verdict)}")
-        if selected.race is not None:
+        if selected.timing is not None:
             say(console, "  the fastest were timed again, in turns")
         commands = [use.command for use in selected.recommendations if use.command]
         for command in commands[:1]:

@@ -124,7 +124,7 @@ class RunningSweep:
         """
         from resnet8ptq.evaluation import paired_latency
         from resnet8ptq.report import comparison, mlperf_tiny, page, terminal, verdicts
-        from resnet8ptq.sweep import final_race
+        from resnet8ptq.sweep import final_timing
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
@@ -139,10 +139,10 @@ class RunningSweep:
             terminal.print_runs(records, judged=judged)
             if mlperf_tiny.is_suite(records):
                 mlperf_tiny.print_suite(records)
-            races = final_race.run(chosen, folder) if timed else [None] * len(families)
-            raced = [replace(s, race=race) for s, race in zip(chosen, races, strict=True)]
-            page.write(store, parent_id, raced, folder)
-            terminal.print_recommendations(raced)
+            timings = final_timing.run(chosen, folder) if timed else [None] * len(families)
+            chosen = [replace(s, timing=t) for s, t in zip(chosen, timings, strict=True)]
+            page.write(store, parent_id, chosen, folder)
+            terminal.print_recommendations(chosen)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.folder).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")

@@ -32,14 +32,14 @@ def run(chosen: Sequence[Selection], folder: Path) -> list[PairedLatency | None]
     Returns:
         None for a family without latencies, or with latencies of another machine.
     """
-    races = [_race(selected, folder) for selected in chosen]
-    if any(races):
-        kept = [None if timed is None else asdict(timed) for timed in races]
+    timings = [_time(selected, folder) for selected in chosen]
+    if any(timings):
+        kept = [None if timed is None else asdict(timed) for timed in timings]
         files.write_text(folder / paired_latency.FILE, json.dumps(kept, indent=2))
-    return races
+    return timings
 
 
-def _race(selected: Selection, folder: Path) -> PairedLatency | None:
+def _time(selected: Selection, folder: Path) -> PairedLatency | None:
     models = finalists(selected)
     timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
     if not models or not timed:
