@@ -29,8 +29,7 @@ log = logging.getLogger(__name__)
 def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRecord | None":
     """Run, and print the result beside its baseline; None for an inspection, which records none.
 
-    Args:
-        overrides: the settings of the command line.
+    `overrides` are the settings of the command line.
     """
     _settle_choice(cfg, several=False)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run

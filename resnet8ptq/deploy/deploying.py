@@ -34,16 +34,8 @@ from resnet8ptq.core import cache, command
 from resnet8ptq.core.console import stdout
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact, safe_name, show
-from resnet8ptq.deploy import (
-    card,
-    example,
-    interface,
-    older_runtime,
-    registering,
-    reproducing,
-    source,
-    vectors,
-)
+from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
+from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.tracking.store import Store, open_store
 
@@ -175,7 +167,7 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
         facts = replace(facts, verified=example.verify(folder, again.more))
         lines += ["in a fresh environment:", *facts.verified.splitlines()]
     if asked.register is not None:
-        uri = registering.register(store, run, asked.register)
+        uri = register(store, run, asked.register)
         facts = replace(facts, registered=uri)
         serve = f"mlflow models serve -m {uri} --env-manager local -p 5001"
         lines.append(f"registered as {uri}; MLFLOW_TRACKING_URI={redact(store.uri)} {serve}")

@@ -68,16 +68,11 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
 
 @dataclass(frozen=True)
 class Rerun:
-    """The result of running the artifact again.
-
-    Attributes:
-        summary: a sentence that compares it with the run.
-        vectors, more: inputs and outputs, few and many; `more` only on request.
-    """
+    """The result of running the artifact again, and a sentence that compares it with the run."""
 
     summary: str
     vectors: Vectors
-    more: Vectors | None = None
+    more: Vectors | None = None  # more samples, on request
 
 
 def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:

@@ -103,11 +103,7 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Return the title of each family; equal titles get the digest of the images.
-
-    Args:
-        families: as `group` makes them.
-    """
+    """Return the title of each family of `group`; equal titles get the digest of the images."""
     titles = [title(family) for family in families]
     digests = [max((r.test_digest for r in family), default="") for family in families]
     return [

@@ -30,21 +30,11 @@ from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
-from resnet8ptq.report import (
-    comparison,
-    methodology,
-    notes,
-    pareto,
-    plots,
-    reference,
-    spread,
-    table,
-    terminal,
-    verdicts,
-)
-from resnet8ptq.report.comparison import Family
+from resnet8ptq.report import methodology, notes, pareto, plots, reference, spread, table, verdicts
+from resnet8ptq.report.comparison import MAX_BYTES, Family, load
 from resnet8ptq.report.facts import best_first, headings
 from resnet8ptq.report.recommend import Selection, other_choice, why_none
+from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
@@ -57,13 +47,10 @@ FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
 
 
 def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Path) -> list[Path]:
-    """Write the report of a sweep's runs into `folder`, and log it on their parent run.
-
-    Args:
-        chosen: of each family.
+    """Write the report on a selection of each family, and log it on the sweep's parent run.
 
     Returns:
-        The paths of the files.
+        The paths of the files, in `folder`.
     """
     images: dict[str, bytes] = {}
     families = [selected.family for selected in chosen]
@@ -77,7 +64,7 @@ def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Pat
     markdown = to_markdown(chosen, images)
     page = to_html(markdown, "; ".join(_headings(families)), images)
     table_of_all = table.to_csv([record for family in families for record in family.records])
-    texts = {"report.md": markdown, terminal.REPORT: page, "runs.csv": table_of_all}
+    texts = {"report.md": markdown, REPORT: page, "runs.csv": table_of_all}
     contents = images | {name: text.encode() for name, text in texts.items()}
     for name, content in contents.items():
         with files.atomic(folder / name) as temporary:
@@ -103,16 +90,14 @@ def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[Selection]:
     """Read the runs of a sweep back, and judge the models of each family."""
-    families = comparison.load(store, records)
+    families = load(store, records)
     return select(families, limits, _load_timings(store, parent, len(families)))
 
 
 def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 
-    Args:
-        chosen: of one family or more.
-        figures: the file names of those to link.
+    It links the figures whose file names are in `figures`.
     """
     families = [selected.family for selected in chosen]
     titles = _headings(families)
@@ -345,7 +330,7 @@ def _load_timings(store: Store, parent: RunRecord, families: int) -> list[Paired
     """Return the timing of the best models of each family; None if they were not timed."""
     try:
         with history.artifact(store, parent, FILE) as path:
-            kept = json.loads(files.read_bytes(path, comparison.MAX_BYTES))
+            kept = json.loads(files.read_bytes(path, MAX_BYTES))
         timings = [None if timing is None else PairedLatency.of(timing) for timing in kept]
     except TrackingError:  # they were not timed
         timings = []

@@ -74,16 +74,12 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Selection:
-    """The models of a family that could be deployed, and the criteria of the choice.
-
-    Attributes:
-        timing: of the finalists; None if none were timed.
-    """
+    """The models of a family that could be deployed, and the criteria of the choice."""
 
     family: Family
     limits: ReportConfig
     judged: Mapping[str, Verdict]
-    timing: PairedLatency | None = None
+    timing: PairedLatency | None = None  # of the finalists, if they were timed
 
     @cached_property
     def candidates(self) -> list[Cell]:

@@ -10,16 +10,12 @@ from resnet8ptq.report.facts import varied
 
 @dataclass(frozen=True)
 class Spread:
-    """The task's metric of one configuration over several seeds.
-
-    Attributes:
-        standard_deviation: of the sample (n - 1).
-    """
+    """The task's metric of one configuration over several seeds."""
 
     label: str
     draws: int
     mean: float
-    standard_deviation: float
+    standard_deviation: float  # of the sample (n - 1)
     lowest: float
     highest: float
 

@@ -22,14 +22,11 @@ _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts on runs in words.
+    """The verdicts on runs in words, and the limits that they judge."""
 
-    Attributes:
-        texts: by the run's id, for the column `LIMIT`.
-        limits: what a model must keep.
-    """
-
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by the run's id, for the column `LIMIT`
     limits: ReportConfig = field(default_factory=ReportConfig)
 
 
@@ -129,11 +126,7 @@ def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> list[str]:
-    """Return the cells from the task's metric on; empty for values that were not measured.
-
-    Args:
-        p: corrected.
-    """
+    """Return the cells from the task's metric on, with a corrected p; empty if not measured."""
     scored, quantized = _metric_cells(task, record), record.quantized
     costs = [_kb(record.size_bytes), "", _number(record.latency_ms, ".3f"), ""]
     if quantized:

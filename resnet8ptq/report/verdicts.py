@@ -48,11 +48,7 @@ def in_words(
     limits: ReportConfig,
     judged: Sequence[Mapping[str, Verdict]] | None = None,
 ) -> Judged:
-    """Return the verdicts on the runs of all families, as texts for tables.
-
-    Args:
-        judged: the verdicts on each family; None calls `judge`.
-    """
+    """Return the verdicts on the runs of all families, by default of `judge`, as texts."""
     texts = {}
     judged = judged or [judge(family, limits) for family in families]
     for family, verdicts in zip(families, judged, strict=True):
@@ -97,11 +93,7 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
 
 
 def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
-    """Return the verdicts on models that are judged together.
-
-    Args:
-        totals: the number of samples that scored each.
-    """
+    """Return the verdicts on models that are judged together; `totals` are numbers of samples."""
     within = holm([margin.p_within for margin in margins])
     beyond = holm([margin.p_beyond for margin in margins])
     level = SIGNIFICANCE / max(len(margins), 1)

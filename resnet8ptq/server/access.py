@@ -47,12 +47,10 @@ def _bracket(host: str) -> str:
 
 
 def name_variables(host: str, port: int, others: str | None) -> dict[str, str]:
-    """Return the variables with which MLflow refuses calls under other names than its own.
+    """Return the variables with which MLflow answers only to its own names and `others`.
 
-    Otherwise a web page could let its own name resolve to this server, and read the runs.
-
-    Args:
-        others: further names, separated by commas.
+    Otherwise a web page could let its own name resolve to this server, and read the runs. Commas
+    separate `others`.
     """
     hosts = [host, "127.0.0.1", "localhost"]
     if not is_loopback(host):
@@ -67,14 +65,10 @@ def name_variables(host: str, port: int, others: str | None) -> dict[str, str]:
     return variables
 
 
-def user_variables(folder: Path, database: str) -> dict[str, str]:
-    """Write the settings of users into `folder`, readable by this user only; return variables.
-
-    Args:
-        database: its URI.
-    """
+def user_variables(folder: Path, database_uri: str) -> dict[str, str]:
+    """Write the settings of users into `folder`, readable by this user only; return variables."""
     path = folder / "auth.ini"
-    files.write_text(path, _AUTH.format(database=database.replace("%", "%%")), mode=0o600)
+    files.write_text(path, _AUTH.format(database=database_uri.replace("%", "%%")), mode=0o600)
     variables = {"MLFLOW_AUTH_CONFIG_PATH": str(path)}
     secret_files = {
         "MLFLOW_AUTH_ADMIN_PASSWORD": "admin_password",  # MLflow reads it only at the first start

@@ -119,8 +119,7 @@ class RunningSweep:
     def _report(self, records: "list[RunRecord]", timed: bool) -> None:
         """Print the comparison; write it to the folder and the parent run.
 
-        Args:
-            timed: whether to time the best models against each other; not after an interruption.
+        If `timed`, time the best models against each other first.
         """
         from resnet8ptq.evaluation import paired_latency
         from resnet8ptq.report import comparison, mlperf_tiny, page, terminal, verdicts

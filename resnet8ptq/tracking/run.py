@@ -133,11 +133,7 @@ class Run:
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 
     def close(self, status: str) -> None:
-        """Close the run in its folder and in the store, also if the store was unavailable before.
-
-        Args:
-            status: FINISHED, FAILED or KILLED.
-        """
+        """Close the run as FINISHED, FAILED or KILLED, in its folder and then in the store."""
         self.journal.run_id = self.run_id or None
         self.journal.end(status)
         _try_to_save(self.journal, self.folder)

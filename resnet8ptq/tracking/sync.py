@@ -30,18 +30,13 @@ _KILLED = {"status": "killed", "reason": "its process ended without an error mes
 
 @dataclass
 class Synced:
-    """The folders of the runs, by outcome.
-
-    Attributes:
-        whole: runs that the store already had.
-        parents: ids of the sweeps whose runs were logged or closed.
-    """
+    """The folders of the runs, by outcome."""
 
     logged: list[Path] = field(default_factory=list)
     killed: list[Path] = field(default_factory=list)
     running: list[Path] = field(default_factory=list)
-    whole: list[Path] = field(default_factory=list)
-    parents: set[str] = field(default_factory=set)
+    whole: list[Path] = field(default_factory=list)  # the store already had them
+    parents: set[str] = field(default_factory=set)  # ids of sweeps with logged or closed runs
 
     def __str__(self) -> str:
         return (
