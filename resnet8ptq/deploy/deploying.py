@@ -24,10 +24,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command
@@ -151,7 +147,10 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
         names = [output.name for output in scored.evaluator.network.contract.outputs]
     tested, figures = again.vectors, None
     if run.artifact.suffix == ".tflite":
-        figures, raw = run.call(_write_integers, run.artifact, folder, tested.inputs)
+        from resnet8ptq.deploy import microcontroller  # imports LiteRT
+
+        target = folder / microcontroller.FOLDER
+        figures, raw = run.call(microcontroller.write, run.artifact, target, tested.inputs)
         tested = replace(tested, raw=raw)
     tested.save(folder / vectors.FILE)
     tensors = run.call(interface.read, model, tested, names)
@@ -195,18 +194,3 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     version = older_runtime.check_version(target.onnxruntime)
     lowered = run.call(older_runtime.lower_file, run.artifact, path, version)
     return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}"
-
-
-def _write_integers(
-    artifact: Path, folder: Path, inputs: NDArray[Any]
-) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Write the C files; return their figures, and the integers of the inputs and outputs."""
-    from resnet8ptq.deploy import microcontroller  # imports LiteRT
-
-    content = artifact.read_bytes()
-    figures = microcontroller.write(content, folder / microcontroller.FOLDER, inputs[:1])
-    runs = [microcontroller.run(content, inputs[n : n + 1]) for n in range(len(inputs))]
-    raw = {"raw_inputs": np.concatenate([integers for integers, _ in runs])}
-    for number, parts in enumerate(zip(*(outputs for _, outputs in runs), strict=True)):
-        raw[f"raw_output_{number}"] = np.concatenate(parts)
-    return figures, raw

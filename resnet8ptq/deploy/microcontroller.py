@@ -34,20 +34,28 @@ _KINDS = {
 }
 
 
-def write(content: bytes, folder: Path, sample: NDArray[np.float32]) -> dict[str, str]:
-    """Write the files into the new `folder`; return figures for the card by name.
+def write(
+    path: Path, folder: Path, inputs: NDArray[np.float32]
+) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    """Write the C files of a .tflite file into the new `folder`, with the first input and outputs.
 
     Args:
-        content: of the .tflite file.
-        sample: a network input [1, ...].
+        inputs: of the network, [n, ...].
+
+    Returns:
+        Figures for the card by name; all inputs and outputs as the file has them, by name.
 
     Raises:
-        UnsupportedError: the file has several inputs, or an operator of its own.
+        UnsupportedError: the file has several inputs, or a custom operator.
     """
+    content = path.read_bytes()
     model = flatbuffer.convert_bytearray_to_object(content)
     operators = list_operators(model)
-    folder.mkdir()
-    integers, outputs = run(content, sample)
+    runs = [run(content, inputs[n : n + 1]) for n in range(len(inputs))]
+    raw = {"raw_inputs": np.concatenate([integers for integers, _ in runs])}
+    for number, parts in enumerate(zip(*(outputs for _, outputs in runs), strict=True)):
+        raw[f"raw_output_{number}"] = np.concatenate(parts)
+    integers, outputs = runs[0]
     arrays = {f"kTestOutput{number}": _array(output) for number, output in enumerate(outputs)}
     values = {
         "alignment": ALIGNMENT,
@@ -56,14 +64,12 @@ def write(content: bytes, folder: Path, sample: NDArray[np.float32]) -> dict[str
         "operators": operators,
         "arrays": {"kTestInput": _array(integers), **arrays},
     }
+    folder.mkdir()
     for name in ("model.h", "model.cc", "resolver.h", "test_vector.h"):
         text = templates.load("resnet8ptq.deploy", f"{name}.j2").render(values)
         (folder / name).write_text(text)
-    return {
-        "operators": ", ".join(operators),
-        "arena": f"{least_arena(model):,}",
-        "model": f"{len(content):,}",
-    }
+    arena, size = f"{least_arena(model):,}", f"{len(content):,}"
+    return {"operators": ", ".join(operators), "arena": arena, "model": size}, raw
 
 
 def list_operators(model: Any) -> list[str]:

@@ -94,7 +94,7 @@ def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> R
             )
         with np.load(path, allow_pickle=False) as arrays:
             inputs = np.asarray(arrays["inputs"])
-        summary = f"not compared on the run's samples, which are not at hand ({scored})"
+        summary = f"not compared on the run's samples, which are missing ({scored})"
         return Rerun(summary, vectors.predict(inputs, inputs, predictor))
     evaluator, samples = scored.evaluator, scored.samples
     label = "Running the artifact"

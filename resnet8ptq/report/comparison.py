@@ -59,7 +59,7 @@ class Cell:
         return self.paired is not None and self.record.quantized
 
     def metric(self, name: str) -> float:
-        """Return a metric; NaN where it was not measured."""
+        """Return a metric; NaN if it was not measured."""
         return self.record.metrics.get(name, float("nan"))
 
 
@@ -91,11 +91,11 @@ class Family:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Class names, in the order of the labels; empty where there are none, or too many."""
+        """Class names, in the order of the labels; empty without names, or with too many."""
         return self.task.class_names
 
     def class_deltas(self, cell: Cell) -> list[float]:
-        """Return a cell's accuracy minus FP32's on each class; NaN where it was not measured."""
+        """Return a cell's accuracy minus FP32's on each class; NaN if it was not measured."""
         return [cell.metric(f"delta_{name}") for name in metric_names(self.class_names)]
 
 
@@ -144,7 +144,7 @@ def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
     """
     try:
         return reader(path)
-    except Exception as error:  # numpy's, zipfile's and json's own
+    except Exception as error:  # of numpy, zipfile and json
         raise TrackingError(
             f"run {record.run_id}: {path.name} is damaged ({one_line(error)})"
         ) from None

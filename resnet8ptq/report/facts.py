@@ -50,7 +50,7 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
-    """Return the task of a family; a classification where no run was scored."""
+    """Return the task of a family; a classification if no run was scored."""
     scored = next((record for record in records if record.total is not None), None)
     return registry.recall({}) if scored is None else scored.task
 

@@ -1,4 +1,4 @@
-"""The report of a sweep: `report.md`, `report.html` and its figures, from MLflow alone.
+"""The report of a sweep: `report.md`, `report.html` and its figures, made from MLflow only.
 
     python -m resnet8ptq report                        the newest sweep
     python -m resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
@@ -63,8 +63,8 @@ def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Pat
         images |= {prefix + name: image for name, image in drawn.items()}
     markdown = to_markdown(chosen, images)
     page = to_html(markdown, "; ".join(_headings(families)), images)
-    table_of_all = table.to_csv([record for family in families for record in family.records])
-    texts = {"report.md": markdown, REPORT: page, "runs.csv": table_of_all}
+    runs = table.to_csv([record for family in families for record in family.records])
+    texts = {"report.md": markdown, REPORT: page, "runs.csv": runs}
     contents = images | {name: text.encode() for name, text in texts.items()}
     for name, content in contents.items():
         with files.atomic(folder / name) as temporary:

@@ -64,7 +64,7 @@ def class_impact(family: Family) -> Figure | None:
 
 
 def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = ()) -> Figure | None:
-    """The loss against FP32 over size and, where measured, over latency; with Pareto fronts.
+    """The loss against FP32 over size and, if measured, over latency; with Pareto fronts.
 
     Args:
         limits: draws the limit of the loss.

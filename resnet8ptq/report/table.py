@@ -14,7 +14,7 @@ PAIRED = ("delta", "interval", "p")  # against FP32
 CHOICES = ("framework", "dtype", "calibration", "weights")
 COSTS = ("size kB", "reduction", "ms", "speedup")
 LIMIT, VOID = "limit", "void"  # the column of the verdicts, and one of them; see `verdicts`
-MANY = 50  # runs of a family; of more, only the best are shown at once
+MANY = 50  # runs of a family that a table shows; of more, only the best
 FIRST = 20  # the best of many
 _BASELINE_KEYS = ("backend", "backend.flow", "data", "model.fold", "evaluate.split")
 _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}."
@@ -24,9 +24,7 @@ _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}
 class Judged:
     """The verdicts on runs in words, and the limits that they judge."""
 
-    texts: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by the run's id, for the column `LIMIT`
+    texts: Mapping[str, str] = field(default_factory=dict)  # run id -> cell of `LIMIT`
     limits: ReportConfig = field(default_factory=ReportConfig)
 
 
@@ -39,7 +37,7 @@ def columns(records: Sequence[RunRecord]) -> list[str]:
 
 
 def numeric(records: Sequence[RunRecord]) -> list[str]:
-    """Return the heads of the columns of numbers: the task's metrics, and what a model costs."""
+    """Return the heads of the columns of numbers: the task's metrics, and the costs of a model."""
     task = task_of(records)
     return [task.metric.title, *PAIRED, *(metric.title for metric in task.beside), *COSTS]
 

@@ -1,10 +1,10 @@
 """Verdicts on the loss of models against FP32: pass, fail, undecided or void.
 
-A model passes where the one-sided 95% bound of its paired loss lies within the limit, and fails
-where the bound from the other side lies beyond; both for all models of a family together (Holm,
-1979). Not being significantly worse than FP32 is no proof of being as good: then it is undecided.
-It is void if FP32 itself is no better than chance, or clearly below the accuracy that the user
-expects: the loss of one broken network against another means nothing.
+A model passes if the one-sided 95% bound of its paired loss is within the limit. It fails if the
+bound from the other side is beyond the limit. Both are corrected for all models of a family (Holm,
+1979). Otherwise it is undecided: a loss that is not significant does not prove equality. A verdict
+is void if FP32 itself is no better than chance, or clearly below the accuracy that the user
+expects: a loss against a broken network means nothing.
 """
 
 import math
@@ -28,7 +28,7 @@ class Verdict:
 
     Attributes:
         outcome: `PASS`, `FAIL`, `UNDECIDED` or `VOID`.
-        needed: where undecided, about the sample size for 80% power at the measured loss; NaN if
+        needed: if undecided, about the sample size for 80% power at the measured loss; NaN if
             the samples have no spread.
     """
 

@@ -84,8 +84,10 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
         if key.startswith(_ADOPTED) and key.removeprefix(_ADOPTED) not in jobs
     }
     elsewhere = load_runs(store, list(adopted.values()))
-    if gone := sorted(set(adopted.values()) - elsewhere.keys()):
-        raise TrackingError(f"run {gone[0]}, which sweep {parent_id} shares, is not in the store")
+    if missing := sorted(set(adopted.values()) - elsewhere.keys()):
+        raise TrackingError(
+            f"run {missing[0]}, which sweep {parent_id} shares, is not in the store"
+        )
     jobs |= {job: elsewhere[run_id] for job, run_id in adopted.items()}
     # Sorting keeps runs without a number in the order of their start.
     order = sorted(jobs, key=lambda key: int(key) if key.isdigit() else 0)
