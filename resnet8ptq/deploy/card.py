@@ -29,23 +29,15 @@ _KINDS = {"classification": "image-classification", "detection": "object-detecti
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts from the command, besides those that the run has logged.
-
-    Attributes:
-        reproduced: the result of running the artifact again, in a sentence.
-        verified: output of the example in its fresh environment; empty if it was not run.
-        registered: URI in MLflow's registry; empty without one.
-        microcontroller: figures of `microcontroller.write`; None for other formats.
-        change: the conversion of the artifact; empty without one.
-    """
+    """Facts from the command, in addition to those that the run has logged."""
 
     interface: Interface
     vectors: Vectors
-    reproduced: str
-    verified: str = ""
-    registered: str = ""
-    microcontroller: Mapping[str, str] | None = None
-    change: str = ""
+    reproduced: str  # the result of running the artifact again, in a sentence
+    verified: str = ""  # output of the example in its fresh environment; empty if it was not run
+    registered: str = ""  # URI in MLflow's registry, if any
+    microcontroller: Mapping[str, str] | None = None  # figures, for .tflite files
+    change: str = ""  # the conversion of the artifact, if any
 
 
 def render(source: Source, model: Path, facts: Facts) -> str:

@@ -12,17 +12,12 @@ from resnet8ptq.deploy.vectors import Vectors
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a file.
-
-    Attributes:
-        shape: with the batch axis; `n` for a free size.
-        scale, zero_point: `real = (integer - zero_point) * scale`; None for floats.
-    """
+    """An input or output of a file."""
 
     name: str
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  # with the batch axis; `n` for a free size
     dtype: str
-    scale: float | None = None
+    scale: float | None = None  # real = (integer - zero_point) * scale; None for floats
     zero_point: int | None = None
 
     @property

@@ -27,21 +27,14 @@ _COPIED = (EXAMPLE, "predictions.npz", "detections.json")
 
 @dataclass(frozen=True)
 class Source:
-    """A finished run with an artifact, and its files copied into a folder.
-
-    Attributes:
-        artifact: in a folder with `config.yaml` and the files of `_COPIED` that the run has.
-        use: the recommended use; empty for a run by its id.
-        verdict: on its loss, as in its sweep's report; empty for FP32.
-        trusted: whether the run's code may run in this process.
-    """
+    """A finished run with an artifact, and its files copied into a folder."""
 
     record: RunRecord
     config: RunConfig
-    artifact: Path
-    use: str = ""
-    verdict: str = ""
-    trusted: bool = False
+    artifact: Path  # in a folder with `config.yaml` and the files of `_COPIED` that the run has
+    use: str = ""  # the recommended use; empty for a run by its id
+    verdict: str = ""  # on its loss, as in its sweep's report; empty for FP32
+    trusted: bool = False  # whether the run's code may run in this process
 
     def call(self, function: Callable[..., T], *args: object) -> T:
         """Call a function that loads the artifact, in a separate process unless it is trusted.

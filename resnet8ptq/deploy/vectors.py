@@ -19,24 +19,15 @@ TOLERANCE = 0.01  # of an output's largest value: kernels of other CPUs round di
 
 @dataclass(frozen=True)
 class Vectors:
-    """Samples, as stored and as the network takes them, and the outputs of one sample at a time.
+    """Samples, as stored and as the network takes them, and the outputs of one sample at a time."""
 
-    Attributes:
-        samples: [n, ...] as stored; the same array as `inputs` if the data are missing.
-        inputs: [n, ...].
-        outputs: one [n, ...] per output; all rows if their number depends on the sample.
-        tolerances: one per output, absolute.
-        preprocessing, layout: from samples to inputs, see `Split`.
-        raw: the integers of the inputs and outputs by name, if the file takes integers.
-    """
-
-    samples: NDArray[Any]
-    inputs: NDArray[np.float32]
-    outputs: tuple[NDArray[np.float32], ...]
-    tolerances: tuple[float, ...]
-    preprocessing: Preprocessing = RAW
+    samples: NDArray[Any]  # [n, ...]; the same array as `inputs` if the data are missing
+    inputs: NDArray[np.float32]  # [n, ...]
+    outputs: tuple[NDArray[np.float32], ...]  # [n, ...]; all rows if they depend on the sample
+    tolerances: tuple[float, ...]  # of the outputs, absolute
+    preprocessing: Preprocessing = RAW  # with `layout`, from samples to inputs, see `Split`
     layout: tuple[int, ...] | None = None
-    raw: dict[str, NDArray[Any]] = field(default_factory=dict)
+    raw: dict[str, NDArray[Any]] = field(default_factory=dict)  # integers of the file, by name
 
     def save(self, path: Path) -> None:
         """Write the arrays `samples`, `inputs`, `output_0`, ..., `tolerances`, and `raw`."""

@@ -41,23 +41,16 @@ _STORE = {
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The choice for one use, and the models without a known difference from it.
-
-    Attributes:
-        key: the use as typed: `best`, `smallest`, `fastest`, `fastest_batch`, and `best_NAME` for
-            a backend.
-        choice: None for FP32 itself.
-        verdict: on the reported samples, see `verdicts`; empty for FP32.
-    """
+    """The choice for one use, and the models without a known difference from it."""
 
     use: str
     label: str
     why: str
-    choice: Cell | None = None
-    verdict: str = ""
+    choice: Cell | None = None  # None for FP32 itself
+    verdict: str = ""  # on the reported samples, see `verdicts`; empty for FP32
     equals: tuple[Cell, ...] = ()
     equals_mean: str = ""
-    key: str = ""
+    key: str = ""  # as typed: best, smallest, fastest, fastest_batch, best_NAME for a backend
 
     @property
     def command(self) -> str:

@@ -24,15 +24,10 @@ MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a model and the limit.
+    """The verdict on a model and the limit."""
 
-    Attributes:
-        outcome: `PASS`, `FAIL`, `UNDECIDED` or `VOID`.
-        needed: if undecided, about the sample size for 80% power at the measured loss; NaN if
-            the samples have no spread.
-    """
-
-    outcome: str
+    outcome: str  # `PASS`, `FAIL`, `UNDECIDED` or `VOID`
+    # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
     needed: float = 0.0
 
     def __str__(self) -> str:

@@ -42,22 +42,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunningSweep:
-    """A sweep whose jobs run; this process closes it.
+    """A sweep whose jobs run; this process closes it."""
 
-    Attributes:
-        open: waits for the store, and returns the sweep with its run.
-        worker, several: those of the sweep, known before it is open.
-        limits: of a recommended model.
-        lock: on the sweep's folder, held while the sweep runs.
-        jobs: the largest number of jobs; None if unknown.
-    """
-
-    open: "Callable[[], Sweep]"
-    worker: "Worker | None"
-    several: bool
-    limits: ReportConfig
-    lock: "FileLock"
-    jobs: int | None = None
+    open: "Callable[[], Sweep]"  # waits for the store, and returns the sweep with its run
+    worker: "Worker | None"  # of the sweep, known before it is open
+    several: bool  # of the sweep
+    limits: ReportConfig  # of a recommended model
+    lock: "FileLock"  # on the sweep's folder, held while the sweep runs
+    jobs: int | None = None  # the largest number of jobs, if known
 
     @cached_property
     def sweep(self) -> "Sweep":

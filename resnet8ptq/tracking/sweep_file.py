@@ -42,20 +42,14 @@ class Worker:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The running sweep as its jobs know it: its store, its parent run, its folder.
-
-    Attributes:
-        worker: None if the jobs run one after the other in the sweep's own process.
-        resume: a finished run of another sweep counts as a job's run.
-        several: there may be more than one job.
-    """
+    """The running sweep as its jobs know it: its store, its parent run, its folder."""
 
     store: "Store"
     parent_id: str
     folder: Path
-    worker: Worker | None = None
-    resume: bool = False
-    several: bool = True
+    worker: Worker | None = None  # None: the jobs run one by one in the sweep's own process
+    resume: bool = False  # a finished run of another sweep counts as a job's run
+    several: bool = True  # there may be more than one job
 
     def save(self) -> None:
         """Write the file into the sweep's folder."""
