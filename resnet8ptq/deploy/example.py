@@ -100,25 +100,14 @@ def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
         return []
     size = preprocess.size
     height, width = size if isinstance(size, list) else (size, size)
-    how = f"Image.Resampling.{preprocess.filter.upper()}"
-    if preprocess.resize == "squash":
-        return [f"picture = picture.resize(({width}, {height}), {how})"]
-    if preprocess.resize == "fit":
-        return [f"picture = ImageOps.fit(picture, ({width}, {height}), {how})"]
-    if preprocess.resize == "letterbox":
-        ground = (preprocess.pad,) * len(mode)
-        centring = (0.5, 0.5) if preprocess.align == "center" else (0.0, 0.0)
-        return [
-            f"picture = ImageOps.pad(picture, ({width}, {height}), {how}, {ground}, {centring})"
-        ]
-    return [
-        f"scale = max({width} / picture.width, {height} / picture.height)",
-        f"scale = scale / {preprocess.crop_fraction!r}",
-        "whole = (round(scale * picture.width), round(scale * picture.height))",
-        f"picture = picture.resize(whole, {how})",
-        f"left, top = (whole[0] - {width}) // 2, (whole[1] - {height}) // 2",
-        f"picture = picture.crop((left, top, left + {width}, top + {height}))",
-    ]
+    text = templates.load("resnet8ptq.deploy", "resizing.py.j2").render(
+        preprocess=preprocess,
+        size=(width, height),
+        how=f"Image.Resampling.{preprocess.filter.upper()}",
+        background=(preprocess.pad,) * len(mode),
+        centering=(0.5, 0.5) if preprocess.align == "center" else (0.0, 0.0),
+    )
+    return text.splitlines()
 
 
 def requirements(suffix: str, pictures: bool) -> list[str]:

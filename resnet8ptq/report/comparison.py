@@ -34,23 +34,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cell:
-    """One requested combination, with any outcome.
-
-    Attributes:
-        label: the combination in words.
-        adjusted_p: of the run against its baseline, corrected; None for a run without a result.
-        worse_classes: classes that lost significantly, after correction.
-        choice: on the samples that the sweep chooses by; None without such samples.
-        ranges: activations and weights of `ranges.json`; only for the first run of each backend
-            and calibration, which the figures show.
-    """
+    """One requested combination, with any outcome."""
 
     record: RunRecord
-    label: str
+    label: str  # the combination in words
     paired: Paired | None = None
-    adjusted_p: float | None = None
-    worse_classes: tuple[str, ...] = ()
-    choice: Paired | None = None
+    adjusted_p: float | None = None  # against its baseline, corrected; None without a result
+    worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
+    choice: Paired | None = None  # on the samples to choose by, if any
+    # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property

@@ -30,29 +30,22 @@ ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
 
 @dataclass
 class Journal:
-    """One run, as MLflow has it or will have it.
-
-    Attributes:
-        key: unique to this record; a tag of the run, by which the store finds it.
-        run_id: in the store; None until the store has answered.
-        datasets: name, source, digest and context, with dtype and shape of the arrays.
-        model: the file to log as a model, with `outputs` and `engine`, see `Recorder.log_model`.
-        status: RUNNING, or one of `ENDED`.
-    """
+    """One run, as MLflow has it or will have it."""
 
     name: str
     experiment: str
     parent_id: str | None = None
-    run_id: str | None = None
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    run_id: str | None = None  # in the store; None until the store has answered
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)  # a tag by which the store finds it
     start_ms: int = field(default_factory=lambda: int(1000 * time.time()))
     end_ms: int | None = None
-    status: str = "RUNNING"
+    status: str = "RUNNING"  # or one of `ENDED`
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
+    # Name, source, digest and context, with dtype and shape of the arrays.
     datasets: list[dict[str, Any]] = field(default_factory=list)
-    model: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None  # `file`, `outputs`, `engine`; see `Recorder.log_model`
 
     @property
     def ended(self) -> bool:
