@@ -43,16 +43,11 @@ class RunRecord:
 
     A store is untrusted: a text may hold anything. A missing text is empty, or `?` if it is shown;
     a metric that was not measured is None.
-
-    Attributes:
-        params: the settings by their config keys, and resolved settings.
-        metrics: the last value of each metric; `value` reads those that depend on the task.
-        artifact_uri: the folder of the run's files.
     """
 
     run_id: str
-    params: dict[str, str]
-    metrics: dict[str, float]
+    params: dict[str, str]  # the settings by their config keys, and resolved settings
+    metrics: dict[str, float]  # last values; `value` reads those that depend on the task
     tags: dict[str, str] = field(repr=False)
     artifact_uri: str = ""
     ended: bool = True

@@ -24,19 +24,12 @@ MAX_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Worker:
-    """Settings for jobs in separate processes, here or on another machine.
+    """Settings for jobs in separate processes, here or on another machine."""
 
-    Attributes:
-        at_once: the largest number of jobs at the same time.
-        threads: of each job, unless `threads` is set.
-        folder: the current folder, where relative paths in settings start.
-        variables: environment variables for the nodes of a cluster, which do not inherit them; a
-            node's own value wins.
-    """
-
-    at_once: int
-    threads: int
-    folder: str = field(default_factory=os.getcwd)
+    at_once: int  # the largest number of jobs at the same time
+    threads: int  # of each job, unless `threads` is set
+    folder: str = field(default_factory=os.getcwd)  # where relative paths in settings start
+    # For the nodes of a cluster, which do not inherit the environment; a node's own value wins.
     variables: dict[str, str] = field(default_factory=dict)
 
 
