@@ -1,8 +1,8 @@
 """A sweep read back from MLflow, and the tests of its differences.
 
 Only runs on the same images are compared; see `facts.group`. Their p-values of one kind are
-corrected together (Holm, 1979): the runs against their FP32 baselines, the same by class, and the
-runs against the best one.
+corrected together (Holm, 1979): the runs against their FP32 baselines (`facts.adjusted_p`), the
+same by class, and the runs against the best one.
 """
 
 import hashlib
@@ -39,7 +39,6 @@ class Cell:
     record: RunRecord
     label: str  # the combination in words
     paired: Paired | None = None
-    adjusted_p: float | None = None  # against its baseline, corrected; None without a result
     worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
     choice: Paired | None = None  # on the samples to choose by, if any
     # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
@@ -166,7 +165,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 
 
 def compare(cells: Sequence[Cell]) -> Family:
-    """Test every cell of one family against its baseline, whole and by class; Holm's correction."""
+    """Test every class of every cell of one family against its baseline, with Holm's correction."""
     family = Family(tuple(cells))
     names, measured = family.class_names, family.measured
     by_class = []
@@ -174,7 +173,6 @@ def compare(cells: Sequence[Cell]) -> Family:
         paired = cell.paired
         assert paired is not None  # of every measured cell
         by_class += paired.by_class(len(names))
-    adjusted = facts.adjusted_p(family.records)
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {
         id(cell): tuple(
@@ -184,15 +182,7 @@ def compare(cells: Sequence[Cell]) -> Family:
         )
         for cell, row in zip(measured, class_p, strict=True)
     }
-    tested = [
-        replace(
-            cell,
-            adjusted_p=adjusted.get(cell.record.run_id),
-            worse_classes=worse.get(id(cell), ()),
-        )
-        for cell in cells
-    ]
-    return Family(tuple(tested))
+    return Family(tuple(replace(c, worse_classes=worse.get(id(c), ())) for c in cells))
 
 
 def indistinguishable(best: Cell, others: Sequence[Cell]) -> list[Cell]:
