@@ -59,7 +59,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.load(store, [done])
         terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
-    terminal.print_places(folder, store)
+    terminal.print_paths(folder, store)
     background.wait()
     return done
 

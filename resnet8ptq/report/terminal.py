@@ -52,8 +52,8 @@ def _print_family(
         say(console, note)
 
 
-def print_places(folder: Path, store: Store) -> None:
-    """Print where the files and the report are, and how to browse the runs."""
+def print_paths(folder: Path, store: Store) -> None:
+    """Print the paths of the files and of the report, and the address to browse the runs."""
     print(f"Files:  {folder}")
     if (report := folder / REPORT).exists():
         print(f"Report: {report}")

@@ -100,7 +100,7 @@ class RunningSweep:
                 f"{folder}; try `python -m resnet8ptq sync folder={folder}` when it is back"
             )
         if records:
-            terminal.print_places(folder, store)
+            terminal.print_paths(folder, store)
         if failure is not None:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); try `python -m resnet8ptq "

@@ -46,9 +46,7 @@ def _time(selected: Selection, folder: Path) -> PairedLatency | None:
         return None
     cpu = machine.describe().get("cpu", "")
     if any(cell.record.cpu != cpu for cell in (*models, *timed)):
-        log.warning(
-            "the best models ran on other machines, so they are not timed against each other"
-        )
+        log.warning("the best models ran on other machines, and are not timed against each other")
         return None
     try:
         baselines = {fp32_name(cell): _folder(cell, folder) for cell in timed}
@@ -59,11 +57,7 @@ def _time(selected: Selection, folder: Path) -> PairedLatency | None:
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return the folder of a run that was made here: its files run as code.
-
-    Raises:
-        TrackingError: the run was not made here.
-    """
+    """Return the folder of a run that was made here; refuse others, whose files would run as code."""
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(
