@@ -57,7 +57,7 @@ def _time(selected: Selection, folder: Path) -> PairedLatency | None:
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return the folder of a run that was made here; refuse others, whose files would run as code."""
+    """Return the folder of a run made here; refuse others, whose files would run as code."""
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(
