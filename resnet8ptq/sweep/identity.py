@@ -13,14 +13,14 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import locate as networks
 from resnet8ptq.tasks import registry as tasks
 
-# Storage and reporting, on which no run depends. Nor does it depend on paths of inputs, whose
-# contents are hashed.
+# Settings of storage and reporting, which change no result. Paths of inputs do not count either:
+# their contents are hashed.
 _IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
 _ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # the same, in a sweep's overrides
 
 
 def find(settings: Settings) -> str:
-    """Return a hash, in hexadecimal, that two runs share only if their results would be equal.
+    """Return a hexadecimal hash that two runs share only if their results would be equal.
 
     It covers settings, code of this package, versions of the frameworks, network, training and
     test images. The CPU is not part of it: the jobs of a sweep may run on several kinds.

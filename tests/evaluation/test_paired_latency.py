@@ -148,7 +148,7 @@ def test_a_damaged_race_is_one_error(sweep: Called, own_store: Store, tmp_path: 
     own_store.client.log_artifact(parent.info.run_id, str(tmp_path / FILE))
     record = page.history.load_run(own_store, parent.info.run_id)
     with pytest.raises(TrackingError, match=r"race\.json is damaged"):
-        page._load_races(own_store, record, 1)
+        page._load_timings(own_store, record, 1)
 
 
 @pytest.mark.slow
