@@ -101,20 +101,15 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
     expected = hashes.get(TABLE_FILE) if isinstance(hashes, dict) else None
     if hashlib.sha256(content).hexdigest() != expected:
         raise ConfigError(f"calib.table: {table} was edited or damaged: not what its run wrote")
-    _check_same(made_from, provenance)
+    if differing := [key for key in provenance if made_from.get(key) != provenance[key]]:
+        theirs = ", ".join(_describe(key, made_from.get(key)) for key in differing)
+        ours = ", ".join(_describe(key, provenance[key]) for key in differing)
+        raise ConfigError(f"calib.table: made from {theirs}; this run has {ours}")
     return _as_ranges(_decode(content, table), table)
 
 
 def _is_other(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("calibration cache: ")
-
-
-def _check_same(made_from: Mapping[str, Any], provenance: Provenance) -> None:
-    differing = [key for key in provenance if made_from.get(key) != provenance[key]]
-    if differing:
-        theirs = ", ".join(_describe(key, made_from.get(key)) for key in differing)
-        ours = ", ".join(_describe(key, provenance[key]) for key in differing)
-        raise ConfigError(f"calib.table: made from {theirs}; this run has {ours}")
 
 
 def _describe(key: str, value: object) -> str:

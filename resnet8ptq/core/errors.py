@@ -13,7 +13,10 @@ PtqError                  one clear line for the user; the program exits with 1
 └── UnsupportedError      the framework cannot do this combination: a result, not a failure
 """
 
-from resnet8ptq.core.text import printable
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from resnet8ptq.core.text import one_line, printable
 
 
 class PtqError(Exception):
@@ -61,3 +64,17 @@ class TrackingError(PtqError):
 
 class UnsupportedError(PtqError):
     """The framework cannot do this combination: a result, and the message is its reason."""
+
+
+@contextmanager
+def errors_as(kind: type[PtqError], text: str) -> Iterator[None]:
+    """Raise a library's error as `kind`, with the message `text (error)`; a `PtqError` passes.
+
+    Libraries raise dozens of their own classes, and not all can be pickled.
+    """
+    try:
+        yield
+    except PtqError:
+        raise
+    except Exception as error:
+        raise kind(f"{text} ({one_line(error)})") from None

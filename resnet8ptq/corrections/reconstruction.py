@@ -7,8 +7,8 @@ for Extremely Low-bit Post-Training Quantization", ICLR 2022: during learning, e
 rounded with probability 1/2. Rounding is learned as in AdaRound, ranges as in QAT.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -124,7 +124,8 @@ def reconstruct(
         module.requires_grad_(False)
     simulated.eval()
     images = torch.from_numpy(_images(cut, setting))
-    with _seeded(seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
         input_quantizer = quantizers.get(cut.graph.input[0].name)
         _learn(exact, simulated, roundings, input_quantizer, images, iterations, seed)
     for name, node in layers.find(proto.graph, setting.selection).items():
@@ -181,7 +182,7 @@ class _Problem:
         """Learn, and keep the better of the learned and the nearest rounding."""
         roundings, quantizers = self.block.roundings.values(), self.block.quantizers
         parts: list[Any] = [*roundings, *quantizers]
-        nearest = [_state(part) for part in parts]
+        nearest = [copy.deepcopy(part.state_dict()) for part in parts]
         before = self.error()
         unit = max(before, torch.finfo(torch.float32).tiny)
         ends = [quantizer.log_growth for quantizer in quantizers]
@@ -233,17 +234,6 @@ class _Problem:
             rounding.train(training)
         for quantizer in self.block.quantizers:
             quantizer.drop = DROP if training else 0.0
-
-
-def _state(module: Any) -> dict[str, Any]:
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 def _images(proto: onnx.ModelProto, setting: Setting) -> Any:

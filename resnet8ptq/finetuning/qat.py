@@ -27,7 +27,6 @@ from resnet8ptq.precision.selection import Selection, find_float_nodes
 
 if TYPE_CHECKING:  # it imports torch, which only method=qat needs
     from resnet8ptq.finetuning.training import Point
-    from resnet8ptq.simulation.network import Student
 
 NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
 
@@ -100,7 +99,15 @@ def fine_tune(
         from resnet8ptq.finetuning.training import Trainer
         from resnet8ptq.simulation import network
 
-        student = _student(settings, fp32, calibration.split, skipped, runtime)
+        activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
+        student = network.prepare(
+            fp32.onnx_path,
+            skipped,
+            activations.find_around(skipped),
+            settings.weights,
+            settings.activations,
+            settings.float_output,
+        )
         trainer = Trainer(
             settings.training,
             settings.seed,
@@ -125,20 +132,3 @@ def fine_tune(
     ranges = json.loads((entry / RANGES_FILE).read_text())
     tuned = fp32.with_weights_of(entry / NETWORK_FILE)
     return tuned, {name: (low, high) for name, (low, high) in ranges.items()}
-
-
-def _student(
-    settings: Settings, fp32: Fp32Model, images: Split, skipped: list[str], runtime: Runtime
-) -> "Student":
-    """Return the network with fake quantization, its ranges calibrated on `images`."""
-    from resnet8ptq.simulation import network
-
-    activations = Activations(fp32.onnx_path, images, settings.calib, runtime)
-    return network.prepare(
-        fp32.onnx_path,
-        skipped,
-        activations.find_around(skipped),
-        settings.weights,
-        settings.activations,
-        settings.float_output,
-    )

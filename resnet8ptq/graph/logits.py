@@ -6,15 +6,6 @@ from onnx import TensorProto, helper
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")
 
 
-def last_node(graph: onnx.GraphProto, skipped: tuple[str, ...]) -> onnx.NodeProto | None:
-    """Return the node that makes the output, going back through operators in `skipped`."""
-    producers = {name: node for node in graph.node for name in node.output}
-    node = producers.get(graph.output[0].name)
-    while node is not None and node.op_type in skipped:
-        node = producers.get(node.input[0])
-    return node
-
-
 def end_at_logits(proto: onnx.ModelProto) -> bool:
     """Make the final softmax's input the only output, in place; False without a softmax.
 
@@ -22,7 +13,10 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
     softmax stay, unused; the softmax is removed if it is the last node.
     """
     graph = proto.graph
-    node = last_node(graph, _PASSES_ON) if len(graph.output) == 1 else None
+    producers = {name: node for node in graph.node for name in node.output}
+    node = producers.get(graph.output[0].name) if len(graph.output) == 1 else None
+    while node is not None and node.op_type in _PASSES_ON:
+        node = producers.get(node.input[0])
     if node is None or node.op_type not in ("Softmax", "QLinearSoftmax"):
         return False
     name = node.input[0]

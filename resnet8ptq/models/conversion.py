@@ -6,6 +6,7 @@ Runs in a separate process (see `model.load`): the main process never imports Te
 import json
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,20 +32,9 @@ from resnet8ptq.models.batch import (
     in_full_batches,
     one_by_one,
 )
-from resnet8ptq.models.contract import (
-    Contract,
-    find_dtype,
-    find_layout,
-    is_scalar,
-    read_contract,
-)
+from resnet8ptq.models.contract import Contract, find_dtype, find_layout, is_scalar, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.normalization import (
-    avoid_quantizer_names,
-    flatten_biases,
-    name_nodes,
-    opset,
-)
+from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases, name_nodes, opset
 from resnet8ptq.models.sources import Module, Network, read
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
@@ -163,16 +153,8 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
             parity[label] = compare(outputs, expected, final, label)
-    record = Conversion(
-        parity=parity,
-        source_opset=network.source_opset,
-        opset=opset(proto),
-        contract=contract,
-        final=final,
-        preprocessing=preprocessing,
-        without_torch=without_torch,
-        why_fixed=why_fixed,
-    )
+    versions = network.source_opset, opset(proto)
+    record = Conversion(parity, *versions, contract, final, preprocessing, without_torch, why_fixed)
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
@@ -181,19 +163,14 @@ def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
 
     A scalar output is one number for the whole batch, so that only a batch of 1 tells it by sample.
     """
-    if read_contract(network.proto.graph).batch is not None:
+    graph = network.proto.graph
+    if read_contract(graph).batch is not None:
         return network
-    if find_data_sized(network.proto) or any(map(is_scalar, network.proto.graph.output)):
-        return _one_at_once(network)
-    try:
-        network.predict(samples[:2])
-    except Exception:  # ONNX Runtime's own, a dozen
-        return _one_at_once(network)
-    return network
-
-
-def _one_at_once(network: Network) -> Network:
-    network.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    if not find_data_sized(network.proto) and not any(map(is_scalar, graph.output)):
+        with suppress(Exception):  # ONNX Runtime's own, a dozen
+            network.predict(samples[:2])
+            return network
+    graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     return replace(network, predict=in_full_batches(network.predict, 1))
 
 
@@ -280,7 +257,8 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
         scale = 1.0 if final == PROBABILITIES or largest == 0 else largest
         differences.append(float(np.abs(output - original).max(initial=0) / scale))
         if final != VALUES:
-            flipped += _count_flips(output, original, TIE * scale)
+            chosen = np.take_along_axis(original, output.argmax(1)[:, np.newaxis], 1)[:, 0]
+            flipped += int((original.max(1) - chosen > TIE * scale).sum())
     worst = float(np.max(differences))  # NaN if any difference is
     tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
     if flipped or not worst <= tolerance:
@@ -290,9 +268,3 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
             f"{kind} by up to {worst:.2e} (allowed: 0 and {tolerance:.0e})"
         )
     return worst
-
-
-def _count_flips(got: NDArray[Any], expected: NDArray[Any], tie: float) -> int:
-    """Count samples [n, classes] whose top-1 class differs by more than a tie of two classes."""
-    lead = expected.max(1) - np.take_along_axis(expected, got.argmax(1)[:, np.newaxis], 1)[:, 0]
-    return int((lead > tie).sum())

@@ -17,7 +17,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import FUSED, channel_axis, consumers, weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
-from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.simulation.fake_quantization import (
     FakeQuantize,
@@ -96,16 +96,14 @@ def prepare(
     for name, node in _layers(graph).items():
         layer = find_layer(body, node)
         if node.name not in skipped:
-            parametrize.register_parametrization(
-                layer, "weight", _quantize_weight(weights.scheme(name), layer.weight)
-            )
+            scheme = weights.scheme(name)
+            rounding: nn.Module = FakeQuantizeWeight(scheme)
+            if scheme.clips:
+                rounding = FakeQuantizeNarrowWeight(scheme, layer.weight)
+            parametrize.register_parametrization(layer, "weight", rounding)
     quantizers = quantize_activations(body, graph, skipped, ranges, activations, float_output)
     entrance = quantizers.get(graph.input[0].name, nn.Identity())
     return Student(nn.Sequential(entrance, body).eval(), quantizers)
-
-
-def _quantize_weight(scheme: WeightScheme, weights: torch.Tensor) -> nn.Module:
-    return FakeQuantizeNarrowWeight(scheme, weights) if scheme.clips else FakeQuantizeWeight(scheme)
 
 
 def quantize_activations(

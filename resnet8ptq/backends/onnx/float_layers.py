@@ -25,25 +25,15 @@ def keep(proto: onnx.ModelProto) -> bool:
     """
     graph = proto.graph
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    narrow = {
-        node.output[0]
-        for node in graph.node
-        if node.op_type == "DequantizeLinear" and constants.get(node.input[0]) in _NARROW
-    }
-    dequantized = {n.output[0] for n in graph.node if n.op_type == "DequantizeLinear"}
+    sources = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "DequantizeLinear"}
     nodes = []
     for node in graph.node:
-        if (
-            node.op_type in _ROUNDED
-            and node.input[0] in dequantized
-            and (
-                node.input[1] in narrow
-                or (node.input[1] in constants and _is_quantized(graph, node.output[0]))
-            )
-        ):
-            name = f"{node.output[0]}_float_input"
-            nodes.append(helper.make_node("Sum", [node.input[0]], [name], name))
-            node.input[0] = name
+        if node.op_type in _ROUNDED and node.input[0] in sources:
+            narrow = constants.get(sources.get(node.input[1], "")) in _NARROW
+            if narrow or (node.input[1] in constants and _is_quantized(graph, node.output[0])):
+                name = f"{node.output[0]}_float_input"
+                nodes.append(helper.make_node("Sum", [node.input[0]], [name], name))
+                node.input[0] = name
         nodes.append(node)
     if len(nodes) == len(graph.node):
         return False

@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
-from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.graph.layers import channel_axis, weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.precision.grid import WeightScheme
@@ -26,11 +25,9 @@ def raise_opset(proto: onnx.ModelProto, schemes: Mapping[str, WeightScheme]) -> 
     (version,) = [entry.version for entry in proto.opset_import if not entry.domain]
     raised = proto
     if version < opset:
-        try:
+        reason = f"weights below 8 bits: its operators do not convert to opset {opset}"
+        with errors_as(UnsupportedError, reason):
             raised = version_converter.convert_version(proto, opset)
-        except Exception as error:  # RuntimeError, its own
-            reason = f"its operators do not convert to opset {opset} ({one_line(error)})"
-            raise UnsupportedError(f"weights below 8 bits: {reason}") from None
     raised.ir_version = max(raised.ir_version, ir_version)
     return raised
 

@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -14,23 +14,9 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
-from resnet8ptq.backends.contract import (
-    Artifact,
-    Predictor,
-    Profiler,
-    Resolved,
-    Takes,
-    refuse_others,
-)
-from resnet8ptq.backends.onnx import (
-    dynamic,
-    float_layers,
-    narrow,
-    output,
-    predictor,
-    profiler,
-    slim,
-)
+from resnet8ptq.backends.contract import Artifact, Resolved, Takes, check_same, refuse_others
+from resnet8ptq.backends.onnx import dynamic, float_layers, narrow, output, predictor, profiler
+from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
@@ -42,6 +28,7 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
@@ -177,9 +164,10 @@ class OnnxQuantizer:
             if float_layers.keep(written) or config.float_output or narrow_layers:
                 onnx.save(written, temporary)
             if config.slim:
-                onnx.save(slim.slim(written), temporary)
-                batches = calibration.batches(config.calib.batch_size)
-                slim.check_same(written, temporary, batches, self.runtime.threads)
+                onnx.save(slim(written), temporary)
+                models = (written, str(temporary))
+                whole, small = (open_runner(file, self.runtime.threads) for file in models)
+                check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, layers, calibrated)
 
     def _quantize_static(
@@ -213,25 +201,13 @@ class OnnxQuantizer:
 
     def _narrow(self, proto: onnx.ModelProto, skipped: list[str]) -> dict[str, WeightScheme]:
         """Return the schemes of layers below 8 bits, by short name."""
-        config, layers = self.config, weight_layers(proto.graph)
-        plan = Plan.of(config.precision, WeightScheme.of(config, bool(config.reduce_range)))
-        return {
-            name: scheme
-            for name, scheme in plan.narrow(layers).items()
-            if layers[name].name not in skipped
-        }
+        layers, weights = weight_layers(proto.graph), WeightScheme.of(self.config)
+        schemes = Plan.of(self.config.precision, weights).narrow(layers).items()
+        return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
-    def load(self, path: Path, threads: int) -> Predictor:
-        """Load an ONNX file."""
-        return predictor.load(path, threads)
-
-    def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the graph that ONNX Runtime has optimized."""
-        return profiler.count_kernels(path)
-
-    def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
-        """Load an ONNX file, to time its nodes."""
-        return profiler.profile(path, threads)
+    load = staticmethod(predictor.load)
+    count_kernels = staticmethod(profiler.count_kernels)
+    profile = staticmethod(profiler.profile)
 
 
 @contextmanager

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import QuantizationError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.gates import saved_model as saved_model_gate
 from resnet8ptq.models.sources import saved_model
@@ -48,11 +47,8 @@ def convert(
     _mute_native_code()
     open_converter = _from_saved_model if source.is_dir() else _from_keras
     opened = open_converter(source)
-    try:
+    with errors_as(QuantizationError, f"{source}: TensorFlow cannot convert it"):
         return bytes(_set_up(opened, samples, quantized, per_channel, integer_io).convert())
-    except Exception as error:  # TensorFlow's are many, and not all can be pickled
-        reason = f"TensorFlow cannot convert it ({one_line(error)})"
-        raise QuantizationError(f"{source}: {reason}") from None
 
 
 def _mute_native_code() -> None:

@@ -54,11 +54,7 @@ class Rounded:
 
 
 def rewrite(
-    content: bytes,
-    fp32: onnx.GraphProto,
-    corrected: onnx.GraphProto,
-    plan: Plan,
-    ranges: Ranges,
+    content: bytes, fp32: onnx.GraphProto, corrected: onnx.GraphProto, plan: Plan, ranges: Ranges
 ) -> bytes:
     """Return the file with the weights and biases of `corrected`, rounded by `plan`.
 
@@ -82,7 +78,9 @@ def rewrite(
     chosen = {}
     for layer, name in zip(contents.layers(model), names, strict=True):
         if name in narrow:
-            _to_4_bits(model, layer)
+            layer.weights.type = TensorType.INT4
+            code = model.operatorCodes[layer.operator.opcodeIndex]
+            code.version = max(code.version, _VERSIONS[layer.code])
         rounded = _round(model, layer, corrected, nodes[name], plan.scheme(name))
         contents.write_levels(model, layer.weights, rounded.weights, rounded.scale)
         layer.weights.quantization.quantizedDimension = layer.axis
@@ -198,12 +196,6 @@ def _same_bias(model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.Node
     return bool(np.all(error <= _SAME_BIAS * np.abs(bias).max()))
 
 
-def _to_4_bits(model: Any, layer: Layer) -> None:
-    layer.weights.type = TensorType.INT4
-    code = model.operatorCodes[layer.operator.opcodeIndex]
-    code.version = max(code.version, _VERSIONS[layer.code])
-
-
 def _round(
     model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightScheme
 ) -> Rounded:
@@ -221,8 +213,8 @@ def _round(
     scale = grid.scale.reshape(-1)
     bias_scale = (input_scale * scale.astype(np.float64)).astype(np.float32)
     levels = np.round(bias / bias_scale).astype(np.int64)
-    placed = _to_layout(layer, grid.quantize(weights) - grid.zero_point)
-    return Rounded(placed, scale, None if layer.bias is None else levels, bias_scale)
+    arranged = _to_layout(layer, grid.quantize(weights) - grid.zero_point)
+    return Rounded(arranged, scale, None if layer.bias is None else levels, bias_scale)
 
 
 def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scale: float) -> Grid:

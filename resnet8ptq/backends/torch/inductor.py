@@ -8,10 +8,7 @@ from functools import partial
 from resnet8ptq.backends.contract import Takes
 from resnet8ptq.backends.torch import fx, pt2e
 
-TAKES: Takes = {
-    **pt2e.TAKES,
-    **fx.WEIGHTS,
-}
+TAKES: Takes = {**pt2e.TAKES, **fx.WEIGHTS}
 
 # Inductor's patterns of oneDNN's kernels need weights with a scale for each channel.
 quantize = partial(pt2e.quantize, repeat_scales=True)

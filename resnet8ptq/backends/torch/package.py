@@ -161,11 +161,7 @@ def _run(
     return infer(package, np.ascontiguousarray(batch))
 
 
-def count_quantized_layers(path: Path) -> int:
-    """Return the number of calls of integer kernels in the compiled code."""
-    return int(_read_about(path)["integer_kernels"])
-
-
-def count_float_layers(path: Path) -> int:
-    """Return the number of calls of float kernels in the compiled code."""
-    return int(_read_about(path)["float_kernels"])
+def count_layers(path: Path) -> tuple[int, int]:
+    """Return the numbers of calls of integer and of float kernels in the compiled code."""
+    about = _read_about(path)
+    return int(about["integer_kernels"]), int(about["float_kernels"])

@@ -117,14 +117,13 @@ class TorchQuantizer:
             module, layers = dynamic.quantize(module, skipped, config)
             details["dynamic_layers"] = ", ".join(layers)
         else:
-            activations = Activations(
-                model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
-            )
+            settings = config.calib, self.runtime, ranges or {}
+            activations = Activations(model.onnx_path, calibration, *settings)
             module, chosen = method.quantize(
                 module, graph, skipped, activations, config, self._activations
             )
         file.save(module, example, path, options.freeze, options.debug_records)
-        count = file.count_quantized_layers(path)
+        count, _ = file.count_layers(path)
         if count == 0:
             raise QuantizationError(f"torch quantized nothing in {model.onnx_path}")
         return Artifact(path, count, chosen, details)
@@ -137,8 +136,8 @@ class TorchQuantizer:
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count in the file, which torch runs unchanged."""
-        file = self._flow[1]
-        return file.count_quantized_layers(path), file.count_float_layers(path)
+        counted: tuple[int, int] = self._flow[1].count_layers(path)
+        return counted
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load a TorchScript file, to time its operators.

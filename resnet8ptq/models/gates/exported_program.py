@@ -84,18 +84,14 @@ def read_network(path: Path) -> dict[str, bytes]:
         raise ModelError(str(error).replace(*_SAVED_HERE)) from None
 
 
-def _without_origins(content: bytes) -> bytes:
-    graph = json.loads(content)
-    for _, value in _items(graph):
-        if isinstance(value, dict):
-            value |= {key: type(value[key])() for key in _ORIGINS if key in value}
-    return json.dumps(graph).encode()
-
-
 def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[str, bytes]:
     try:
         if own and _GRAPH in records:
-            records[_GRAPH] = _without_origins(records[_GRAPH])
+            graph = json.loads(records[_GRAPH])
+            for _, value in _items(graph):
+                if isinstance(value, dict):
+                    value |= {key: type(value[key])() for key in _ORIGINS if key in value}
+            records[_GRAPH] = json.dumps(graph).encode()
         strange = next(_check(records), None)
     except (ValueError, RecursionError) as error:  # no JSON, or nested without end
         strange = one_line(error)

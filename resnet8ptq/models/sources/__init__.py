@@ -104,6 +104,7 @@ FORMATS = (
     Format(*_KERAS, magic=(0, _ZIP)),
 )
 TAKES = f"takes {', '.join(dict.fromkeys(item.takes for item in FORMATS))}"
+TFLITE_FORMATS = ("keras", "saved_model")  # that TensorFlow's converter takes
 
 
 def find_format(path: Path) -> Format | None:

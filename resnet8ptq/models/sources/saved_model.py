@@ -30,7 +30,6 @@ def read(source: Path, shape: Shape) -> Network:
     import tf2onnx
 
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of deprecated functions
-    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     program = gate.read(source)
     frozen = freeze(program, source)
     graph = tf.Graph()
