@@ -200,9 +200,7 @@ def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int,
 def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
     """Return the layouts that a torch network may take: channels first, then unchanged."""
     rank = len(shape)
-    if rank < 2:
-        return [None]
-    return [_moves(rank)[0] if rank > 2 else _moves(rank + 1)[0], None]
+    return [None] if rank < 2 else [_moves(max(rank, 3))[0], None]
 
 
 def _moves(rank: int) -> list[tuple[int, ...]]:

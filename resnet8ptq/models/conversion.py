@@ -133,7 +133,9 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
     proto, why_fixed = _fix_sizes(network, samples)
-    network = _add_batch_axes(network, proto)
+    added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
+    if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
+        network = replace(network, predict=one_by_one(network.predict, indices))
     avoid_quantizer_names(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
@@ -172,13 +174,6 @@ def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
             return network
     graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     return replace(network, predict=in_full_batches(network.predict, 1))
-
-
-def _add_batch_axes(network: Network, fixed: onnx.ModelProto) -> Network:
-    """Return the network with a batch axis for every output that has one in `fixed`."""
-    added = {node.output[0] for node in fixed.graph.node if node.name.endswith("__batch_axis")}
-    indices = [i for i, value in enumerate(fixed.graph.output) if value.name in added]
-    return replace(network, predict=one_by_one(network.predict, indices)) if indices else network
 
 
 def _fix_sizes(network: Network, samples: NDArray[Any]) -> tuple[onnx.ModelProto, str | None]:

@@ -120,7 +120,15 @@ def quantize_activations(
     """
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
-    fused, sharing = _find_fused(graph, skipped), _SHARING | {*scheme.level_pools}
+    # The frameworks do not quantize the input of a Relu or Clip that is fused.
+    fused = {
+        node.input[0]: node.output[0]
+        for node in graph.node
+        if node.op_type in FUSED
+        and node.name not in skipped
+        and len(consumers(graph, node.input[0])) == 1
+    }
+    sharing = _SHARING | {*scheme.level_pools}
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
@@ -178,17 +186,3 @@ def find_layer(body: Any, node: onnx.NodeProto) -> Any:
             return module
     hint = "; takes model.fold=true" if node.op_type == "MatMul" else ""
     raise UnsupportedError(f"onnx2torch gives {node.name} no weights to train{hint}")
-
-
-def _find_fused(graph: onnx.GraphProto, skipped: list[str]) -> dict[str, str]:
-    """Return the inputs of each Relu and Clip that is fused, with its output.
-
-    The frameworks do not quantize these inputs.
-    """
-    return {
-        node.input[0]: node.output[0]
-        for node in graph.node
-        if node.op_type in FUSED
-        and node.name not in skipped
-        and len(consumers(graph, node.input[0])) == 1
-    }

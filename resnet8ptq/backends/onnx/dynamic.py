@@ -28,14 +28,9 @@ def check(config: QuantizationConfig, weights: WeightScheme) -> None:
             static quantization only.
     """
     static = "has no meaning with method=dynamic"
+    unset = ("format", "symmetric.activations", "calib.table")
     refuse_others(
-        config,
-        {
-            "format": ([None], static),
-            "float_output": ([False], static),
-            "symmetric.activations": ([None], static),
-            "calib.table": ([None], static),
-        },
+        config, dict.fromkeys(unset, ([None], static)) | {"float_output": ([False], static)}
     )
     if not _runs_convolution(weights.dtype, weights.per_channel):
         granularity = "per channel" if weights.per_channel else "per tensor"

@@ -137,23 +137,27 @@ class OnnxQuantizer:
             skipped = find_float_nodes(proto.graph, Selection.of(config))
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
-            narrow_layers = self._narrow(proto, skipped)
+            plan, layers = (
+                Plan.of(config.precision, WeightScheme.of(config)),
+                weight_layers(proto.graph),
+            )
+            schemes = plan.narrow(layers).items()
+            narrow_layers = {name: s for name, s in schemes if layers[name].name not in skipped}
             onnx.save(narrow.raise_opset(proto, narrow_layers) if narrow_layers else proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, temporary, skipped, config)
             else:
                 if config.float_output:
                     skipped += [n for n in output.find_nodes(proto.graph) if n not in skipped]
-                activations = Activations(
-                    model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
-                )
+                settings = config.calib, self.runtime, ranges or {}
+                activations = Activations(model.onnx_path, calibration, *settings)
                 calibrated = activations.find_around(skipped)
                 self._quantize_static(source, temporary, skipped, calibrated)
             written = onnx.load(temporary)
             if narrow_layers:
                 narrow.write_levels(written, proto.graph, narrow_layers)
-            layers = count_quantized_layers(written)
-            if layers == 0:
+            count = count_quantized_layers(written)
+            if count == 0:
                 recurrent = any(node.op_type in RECURRENT for node in proto.graph.node)
                 advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
                 raise QuantizationError(
@@ -168,7 +172,7 @@ class OnnxQuantizer:
                 models = (written, str(temporary))
                 whole, small = (open_runner(file, self.runtime.threads) for file in models)
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
-        return Artifact(path, layers, calibrated)
+        return Artifact(path, count, calibrated)
 
     def _quantize_static(
         self, source: Path, path: Path, skipped: list[str], ranges: dict[str, Range]
@@ -198,12 +202,6 @@ class OnnxQuantizer:
                     "WeightSymmetric": config.symmetric.weights,
                 },
             )
-
-    def _narrow(self, proto: onnx.ModelProto, skipped: list[str]) -> dict[str, WeightScheme]:
-        """Return the schemes of layers below 8 bits, by short name."""
-        layers, weights = weight_layers(proto.graph), WeightScheme.of(self.config)
-        schemes = Plan.of(self.config.precision, weights).narrow(layers).items()
-        return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
     load = staticmethod(predictor.load)
     count_kernels = staticmethod(profiler.count_kernels)

@@ -159,18 +159,15 @@ class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
 
     def __init__(self, share: bool) -> None:
         super().__init__(1024)
-        self._written: dict[tuple[str, bytes], int] | None = {} if share else None
+        self._share, self._written = share, dict[tuple[str, bytes], int]()
 
     def CreateNumpyVector(self, x: NDArray[Any]) -> int:  # noqa: N802
         key = (x.dtype.str, x.tobytes())
-        if self._written is not None and key in self._written:
-            return self._written[key]
-        if x.dtype == np.uint8:
-            self.Prep(_ALIGNMENT, x.size)
-        offset = int(super().CreateNumpyVector(x))
-        if self._written is not None:
-            self._written[key] = offset
-        return offset
+        if not self._share or key not in self._written:
+            if x.dtype == np.uint8:
+                self.Prep(_ALIGNMENT, x.size)
+            self._written[key] = int(super().CreateNumpyVector(x))
+        return self._written[key]
 
 
 def _drop_unused_buffers(model: Any, merge: bool) -> None:

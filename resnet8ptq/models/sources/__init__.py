@@ -4,6 +4,8 @@ Each reader has `read(source, shape) -> Network`. It is imported only in the pro
 file (see `model.load`): some import TensorFlow, and a crash ends that process only.
 """
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,3 +141,10 @@ def read(
     reader = resolve_name(file_format.reader)
     network: Network = reader(source, shape, *((inputs,) if inputs else ()))
     return network
+
+
+def prepare_tensorflow() -> None:
+    """Silence TensorFlow and tf2onnx, and turn oneDNN off; must precede TensorFlow's import."""
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, without a banner

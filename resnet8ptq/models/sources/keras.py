@@ -13,8 +13,7 @@ from resnet8ptq.models.batch import Outputs, Samples
 from resnet8ptq.models.contract import Contract, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Shape
-from resnet8ptq.models.sources.tensorflow import prepare
+from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
 
 # Names that Keras generates.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
@@ -28,7 +27,7 @@ def read(source: Path, shape: Shape) -> Network:
     Raises:
         ModelError: it holds code, Keras refuses it, or its input is not float32.
     """
-    prepare()
+    prepare_tensorflow()
     model = load_keras(source)
     sizes = _input_sizes(model, source, shape)
     for weight in model.weights:

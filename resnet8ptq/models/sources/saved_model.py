@@ -13,9 +13,8 @@ from resnet8ptq.models.batch import Outputs, Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import saved_model as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
-from resnet8ptq.models.sources.tensorflow import prepare
 
 
 def read(source: Path, shape: Shape) -> Network:
@@ -25,7 +24,7 @@ def read(source: Path, shape: Shape) -> Network:
         ModelError: damaged, with operators that inference does not need, several inputs, or
             nothing to quantize.
     """
-    prepare()
+    prepare_tensorflow()
     import tensorflow as tf
     import tf2onnx
 

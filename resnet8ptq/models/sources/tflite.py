@@ -7,9 +7,8 @@ from resnet8ptq.models.batch import Outputs, Samples, in_full_batches
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET
-from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
-from resnet8ptq.models.sources.tensorflow import prepare
 
 
 def read(source: Path, shape: Shape) -> Network:
@@ -18,7 +17,7 @@ def read(source: Path, shape: Shape) -> Network:
     Raises:
         ModelError: damaged, already quantized, with custom operators, or several inputs.
     """
-    prepare()
+    prepare_tensorflow()
     import tf2onnx
     from ai_edge_litert.interpreter import Interpreter
 
