@@ -100,25 +100,12 @@ def fine_tune(
         from resnet8ptq.simulation import network
 
         activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
-        student = network.prepare(
-            fp32.onnx_path,
-            skipped,
-            activations.find_around(skipped),
-            settings.weights,
-            settings.activations,
-            settings.float_output,
-        )
-        trainer = Trainer(
-            settings.training,
-            settings.seed,
-            runtime.threads,
-            student.module,
-            network.load_logits(fp32.onnx_path),
-            leave_out(dataset.train, (held_out, dataset.test)),
-            held_out,
-            checkpoint,
-            report,
-        )
+        grids = settings.weights, settings.activations, settings.float_output
+        student = network.prepare(fp32.onnx_path, skipped, activations.find_around(skipped), *grids)
+        fixed = settings.training, settings.seed, runtime.threads
+        networks = student.module, network.load_logits(fp32.onnx_path)
+        images = leave_out(dataset.train, (held_out, dataset.test)), held_out
+        trainer = Trainer(*fixed, *networks, *images, checkpoint, report)
         points.extend(trainer.run())
         onnx.save(network.write_back(fp32.onnx_path, student), entry / NETWORK_FILE)
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))

@@ -15,7 +15,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_d
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from resnet8ptq.backends.contract import Artifact, Resolved, Takes, check_same, refuse_others
-from resnet8ptq.backends.onnx import dynamic, float_layers, narrow, output, predictor, profiler
+from resnet8ptq.backends.onnx import dynamic, predictor, profiler, rewriting
 from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
@@ -96,13 +96,13 @@ class OnnxQuantizer:
         graph = onnx.load(model.onnx_path).graph
         skipped = find_float_nodes(graph, Selection.of(config))
         if config.float_output:
-            output.find_nodes(graph)
+            rewriting.find_output_nodes(graph)
         if config.format == "auto":
             why = self._why_qdq(graph, skipped)
             log.info("format=auto: %s", f"qdq ({why})" if why else "qoperator")
             return replace(config, format="qdq" if why else "qoperator")
         if config.float_output and config.format == "qoperator":
-            output.check_format(graph, skipped)
+            rewriting.check_float_output(graph, skipped)
         return config
 
     def _why_qdq(self, graph: onnx.GraphProto, skipped: Collection[str]) -> str:
@@ -115,7 +115,7 @@ class OnnxQuantizer:
             return f"qoperator has no integer operator for {', '.join(without)}"
         try:
             if self.config.float_output:
-                output.check_format(graph, skipped)
+                rewriting.check_float_output(graph, skipped)
         except UnsupportedError as reason:
             return str(reason).partition(": ")[2].partition(";")[0]
         return ""
@@ -137,25 +137,23 @@ class OnnxQuantizer:
             skipped = find_float_nodes(proto.graph, Selection.of(config))
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
-            plan, layers = (
-                Plan.of(config.precision, WeightScheme.of(config)),
-                weight_layers(proto.graph),
-            )
-            schemes = plan.narrow(layers).items()
-            narrow_layers = {name: s for name, s in schemes if layers[name].name not in skipped}
-            onnx.save(narrow.raise_opset(proto, narrow_layers) if narrow_layers else proto, source)
+            layers = weight_layers(proto.graph)
+            schemes = Plan.of(config.precision, WeightScheme.of(config)).narrow(layers).items()
+            narrow = {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
+            onnx.save(rewriting.raise_opset(proto, narrow) if narrow else proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, temporary, skipped, config)
             else:
                 if config.float_output:
-                    skipped += [n for n in output.find_nodes(proto.graph) if n not in skipped]
+                    outputs = rewriting.find_output_nodes(proto.graph)
+                    skipped += [name for name in outputs if name not in skipped]
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
                 calibrated = activations.find_around(skipped)
                 self._quantize_static(source, temporary, skipped, calibrated)
             written = onnx.load(temporary)
-            if narrow_layers:
-                narrow.write_levels(written, proto.graph, narrow_layers)
+            if narrow:
+                rewriting.write_narrow_weights(written, proto.graph, narrow)
             count = count_quantized_layers(written)
             if count == 0:
                 recurrent = any(node.op_type in RECURRENT for node in proto.graph.node)
@@ -164,13 +162,13 @@ class OnnxQuantizer:
                     f"ONNX Runtime quantized nothing in {model.onnx_path}{advice}"
                 )
             if config.float_output:
-                output.leave_in_float(written)
-            if float_layers.keep(written) or config.float_output or narrow_layers:
+                rewriting.leave_output_in_float(written)
+            if rewriting.protect_float_layers(written) or config.float_output or narrow:
                 onnx.save(written, temporary)
             if config.slim:
                 onnx.save(slim(written), temporary)
-                models = (written, str(temporary))
-                whole, small = (open_runner(file, self.runtime.threads) for file in models)
+                threads = self.runtime.threads
+                whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated)
 
