@@ -96,7 +96,11 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
         )
     table = table / TABLE_FILE if table.is_dir() else table
     content = _read(table, f"a {TABLE_FILE} of an earlier run, or its folder")
-    made_from = _parse(table.with_name(PROVENANCE_FILE))
+    beside = table.with_name(PROVENANCE_FILE)
+    takes = f"a table with the {PROVENANCE_FILE} that its run wrote beside it"
+    made_from = _decode(_read(beside, takes), beside)
+    if not isinstance(made_from, dict):
+        raise ConfigError(f"calib.table: {beside} is damaged: takes an object, got other JSON")
     hashes = made_from.get("sha256")
     expected = hashes.get(TABLE_FILE) if isinstance(hashes, dict) else None
     if hashlib.sha256(content).hexdigest() != expected:
@@ -127,14 +131,6 @@ def _read(path: Path, takes: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: no path at all
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfigError(f"calib.table: cannot read {path} ({reason}); takes {takes}") from error
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    content = _read(path, f"a table with the {PROVENANCE_FILE} that its run wrote beside it")
-    parsed = _decode(content, path)
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"calib.table: {path} is damaged: takes an object, got other JSON")
-    return parsed
 
 
 def _decode(content: bytes, path: Path) -> object:

@@ -23,7 +23,7 @@ from resnet8ptq.data.preprocessing import RAW, arrange
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.batch import (
+from resnet8ptq.models.batch_axis import (
     Outputs,
     Predict,
     find_data_sized,

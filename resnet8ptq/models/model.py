@@ -14,8 +14,8 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.models import conversion
 from resnet8ptq.models.contract import Contract
-from resnet8ptq.models.locate import digest as hash_source
-from resnet8ptq.models.locate import locate
+from resnet8ptq.models.network_path import digest as hash_source
+from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.sources import Module, find_format
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
-from resnet8ptq.models.batch import static_tensors
+from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.locate import digest, locate
+from resnet8ptq.models.network_path import digest, locate
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Shape
 

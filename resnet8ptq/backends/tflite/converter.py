@@ -43,22 +43,16 @@ def convert(
     """
     prepare_tensorflow()
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations
-    _mute_native_code()
+    # C++ writes a line on stderr for each quantization; Python keeps it, for the progress bar.
+    # This lasts for the process, which only converts.
+    sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
     converter = _from_saved_model(source) if source.is_dir() else _from_keras(source)
     if quantized:
         _set_up(converter, samples, per_channel, integer_io)
     with errors_as(QuantizationError, f"{source}: TensorFlow cannot convert it"):
         return bytes(converter.convert())
-
-
-def _mute_native_code() -> None:
-    """Hide stderr from C++, which writes a line for each quantization; Python keeps it.
-
-    This lasts for the process, which only converts.
-    """
-    sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)  # for the progress bar
-    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 class _Stderr(io.TextIOWrapper):

@@ -3,6 +3,7 @@
 Weights are stored in 8 bits; activations are rounded to their grid between float operators.
 """
 
+import re
 from typing import Any
 
 import onnx
@@ -45,7 +46,8 @@ def quantize(
     exported = export(module, torch.from_numpy(calibration.zeros)).module()
     paths = _paths(exported)
     quantizer = OnnxNodeQuantizer(
-        float_nodes=[name for name, path in paths.items() if _owner(path) in skipped],
+        # A node with padding has two modules, `name.0` and `name.1`.
+        float_nodes=[n for n, path in paths.items() if re.sub(r"\.\d+$", "", path) in skipped],
         float_output=config.float_output,
         activations=scheme,
         weights=WeightScheme.of(config),
@@ -79,12 +81,6 @@ def _paths(exported: Any) -> dict[str, str]:
         for node in exported.graph.nodes
         if node.op == "call_function" and node.meta.get("nn_module_stack")
     }
-
-
-def _owner(path: str) -> str:
-    """Return the ONNX node of a module; with padding it has two modules, `name.0` and `name.1`."""
-    head, _, tail = path.rpartition(".")
-    return head if tail.isdigit() else path
 
 
 def _calibrate(

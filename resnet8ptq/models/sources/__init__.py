@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.models.batch import Predict
+from resnet8ptq.models.batch_axis import Predict
 
 Shape = tuple[int, ...] | None  # of a sample, as the data has it; None where there is no data
 

@@ -10,7 +10,7 @@ import onnx
 import torch
 
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.models.batch import Outputs, Predict, Samples, in_full_batches
+from resnet8ptq.models.batch_axis import Outputs, Predict, Samples, in_full_batches
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import torch_archive

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.models.batch import Outputs, Samples
+from resnet8ptq.models.batch_axis import Outputs, Samples
 from resnet8ptq.models.contract import Contract, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
 from resnet8ptq.models.normalization import OPSET, rename

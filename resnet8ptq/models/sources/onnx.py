@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.batch import in_full_batches
+from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import INPUT_DTYPES, ask_for_values, is_scalar, read_contract
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import normalize, opset, raise_opset

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.models.batch import Outputs, Samples
+from resnet8ptq.models.batch_axis import Outputs, Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import saved_model as gate
 from resnet8ptq.models.normalization import OPSET, rename

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.models.batch import Outputs, Samples, in_full_batches
+from resnet8ptq.models.batch_axis import Outputs, Samples, in_full_batches
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET

@@ -1,4 +1,4 @@
-"""Finds the FP32 network's file: set by the user, in the environment, or downloaded."""
+"""The path of the FP32 network: set by the user, in the environment, or downloaded; its hash."""
 
 import hashlib
 import importlib.util
