@@ -227,11 +227,7 @@ def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
 
 
 def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
-    """Check that a framework takes the settings.
-
-    Raises:
-        UnsupportedError: names the first unsupported key, its value and the reason.
-    """
+    """Raise `UnsupportedError` for the first setting that a framework lacks, with the reason."""
     for key, (values, reason) in takes.items():
         value = attrgetter(key)(config)
         if value not in values:
@@ -240,11 +236,7 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
 
 
 def check_same(whole: Run, small: Run, batches: Iterable[NDArray[np.float32]]) -> None:
-    """Check that a file and its slim copy give the same bits on batches of samples.
-
-    Raises:
-        QuantizationError: an output differs.
-    """
+    """Raise `QuantizationError` if a file and its slim copy give different bits on a batch."""
     for batch in batches:
         pairs = zip(whole(batch), small(batch), strict=True)
         if not all(np.array_equal(one, other) for one, other in pairs):

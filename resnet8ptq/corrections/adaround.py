@@ -194,11 +194,7 @@ def rectify(value: torch.Tensor) -> torch.Tensor:
 
 
 def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
-    """Return the penalty for shares other than 0 and 1, equation 24.
-
-    Args:
-        done: share of the iterations so far, 0 to 1.
-    """
+    """Return the penalty for shares other than 0 and 1, equation 24; `done` is 0 to 1."""
     progress = (done - WARM_UP) / (1 - WARM_UP)
     if progress < 0:
         return torch.zeros(())

@@ -112,14 +112,8 @@ def reconstruct(
         parametrize.register_parametrization(layer, "weight", roundings[name])
     skipped = find_float_nodes(proto.graph, setting.selection)
     activations = Activations(path, setting.images, setting.calib, setting.runtime)
-    quantizers = quantize_activations(
-        simulated,
-        cut.graph,
-        skipped,
-        activations.find_around(skipped),
-        setting.activations,
-        setting.float_output,
-    )
+    ranges, grids = activations.find_around(skipped), (setting.activations, setting.float_output)
+    quantizers = quantize_activations(simulated, cut.graph, skipped, ranges, *grids)
     for module in (simulated, exact):
         module.requires_grad_(False)
     simulated.eval()
@@ -148,9 +142,7 @@ def _learn(
     """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`."""
     first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
     originals: Values = {first: images}
-    inputs: Values = {
-        first: images if input_quantizer is None else input_quantizer(images).detach()
-    }
+    inputs: Values = {first: input_quantizer(images).detach() if input_quantizer else images}
     blocks = _blocks(simulated, roundings)
     for index, block in enumerate(blocks):
         targets = _run(exact, block, originals)
@@ -212,10 +204,8 @@ class _Problem:
     def error(self) -> float:
         """Return the mean squared error of the block's outputs, over all images."""
         outputs = _run(self.module, self.block, self.inputs)
-        errors = [
-            outputs[name].sub_(target).square_().mean()  # in place, since they are large
-            for name, target in self.targets.items()
-        ]
+        # In place, since they are large.
+        errors = [outputs[n].sub_(target).square_().mean() for n, target in self.targets.items()]
         return float(torch.stack(errors).sum())
 
     def _loss(self, rows: torch.Tensor) -> torch.Tensor:
@@ -224,10 +214,8 @@ class _Problem:
             for name, values in self.inputs.items()
         }
         outputs = _call(self.module, self.block.nodes, inputs)
-        errors = [
-            (outputs[name] - target[rows]).square().mean() for name, target in self.targets.items()
-        ]
-        return torch.stack(errors).sum()
+        differences = (outputs[name] - target[rows] for name, target in self.targets.items())
+        return torch.stack([difference.square().mean() for difference in differences]).sum()
 
     def _train(self, training: bool) -> None:
         for rounding in self.block.roundings.values():
@@ -288,14 +276,9 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
         learned = {quantizer for block in blocks for quantizer in block.quantizers}
         submodules = (m for node in part for m in module.get_submodule(node.target).modules())
         quantizers = [m for m in submodules if isinstance(m, FakeQuantize) and m not in learned]
-        blocks.append(
-            Block(
-                part,
-                [node.name for node in part if last[node] > index[part[-1]]],
-                {name: roundings[name] for name in names(part)},
-                list(dict.fromkeys(quantizers)),
-            )
-        )
+        outputs = [node.name for node in part if last[node] > index[part[-1]]]
+        own = {name: roundings[name] for name in names(part)}
+        blocks.append(Block(part, outputs, own, list(dict.fromkeys(quantizers))))
     return blocks
 
 
@@ -313,9 +296,8 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
     values = dict(inputs)
 
     def look_up(node: Any) -> Any:
-        if node.op == "get_attr":
-            return attrgetter(node.target)(module)
-        return values[node.name]
+        constant = node.op == "get_attr"
+        return attrgetter(node.target)(module) if constant else values[node.name]
 
     for node in nodes:
         args = torch.fx.node.map_arg(node.args, look_up)

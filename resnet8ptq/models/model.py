@@ -111,11 +111,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
 
 
 def _report(model: Fp32Model) -> None:
-    """Log the changes to the graph.
-
-    Raises:
-        ModelError: `fold` is set, and ONNX Runtime could not fold.
-    """
+    """Log the changes to the graph; raise `ModelError` if `fold` is set and folding failed."""
     record = model.conversion
     if model.fold and record.preprocessing.failure:
         raise ModelError(

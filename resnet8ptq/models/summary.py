@@ -168,7 +168,7 @@ def _export(
 
 
 def _read(path: Path, name: str, shape: Shape, module: Module | None) -> bytes:
-    """Return the graph, with the shapes that follow from it; an ONNX file's as it is."""
+    """Return the graph with inferred shapes; an ONNX file is not converted."""
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
@@ -237,11 +237,7 @@ def _describe(tensor: Tensor) -> str:
 
 
 def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
-    """Print a summary as tables on stdout.
-
-    Args:
-        settings: lines on the settings of the run.
-    """
+    """Print a summary as tables on stdout, then lines on the settings of the run."""
     console = stdout(None, 130)
     say(
         console,

@@ -73,11 +73,7 @@ class Plan:
         return replace(self.default, dtype=f"int{bits}", symmetric=symmetric)
 
     def narrow(self, layers: Collection[str]) -> dict[str, WeightScheme]:
-        """Return the schemes of the `layers` with fewer than 8 bits.
-
-        Raises:
-            ConfigError: the plan names an unknown layer; lists the nearest names.
-        """
+        """Return the schemes of `layers` below 8 bits; raise `ConfigError` for an unknown layer."""
         check_known("precision.plan", self.bits, [*layers], "layers")
         schemes = {name: self.scheme(name) for name in layers}
         return {name: scheme for name, scheme in schemes.items() if scheme.bits < 8}

@@ -88,11 +88,7 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
 def find_quantized_layers(
     graph: onnx.GraphProto, selection: Selection
 ) -> dict[str, onnx.NodeProto]:
-    """Return the layers with weights that do not stay in float, by their short names.
-
-    Raises:
-        ConfigError, QuantizationError: see `find_float_nodes`.
-    """
+    """Return the layers that do not stay in float, by short name; see `find_float_nodes`."""
     in_float = set(find_float_nodes(graph, selection))
     layers = weight_layers(graph)
     return {name: node for name, node in layers.items() if node.name not in in_float}
@@ -115,11 +111,7 @@ def check_known(
     names: list[str],
     kind: str = "names of the model's ONNX nodes",
 ) -> None:
-    """Check the names in a setting.
-
-    Raises:
-        ConfigError: one is not in `names`; lists the nearest.
-    """
+    """Raise `ConfigError` for the first name that is not in `names`, with the nearest ones."""
     for name in chosen:
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]

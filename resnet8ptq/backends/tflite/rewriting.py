@@ -142,11 +142,7 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
 
 
 def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
-    """Check that a file's layers hold the chosen integers and scales; same order.
-
-    Raises:
-        QuantizationError: names the first layer that differs.
-    """
+    """Raise `QuantizationError` if a file's layers lack the chosen integers and scales."""
     model = contents.read(content)
     for layer, (name, rounded) in zip(contents.layers(model), chosen.items(), strict=True):
         pairs = [(layer.weights, rounded.weights, rounded.scale)]

@@ -51,11 +51,7 @@ _FLOAT_KERNEL = re.compile(
 
 
 def check_machine() -> None:
-    """Check that Inductor can compile here.
-
-    Raises:
-        UnsupportedError: no C++ compiler, or no x86 CPU.
-    """
+    """Raise `UnsupportedError` without a C++ compiler or an x86 CPU: Inductor needs both."""
     if not is_x86(machine.cpu()[1]):
         raise UnsupportedError("backend.flow=inductor: torchao's integer kernels are those of x86")
     compiler = os.environ.get("CXX", "g++")
@@ -67,11 +63,7 @@ def check_machine() -> None:
 
 
 def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
-    """Compile a network and write it to `path`, all or nothing.
-
-    Raises:
-        QuantizationError: Inductor or the C++ compiler failed.
-    """
+    """Compile a network into `path`, all or nothing; raise `QuantizationError` if that fails."""
     with torch.no_grad():
         program = export(module, example)
         whole = _compile(program)

@@ -51,11 +51,7 @@ def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
 
 
 def load(path: Path) -> Predictor:
-    """Load a program that `save` wrote.
-
-    Raises:
-        QuantizationError: the file holds something else, which torch might execute.
-    """
+    """Load a program of `save`; raise `QuantizationError` for other content."""
     module = _open(path)
     return Predictor(partial(infer, module), partial(_end_at_logits, module))
 

@@ -140,11 +140,7 @@ class TorchQuantizer:
         return counted
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
-        """Load a TorchScript file, to time its operators.
-
-        Raises:
-            UnsupportedError: backend.flow=pt2e or inductor.
-        """
+        """Load a TorchScript file, to time its operators; raise `UnsupportedError` for others."""
         if self._options.flow == "inductor":
             raise UnsupportedError(
                 "backend.flow=inductor: compiled into one shared object, whose kernels torch's "

@@ -70,11 +70,7 @@ def read(path: Path) -> onnx.ModelProto:
 
 
 def check(proto: onnx.ModelProto, path: Path) -> None:
-    """Check a graph; errors name `path`.
-
-    Raises:
-        ModelError: see `read`.
-    """
+    """Check a graph as `read` does; errors name `path`."""
     with errors_as(ModelError, f"{path}: not a valid ONNX model"):
         reason = next(_reasons_against(proto), None)
         if reason is None:

@@ -84,7 +84,7 @@ def _take(content: bytes, folder: Path) -> Program:
     filename = saver.filename_tensor_name.split(":")[0]
     if restores and (reader := next(_foreign_reads(cut(meta.graph_def, restores), filename), None)):
         raise ModelError(
-            f"{folder}: its operator {reader!r} restores variables from a path of its own; "
+            f"{folder}: its operator {reader!r} restores variables from another path; "
             "takes those that lie in the folder"
         )
     for roots, allowed in ((ends, inference), (restores, _RESTORE)):

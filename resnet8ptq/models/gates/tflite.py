@@ -10,11 +10,7 @@ MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
 
 
 def check(path: Path) -> None:
-    """Check a file before LiteRT and tf2onnx read it.
-
-    Raises:
-        ModelError: damaged, already quantized, or with custom operators.
-    """
+    """Raise `ModelError` if a file is damaged, quantized, or has custom operators."""
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; takes one file, within FlatBuffers' limit")
     from tf2onnx.tflite.Model import Model

@@ -17,7 +17,7 @@ import onnx
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.models.batch_axis import Predict
 
-Shape = tuple[int, ...] | None  # of a sample, as the data has it; None where there is no data
+Shape = tuple[int, ...] | None  # of a sample, as the data has it; None without data
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Module:
-    """A user's `torch.nn.Module` class, by its dotted path.
-
-    Attributes:
-        arguments: keyword arguments of its constructor.
-    """
+    """A user's `torch.nn.Module` class, by its dotted path, with its constructor's arguments."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)

@@ -22,11 +22,7 @@ _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
 
 def read(source: Path, shape: Shape) -> Network:
-    """Read a Keras file.
-
-    Raises:
-        ModelError: it holds code, Keras refuses it, or its input is not float32.
-    """
+    """Read a Keras file; raise `ModelError` as `load_keras`, or if its input is not float32."""
     prepare_tensorflow()
     model = load_keras(source)
     sizes = _input_sizes(model, source, shape)
@@ -42,11 +38,7 @@ def read(source: Path, shape: Shape) -> Network:
 
 
 def load_keras(source: Path) -> Any:
-    """Load a Keras file without running code in it.
-
-    Raises:
-        ModelError: it holds code, or Keras refuses it.
-    """
+    """Load a Keras file; raise `ModelError` if it holds code, or Keras refuses it."""
     file = gate.read(source)
     for value in gate.find_objects(file.config):
         layer, name = value.get("config"), str(value.get("class_name"))
