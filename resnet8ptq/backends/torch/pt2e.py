@@ -1,6 +1,8 @@
-"""PT2E: torchao's quantization of a `torch.export` program, simulated in float.
+"""PT2E: torchao's quantization of a `torch.export` program, simulated in float or compiled.
 
-Weights are stored in 8 bits; activations are rounded to their grid between float operators.
+Weights are stored in 8 bits; activations are rounded to their grid between float operators. With
+`backend.flow=inductor`, Inductor compiles these to calls of oneDNN's integer kernels, which are
+those of FX graph mode; the code between them is fused and compiled.
 """
 
 import re
@@ -34,11 +36,10 @@ def quantize(
     activations: Activations,
     config: QuantizationConfig,
     scheme: WeightScheme,
-    repeat_scales: bool = False,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Export, calibrate, and let torchao place the quantize and dequantize operators.
 
-    For arguments and result see `fx.quantize`; for `repeat_scales` see `OnnxNodeQuantizer`.
+    For arguments and result see `fx.quantize`.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -51,7 +52,8 @@ def quantize(
         float_output=config.float_output,
         activations=scheme,
         weights=WeightScheme.of(config),
-        repeat_scales=repeat_scales,
+        # Inductor's patterns of oneDNN's kernels need weights with a scale for each channel.
+        repeat_scales=getattr(config.backend, "flow", None) == "inductor",
     )
     names = name_tensors(exported.graph, paths, graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}

@@ -78,6 +78,8 @@ class TorchQuantizer:
             reason = f"this build of torch has {', '.join(engines)}"
             refuse_others(config, {"backend.engine": (["auto", *engines], reason)})
         refuse_others(config, method.TAKES)
+        if self._options.flow == "inductor":
+            refuse_others(config, fx.WEIGHTS)
         activations = self._activations
         suffix = " (dynamic)" if config.method == "dynamic" else ""
         return Resolved(
@@ -163,14 +165,10 @@ class TorchQuantizer:
     @property
     def _flow(self) -> tuple[Any, Any]:
         """The module that quantizes, and the module of the file format."""
-        if self._options.flow == "pt2e":
-            from resnet8ptq.backends.torch import program, pt2e
+        if self._options.flow != "fx":
+            from resnet8ptq.backends.torch import package, program, pt2e
 
-            return pt2e, program
-        if self._options.flow == "inductor":
-            from resnet8ptq.backends.torch import inductor, package
-
-            return inductor, package
+            return pt2e, (program if self._options.flow == "pt2e" else package)
         return (dynamic if self.config.method == "dynamic" else fx), torchscript
 
     @property
