@@ -14,14 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
-from resnet8ptq.graph.layers import (
-    FUSED,
-    LAYERS,
-    channel_axis,
-    consumers,
-    find_tail,
-    weight_layers,
-)
+from resnet8ptq.graph.layers import FUSED, LAYERS, channel_axis, consumers, find_tail, weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.precision.grid import WeightScheme
 
