@@ -37,11 +37,8 @@ class Preprocessing:
     def describe(self) -> dict[str, str]:
         """Return the changes as MLflow params."""
         before, after = Counter(self.operators_before), Counter(self.operators_after)
-        changes = [
-            f"{name} {before[name]} -> {after[name]}"
-            for name in sorted(before | after)
-            if before[name] != after[name]
-        ]
+        differing = [name for name in sorted(before | after) if before[name] != after[name]]
+        changes = [f"{name} {before[name]} -> {after[name]}" for name in differing]
         return {
             "preprocess_nodes": f"{before.total()} -> {after.total()}",
             "preprocess_bytes": f"{self.bytes_before} -> {self.bytes_after}",

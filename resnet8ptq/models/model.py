@@ -59,10 +59,8 @@ class Fp32Model:
         """Return the changes to the graph by import and preprocessing, as MLflow params."""
         record = self.conversion
         raised = f"{record.source_opset} -> {record.opset}"
-        return {
-            "opset": raised if record.source_opset != record.opset else str(record.opset),
-            **(record.preprocessing.describe() if self.fold else {}),
-        }
+        opset = raised if record.source_opset != record.opset else str(record.opset)
+        return {"opset": opset, **(record.preprocessing.describe() if self.fold else {})}
 
 
 def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:

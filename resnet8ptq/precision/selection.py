@@ -9,7 +9,7 @@ import onnx
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import PrecisionConfig, QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
-from resnet8ptq.graph.layers import FUSED, consumers, find_tail, weight_layers
+from resnet8ptq.graph.layers import find_tail, fused_activations, weight_layers
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,7 @@ def find_quantized_layers(
 
 def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
     outputs = {node.output[0] for node in graph.node if node.name in chosen}
-    return {
-        node.name
-        for node in graph.node
-        if node.op_type in FUSED
-        and node.input[0] in outputs
-        and len(consumers(graph, node.input[0])) == 1
-    }
+    return {node.name for node in fused_activations(graph) if node.input[0] in outputs}
 
 
 def check_known(

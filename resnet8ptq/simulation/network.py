@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.graph.layers import FUSED, channel_axis, consumers, weight_layers
+from resnet8ptq.graph.layers import channel_axis, fused_activations, weight_layers
 from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.precision.grid import ActivationScheme
@@ -121,13 +121,8 @@ def quantize_activations(
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
     # The frameworks do not quantize the input of a Relu or Clip that is fused.
-    fused = {
-        node.input[0]: node.output[0]
-        for node in graph.node
-        if node.op_type in FUSED
-        and node.name not in skipped
-        and len(consumers(graph, node.input[0])) == 1
-    }
+    chosen = [node for node in fused_activations(graph) if node.name not in skipped]
+    fused = {node.input[0]: node.output[0] for node in chosen}
     sharing = _SHARING | {*scheme.level_pools}
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":

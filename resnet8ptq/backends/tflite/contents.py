@@ -15,11 +15,7 @@ LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
 _INT8_MEAN = 2  # TensorFlow's version number of the operator
 _ALIGNMENT = 16  # of a buffer's data, from TFLite's schema
-_INTEGERS = {
-    TensorType.INT8: np.int8,
-    TensorType.INT32: np.int32,
-    TensorType.INT64: np.int64,
-}
+_INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.INT64: np.int64}
 
 
 @dataclass(frozen=True)

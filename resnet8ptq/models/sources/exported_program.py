@@ -29,8 +29,8 @@ def read(source: Path, shape: Shape) -> Network:
             it.
     """
     packed = torch_archive.pack(gate.read_network(source))
-    with errors_as(ModelError, f"{source}: torch cannot load it"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    silent = warnings.catch_warnings(action="ignore")
+    with errors_as(ModelError, f"{source}: torch cannot load it"), silent:
         program = torch.export.load(packed)
     return from_program(program, source)
 
@@ -44,10 +44,10 @@ def from_program(program: Any, source: Path) -> Network:
     inputs = program.graph_signature.user_inputs
     if len(inputs) != 1:
         raise ModelError(f"{source}: has {len(inputs)} inputs ({', '.join(inputs)}); takes one")
-    with errors_as(ModelError, f"{source}: torch cannot export it"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with contextlib.redirect_stdout(io.StringIO()):  # its progress
-            proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
+    silent = warnings.catch_warnings(action="ignore")
+    progress = contextlib.redirect_stdout(io.StringIO())
+    with errors_as(ModelError, f"{source}: torch cannot export it"), silent, progress:
+        proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
     proto = onnx.ModelProto.FromString(proto.SerializeToString())
     onnx_gate.check(proto, source)
     return Network(to_supported(proto, source), _original(program), opset(proto))
