@@ -35,8 +35,7 @@ from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weight
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection
+from resnet8ptq.precision.plan import Plan, Selection
 
 SCHEMES = [("int8", "false"), ("int8", "true"), ("uint8", "false"), ("uint8", "true")]
 CORRECTIONS = ("equalization", "adaround", "bias_correction")

@@ -24,7 +24,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.layers import sensitivity, sensitivity_table
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Selection, find_float_nodes
 
 CHOOSING = [backend for backend in BACKENDS if backend != "tflite"]  # it quantizes all or nothing
 LAYERS = 10  # ResNet8: nine convolutions, one dense layer

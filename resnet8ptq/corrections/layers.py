@@ -14,8 +14,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.weights import read, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_quantized_layers
+from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.session import expose, group, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.plan import find_float_nodes
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 

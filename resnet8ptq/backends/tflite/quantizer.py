@@ -36,8 +36,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection
+from resnet8ptq.precision.plan import Plan, Selection
 
 log = logging.getLogger(__name__)
 
