@@ -27,8 +27,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
 from resnet8ptq.corrections.layers import Setting
-from resnet8ptq.graph.logits import end_at_logits
-from resnet8ptq.graph.session import expose, group, open_runner
+from resnet8ptq.graph.session import end_at_logits, expose, group, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
 from resnet8ptq.precision.plan import find_float_nodes

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import channel_axis, fused_activations, weight_layers
-from resnet8ptq.graph.logits import end_at_logits
+from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.precision.grid import ActivationScheme
 from resnet8ptq.precision.plan import Plan
