@@ -23,15 +23,8 @@ from resnet8ptq.data.preprocessing import RAW, arrange
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.batch_axis import (
-    Outputs,
-    Predict,
-    find_data_sized,
-    fix_sizes,
-    in_batches,
-    in_full_batches,
-    one_by_one,
-)
+from resnet8ptq.models import batch_axis
+from resnet8ptq.models.batch_axis import Outputs, Predict
 from resnet8ptq.models.contract import Contract, find_dtype, find_layout, is_scalar, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases, name_nodes, opset
@@ -135,13 +128,13 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
     proto, why_fixed = _fix_sizes(network, samples)
     added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
-        network = replace(network, predict=one_by_one(network.predict, indices))
+        network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
     avoid_quantizer_names(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
     at_once = min(AT_ONCE, memory.fitting(live_bytes(proto), memory.step()))
-    expected = in_batches(network.predict, samples, at_once, "Running the original")
+    expected = batch_axis.in_batches(network.predict, samples, at_once, "Running the original")
     contract, final = read_contract(proto.graph), find_final(expected, samples.shape[1:])
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
@@ -168,25 +161,25 @@ def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
     graph = network.proto.graph
     if read_contract(graph).batch is not None:
         return network
-    if not find_data_sized(network.proto) and not any(map(is_scalar, graph.output)):
+    if not batch_axis.find_data_sized(network.proto) and not any(map(is_scalar, graph.output)):
         with suppress(Exception):  # ONNX Runtime's own, a dozen
             network.predict(samples[:2])
             return network
     graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    return replace(network, predict=in_full_batches(network.predict, 1))
+    return replace(network, predict=batch_axis.in_full_batches(network.predict, 1))
 
 
 def _fix_sizes(network: Network, samples: NDArray[Any]) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with constant sizes, and the reason if its batch size stays fixed."""
     fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
     try:
-        freed = fix_sizes(network.proto, shape, None)
+        freed = batch_axis.fix_sizes(network.proto, shape, None)
         compare(open_runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
     except Exception as error:  # ONNX Runtime's own, a dozen
         if fixed is None:
             raise
         try:
-            return fix_sizes(network.proto, shape, fixed), one_line(error)
+            return batch_axis.fix_sizes(network.proto, shape, fixed), one_line(error)
         except Exception as again:
             raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
     return freed, None
@@ -213,8 +206,8 @@ def _run(
     predict: Predict, samples: NDArray[Any], contract: Contract, at_once: int, label: str
 ) -> Outputs:
     if contract.batch is not None:
-        predict = in_full_batches(predict, contract.batch)
-    return in_batches(predict, samples, at_once, f"Comparing with the original: {label}")
+        predict = batch_axis.in_full_batches(predict, contract.batch)
+    return batch_axis.in_batches(predict, samples, at_once, f"Comparing with the original: {label}")
 
 
 def _torch_runner(path: Path) -> Predict:
