@@ -176,11 +176,10 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
     """Return height and width of the pictures that a network takes, channels first or last.
 
+    None if a size is free or the input is no picture.
+
     Args:
         fixed: names of inputs whose values are set.
-
-    Returns:
-        None if a size is free or the input is no picture.
     """
     shapes = [tensor.shape for tensor in contract.inputs if tensor.name not in fixed]
     if len(shapes) != 1 or len(shapes[0]) != 3:

@@ -78,13 +78,10 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
 
 
 def fold_into_products(graph: onnx.GraphProto) -> bool:
-    """Fold a constant Mul or Add after a Gemm or MatMul into the layer, in place.
+    """Fold a constant Mul or Add after a Gemm or MatMul into it, in place; True if any changed.
 
     This is batch normalization after a dense layer; ONNX Runtime folds it into convolutions only.
     The layer's output must have no other consumer. A MatMul has no bias to take an Add.
-
-    Returns:
-        True if the graph changed.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     uses = Counter(name for node in graph.node for name in node.input)

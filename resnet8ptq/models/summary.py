@@ -130,8 +130,7 @@ def find_picture_size(
 ) -> tuple[int, int] | None:
     """Return height and width of the pictures that the network takes.
 
-    Returns:
-        None if a size is free, the network takes no pictures, or it is a module.
+    None if a size is free, the network takes no pictures, or it is a module.
 
     Raises:
         ModelError: no model, or unsafe.

@@ -148,17 +148,14 @@ def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
 
 
 def protect_float_layers(proto: onnx.ModelProto) -> bool:
-    """Put a Sum of one input, which no optimizer removes, before each float layer, in place.
+    """Put a Sum of one input before each float layer, in place; True if the graph changed.
 
     On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
     Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
     on integers: https://github.com/microsoft/onnxruntime/pull/22969. Only a session option turns
-    this off, which everyone who deploys the file would need to set. Layers with weights below 8
-    bits need the same: they compute in float, their biases would be rounded, and 2-bit weights
-    would reach integer kernels that do not take them (1.31).
-
-    Returns:
-        True if the graph changed.
+    this off, which everyone who deploys the file would need to set. No optimizer removes the Sum.
+    Layers with weights below 8 bits need the same: they compute in float, their biases would be
+    rounded, and 2-bit weights would reach integer kernels that do not take them (1.31).
     """
     graph = proto.graph
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
