@@ -17,7 +17,7 @@ from resnet8ptq.backends.tflite import contents
 from resnet8ptq.backends.tflite.contents import Layer
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.graph.layers import FUSED, consumers, weight_layers
+from resnet8ptq.graph.layers import consumers, fused_activations, weight_layers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights
 from resnet8ptq.precision.grid import Grid, WeightScheme
 from resnet8ptq.precision.plan import Plan
@@ -232,6 +232,7 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
     """
     nodes = weight_layers(graph)
     activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
+    fused = {node.input[0]: node.output[0] for node in fused_activations(graph)}
     operators = list(contents.operators(model))
     layers = [operator for code, operator in operators if code in contents.LAYERS]
     matched = {id(layer): nodes[name] for layer, name in zip(layers, names, strict=True)}
@@ -247,7 +248,8 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
             node = next((n for n in alike if sorted(n.input) == inputs), None)
         if node is not None:
             activation = operator.builtinOptions.fusedActivationFunction
-            if name := _fused_output(graph, node.output[0], activation):
+            plain = activation == ActivationFunctionType.NONE
+            if name := node.output[0] if plain else fused.get(node.output[0]):
                 activations.setdefault(operator.outputs[0], name)
     return activations
 
@@ -279,15 +281,6 @@ def _covers(operator: Any, tensor: Any) -> bool:
     size = [options.filterHeight, options.filterWidth]
     plain = options.fusedActivationFunction == ActivationFunctionType.NONE
     return plain and options.padding == Padding.VALID and size == [*tensor.shape[1:3]]
-
-
-def _fused_output(graph: onnx.GraphProto, name: str, activation: int) -> str | None:
-    """Return the tensor after an operator's fused activation; None if the graph lacks one."""
-    if activation == ActivationFunctionType.NONE:
-        return name
-    readers = consumers(graph, name)
-    fused = len(readers) == 1 and readers[0].op_type in FUSED
-    return readers[0].output[0] if fused else None
 
 
 def _scale(tensor: Any, limits: Range | None) -> None:
