@@ -4,7 +4,10 @@ The program exits with 2 after a `ConfigError`, `DataError` or `ModelError`: an 
 exits with 1 after any other `PtqError`.
 """
 
-from resnet8ptq.core.text import printable
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from resnet8ptq.core.text import one_line, printable
 
 
 class PtqError(Exception):
@@ -52,3 +55,17 @@ class TrackingError(PtqError):
 
 class UnsupportedError(PtqError):
     """The framework does not support this combination: a result; the text is its reason."""
+
+
+@contextmanager
+def errors_as(kind: type[PtqError], text: str) -> Iterator[None]:
+    """Raise a library's error as `kind`, with the message `text (error)`; a `PtqError` passes.
+
+    Libraries raise dozens of their own classes, and not all can be pickled.
+    """
+    try:
+        yield
+    except PtqError:
+        raise
+    except Exception as error:
+        raise kind(f"{text} ({one_line(error)})") from None

@@ -10,7 +10,7 @@ from resnet8ptq.core import code, files, machine
 from resnet8ptq.data import registry
 from resnet8ptq.experiment import running
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.models import locate as networks
+from resnet8ptq.models import network_path
 from resnet8ptq.tasks import registry as tasks
 
 # Settings of storage and reporting, which change no result. Paths of inputs do not count either:
@@ -36,7 +36,7 @@ def find(settings: Settings) -> str:
     hashed["data"] = [images.name, images.train.digest, images.test.digest]
     if images.calibration is not None:
         hashed["calib"] |= {"images": images.calibration.digest}
-    network = networks.digest(config.model, networks.locate(config.model, images.name))
+    network = network_path.digest(config.model, network_path.locate(config.model, images.name))
     hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
     if config.calib.table is not None:
         hashed["calib"] |= {"table": files.sha256(Path(config.calib.table))}
