@@ -10,18 +10,12 @@ of the files (default: the sweep's own), `uri=` and `root=` set the MLflow store
 also logged on the parent run.
 """
 
-import base64
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markdown_it import MarkdownIt
-from markdown_it.common.utils import escapeHtml
-from markdown_it.renderer import RendererHTML
-from markdown_it.token import Token
 from matplotlib.figure import Figure
 
 from resnet8ptq.config.naming import Combination
@@ -40,11 +34,14 @@ from resnet8ptq.report import (
     spread,
     table,
     terminal,
+    trade_off,
     verdicts,
+    web_page,
 )
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import best_first, headings
 from resnet8ptq.report.recommend import Selection, other_choice, why_none
+from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
@@ -52,8 +49,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
-Images = Mapping[str, bytes]  # file name -> PNG
-FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
+Figures = Mapping[str, bytes]  # file name -> PNG or SVG
 
 
 def write(
@@ -70,28 +66,27 @@ def write(
     Returns:
         The paths of the files.
     """
-    images: dict[str, bytes] = {}
     families = [selected.family for selected in chosen]
-    for prefix, selected in zip(_prefixes(families), chosen, strict=True):
-        family = selected.family
-        drawn = _draw(selected)
+    panels = [trade_off.panels(selected, _other_tools(selected)) for selected in chosen]
+    drawn: dict[str, bytes] = {}
+    for prefix, selected, over in zip(_prefixes(families), chosen, panels, strict=True):
+        own = _draw(selected)
+        if over:
+            own["trade_offs.svg"] = trade_off.to_svg(over).encode()
         if (best := selected.recommendations) and best[0].choice is not None:
-            drawn |= _figures_of(store, best[0].choice.record, family.task.figure_files)
-        images |= {prefix + name: image for name, image in drawn.items()}
-    paths = []
-    for name, image in images.items():
-        with files.atomic(folder / name) as temporary:
-            temporary.write_bytes(image)
-        paths.append(folder / name)
-    markdown = to_markdown(chosen, images)
+            names = selected.family.task.figure_files
+            own |= _figures_of(store, best[0].choice.record, names)
+        drawn |= {prefix + name: content for name, content in own.items()}
     records = [record for family in families for record in family.records]
-    for name, text in (
-        ("report.md", markdown),
-        (terminal.REPORT, to_html(markdown, _title(families), images)),
-        ("runs.csv", table.to_csv(records)),
-    ):
-        files.write_text(folder / name, text)
-        paths.append(folder / name)
+    texts = {
+        "report.md": to_markdown(chosen, drawn),
+        terminal.REPORT: to_html(chosen, panels, drawn),
+        "runs.csv": table.to_csv(records),
+    }
+    for name, content in (drawn | {name: text.encode() for name, text in texts.items()}).items():
+        with files.atomic(folder / name) as temporary:
+            temporary.write_bytes(content)
+    paths = [folder / name for name in (*drawn, *texts)]
     background.ask(upload.log_files, store, parent_id, paths)
     return paths
 
@@ -133,6 +128,20 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     return templates.tidy(text)
 
 
+def to_html(chosen: Sequence[Selection], panels: Sequence[list[Panel]], figures: Figures) -> str:
+    """Return the report as one page, see `web_page`.
+
+    Args:
+        panels: of each family, drawn into the page.
+        figures: the files that the details show.
+    """
+    families = [selected.family for selected in chosen]
+    parts = zip(chosen, _prefixes(families), strict=True)
+    details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
+    title, headings = _title(families), _headings(families)
+    return web_page.to_html(title, headings, chosen, panels, details, figures)
+
+
 def _headings(families: Sequence[Family]) -> list[str]:
     return headings([family.records for family in families])
 
@@ -146,8 +155,13 @@ def _prefixes(families: Sequence[Family]) -> list[str]:
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
-def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
-    """Return the section of one family, whose figure names begin with `prefix`."""
+def _render(selected: Selection, figures: Collection[str], prefix: str, page: bool = False) -> str:
+    """Return the section of one family in Markdown.
+
+    Args:
+        prefix: of the figure names.
+        page: for the page, which has the table and the figure of the runs already.
+    """
     family, limits = selected.family, selected.limits
     recommendations = selected.recommendations
     judged = verdicts.in_words([family], limits, [selected.judged])
@@ -156,6 +170,7 @@ def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
     losses = [(cell.label, cell.worse_classes) for cell in family.measured if cell.worse_classes]
     return templates.load("resnet8ptq.report", "family.md.j2").render(
         level="###" if prefix else "##",
+        page=page,
         summary=summarize(selected),
         other_choice=other_choice(selected),
         apart=selected.apart,
@@ -175,8 +190,8 @@ def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
         losses=losses,
         losing=Counter(name for _, classes in losses for name in classes).most_common(),
         figures={
-            name: f"{prefix}{name}.png" if f"{prefix}{name}.png" in figures else None
-            for name in ("trade_offs", "class_impact")
+            name.partition(".")[0]: prefix + name if prefix + name in figures else None
+            for name in ("trade_offs.svg", "class_impact.png")
         },
         drawn={
             f"{prefix}{name}": caption
@@ -222,28 +237,6 @@ def _head(
         parts.append(f"{metric.title} {' to '.join(ends)}")
     parts.append(", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items()))
     return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
-
-
-def to_html(markdown: str, title: str, images: Images) -> str:
-    """Return a report as one page with its figures inside; text from outside is escaped."""
-    parser = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
-    parser.add_render_rule("html_block", _render_fold)
-    setattr(parser, "validateLink", lambda url: url in images)  # noqa: B010 # nothing else
-    body = parser.render(markdown)
-    for name, image in images.items():  # not before: the parser would read it all
-        data = base64.b64encode(image).decode()
-        body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
-    body = body.replace("<table>", '<div class="wide"><table>').replace(
-        "</table>", "</table></div>"
-    )
-    page = templates.load("resnet8ptq.report", "report.html.j2")
-    return page.render(title=f"Quantization report: {title}", body=body)
-
-
-def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
-    """Keep the HTML of folded sections, and escape all other."""
-    text = tokens[index].content
-    return text if FOLD.fullmatch(text.strip()) else escapeHtml(text)
 
 
 def summarize(selected: Selection) -> list[str]:
@@ -293,13 +286,15 @@ def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
     return reference.rank(family, reference.load(limits.reference))
 
 
+def _other_tools(selected: Selection) -> list[reference.Entry]:
+    return [entry for entry in _ranked(selected.family, selected.limits) if not entry.own]
+
+
 def _draw(selected: Selection) -> dict[str, bytes]:
-    family, limits = selected.family, selected.limits
+    family = selected.family
     having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
     ranges = background.put(_draw_ranges, having)  # meanwhile
-    others = [entry for entry in _ranked(family, limits) if not entry.own]
     drawn = {
-        "trade_offs.png": plots.trade_offs(family, limits, others),
         "class_impact.png": plots.class_impact(family),
         "ranges_of_weights.png": plots.weight_ranges(having),
     }

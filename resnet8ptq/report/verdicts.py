@@ -42,7 +42,7 @@ class Verdict:
             return self.outcome
         if self.needed > MOST_NEEDED:
             return f"undecided (more than {MOST_NEEDED:,})"
-        return f"undecided (about {_round(self.needed):,})"
+        return f"undecided (about {round_needed(self.needed):,})"
 
 
 def in_words(
@@ -128,6 +128,6 @@ def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level:
     return Verdict(UNDECIDED, total + 1 if needed <= total else needed)  # of a loss at the verge
 
 
-def _round(count: float) -> int:
-    """Round to two leading digits, as precise as the estimate is."""
+def round_needed(count: float) -> int:
+    """Round a sample size to two leading digits, as precise as the estimate is."""
     return int(round(count, 2 - len(str(int(count)))))
