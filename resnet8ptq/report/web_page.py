@@ -79,7 +79,7 @@ def to_html(
     """
     parts = zip(headings, chosen, panels, details, strict=True)
     sections = [
-        _section(heading if len(headings) > 1 else "", selected, drawn, _render(text, images))
+        _section(heading if len(headings) > 1 else "", selected, drawn, render(text, images))
         for heading, selected, drawn, text in parts
     ]
     script = _script()
@@ -116,7 +116,7 @@ def _section(heading: str, selected: Selection, panels: list[Panel], details: st
     return Section(heading, answers, reasons, panels, heads, table.numeric(records), rows, details)
 
 
-def _render(markdown: str, images: Mapping[str, bytes]) -> str:
+def render(markdown: str, images: Mapping[str, bytes]) -> str:
     """Return Markdown as HTML with its figures inside; all HTML but that of folds is escaped."""
     parser = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
     parser.add_render_rule("html_block", _render_fold)
