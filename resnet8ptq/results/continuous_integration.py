@@ -23,6 +23,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import or_nearest
+from resnet8ptq.report.facts import LIMITS
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.results.document import Answer, to_json, to_markdown
@@ -79,11 +80,11 @@ def _as_text(word: str) -> str:
 
 def find(asked: Arguments) -> Answer:
     """Return the verdict on the run or the sweep that was asked for; errors as of `main`."""
-    places = {key: getattr(asked, key) for key in ("run_id", "sweep", "folder")}
-    named = [key for key, value in places.items() if value is not None]
+    sources = {key: getattr(asked, key) for key in ("run_id", "sweep", "folder")}
+    named = [key for key, value in sources.items() if value is not None]
     if len(named) > 1:
         raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
-    limits = {key: getattr(asked, key) for key in ("max_drop", "min_sqnr_db", "min_accuracy")}
+    limits = {key: getattr(asked, key) for key in LIMITS}
     tracking = TrackingConfig(asked.uri, asked.root, asked.experiment)
     folder = asked.folder and Path(asked.folder)
     if asked.run_id or (folder and not is_sweep(folder)):

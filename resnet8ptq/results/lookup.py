@@ -3,7 +3,6 @@
 A folder is read without the store, as long as it holds all runs of the sweep.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import printable, redact
-from resnet8ptq.report import comparison, page, terminal
+from resnet8ptq.report import comparison, facts, page, terminal
 from resnet8ptq.report.recommend import Selection
 from resnet8ptq.results.summaries import (
     RunSummary,
@@ -28,10 +28,8 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, in_one_line, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
-LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 _MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2)")  # the quantized file of a run
 _NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
-_NO_SUCH_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's words
 _WORD = re.compile(r"[\w.:/@ -]+")  # in a query: no quotes
 
 Asked = Mapping[str, float | None]
@@ -78,11 +76,11 @@ def load_sweep(
         TrackingError: the store does not answer, or a file of a run is missing or damaged.
     """
     source = _find_sweep(run_id, folder, tags, tracking or TrackingConfig())
-    selections = _select(source, limits or {})
     assert source.parent is not None  # of every sweep
-    records = [record for selected in selections for record in selected.family.records]
-    artifacts = {record.run_id: _find_artifact(source.store, record) for record in records}
-    report = _find_file(source.store, source.parent, re.compile(re.escape(terminal.REPORT)))
+    with in_one_line(source.store):
+        selections = _select(source, limits or {})
+        artifacts = {r.run_id: _find_artifact(source.store, r) for r in source.records}
+        report = _find_file(source.store, source.parent, re.compile(re.escape(terminal.REPORT)))
     return summarize_sweep(source.parent, selections, artifacts, report)
 
 
@@ -102,20 +100,16 @@ def load_run(
     Without arguments: the newest run.
     """
     source = _find_run(run_id, folder, tags, tracking or TrackingConfig())
-    for selected in _select(source, limits or {}):
-        artifacts = {
-            record.run_id: _find_artifact(source.store, record)
-            for record in selected.family.records
-            if record.run_id == source.run_id
-        }
-        for cell, run in zip(
-            selected.family.cells, summarize_runs(selected, artifacts), strict=True
-        ):
-            if cell.record.run_id == source.run_id:
-                return run
-    raise ConfigError(
-        f"run_id: run {source.run_id} is an analysis, expected a run that quantized a network"
-    )
+    own = [record for record in source.records if record.run_id == source.run_id]
+    if not own:
+        raise ConfigError(
+            f"run_id: run {source.run_id} is an analysis, expected a run that quantized a network"
+        )
+    with in_one_line(source.store):
+        selections = _select(source, limits or {})
+        artifacts = {source.run_id: _find_artifact(source.store, own[0])}
+    (selected,) = [s for s in selections if own[0] in s.family.records]
+    return summarize_runs(selected, artifacts)[selected.family.records.index(own[0])]
 
 
 def is_sweep(folder: Path) -> bool:
@@ -127,21 +121,19 @@ def _select(source: _Source, asked: Asked) -> list[Selection]:
     """Judge the runs as the report does, by the limits asked for, else by those of the sweep."""
     limits = _limits(source.records, asked)
     if source.parent is not None:
-        with in_one_line(source.store):
-            return page.load_selections(source.store, source.parent, source.records, limits)
+        return page.load_selections(source.store, source.parent, source.records, limits)
     return page.select(comparison.load(source.store, source.records), limits)
 
 
 def _limits(records: Sequence[RunRecord], asked: Asked) -> ReportConfig:
-    if unknown := asked.keys() - {*LIMITS}:
-        raise ConfigError(f"limits: got {min(unknown)!r}, expected {' | '.join(LIMITS)}")
-    logged = (record.settings(*(f"report.{name}" for name in LIMITS)) for record in records)
-    texts = next((values for values in logged if values[0] is not None), ())
+    if unknown := asked.keys() - {*facts.LIMITS}:
+        raise ConfigError(f"limits: got {min(unknown)!r}, expected {' | '.join(facts.LIMITS)}")
     try:
-        own = {n: json.loads(t) for n, t in zip(LIMITS, texts, strict=False) if t is not None}
-        return ReportConfig(**own | {n: value for n, value in asked.items() if value is not None})
-    except (ValueError, RecursionError):  # anyone who writes to the store may have changed them
-        raise TrackingError("report.max_drop: the runs have logged no number") from None
+        config = facts.limits_of(records, asked)
+        check(config)
+    except (ValueError, TypeError, OverflowError, RecursionError):  # a store is untrusted
+        raise TrackingError("report.max_drop: the runs have logged limits that are none") from None
+    return config
 
 
 def _find_sweep(
@@ -156,7 +148,7 @@ def _find_sweep(
     store = open_store(tracking)
     with in_one_line(store):
         if run_id is not None:
-            return _load_sweep(store, _load(store, run_id, "sweep"))
+            return _load_sweep(store, history.load_named(store, "sweep", run_id))
         parent = history.find_parent(store, _filter({"kind": "sweep", **(tags or {})}))
         if parent is None:
             kind = f"sweep with {_show(tags)}" if tags else "sweep"
@@ -186,7 +178,7 @@ def _find_run(
     store = open_store(tracking)
     with in_one_line(store):
         if run_id is not None:
-            return _load_run(store, _load(store, run_id, "run_id"))
+            return _load_run(store, history.load_named(store, "run_id", run_id))
         runs = history.find_runs(store, _filter(tags or {}))
         newest = next((r for r in runs if r.kind != "sweep" and not r.is_analysis), None)
         if newest is None:
@@ -204,20 +196,6 @@ def _load_run(store: Store, record: RunRecord) -> _Source:
         if record.run_id in {other.run_id for other in source.records}:
             return source
     return _Source(store, None, [] if record.is_analysis else [record], record.run_id)
-
-
-def _load(store: Store, run_id: str, key: str) -> RunRecord:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        run = store.client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code not in _NO_SUCH_RUN:
-            raise
-        raise ConfigError(f"{key}: got {run_id!r}, expected the id of a run in the store") from None
-    if run.info.lifecycle_stage == "deleted":
-        raise ConfigError(f"{key}: run {run_id} was deleted; try to restore it in MLflow")
-    return RunRecord.of_mlflow(run)
 
 
 def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
