@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resnet8ptq.core import templates
+from resnet8ptq.core.text import printable
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
@@ -80,7 +81,7 @@ def _metric(run: RunSummary | None) -> dict[str, Any] | None:
     if run is None:
         return None
     return {
-        "name": run.metric.name,
+        "name": printable(run.metric.name),
         "direction": run.metric.direction,
         "value": run.value,
         "fp32": run.fp32_value,

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from cells import IMAGES, predictions, sweep
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from resnet8ptq.tasks.deviation import DeviationValues
 from resnet8ptq.tasks.ranking import Ranking
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tracking.record import RunRecord
+from tests.helpers.cells import IMAGES, predictions, sweep
 
 RANDOM = np.random.default_rng(0)
 FLIPS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=6)
@@ -27,10 +27,10 @@ FLIPS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, 
 def agree(family: Family, limits: ReportConfig) -> set[str]:
     """Check that verdicts follow from the bounds; return the outcomes."""
     limit = family.metric.limit(limits)
-    found = measure(family, limits)
+    bounds = measure(family, limits)
     judged = verdicts.judge(family, limits)
     for run_id, verdict in judged.items():
-        upper, lower = found[run_id].upper, found[run_id].lower
+        upper, lower = bounds[run_id].upper, bounds[run_id].lower
         assert (verdict.outcome == PASS) == (upper is not None and upper <= limit)
         assert (verdict.outcome == FAIL) == (lower is not None and lower >= limit)
     return {verdict.outcome for verdict in judged.values()}
@@ -91,9 +91,9 @@ def test_bounds_and_verdicts_agree_for_every_kind_of_test(task: str, values: lis
 
 
 def test_a_loss_of_many_times_the_baseline_is_bounded() -> None:
-    found = measure(family_of("regression", err(50.0)), ReportConfig())["0"]
-    assert found.lower is not None and found.upper is not None
-    assert 45 < found.lower < 49 < found.upper < 53
+    bounds = measure(family_of("regression", err(50.0)), ReportConfig())["0"]
+    assert bounds.lower is not None and bounds.upper is not None
+    assert 45 < bounds.lower < 49 < bounds.upper < 53
 
 
 def test_bounds_enclose_the_loss_as_an_interval_does() -> None:

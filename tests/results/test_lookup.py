@@ -1,4 +1,4 @@
-"""Runs and sweeps found by id, folder and tag; the command; the notebook. On a real sweep."""
+"""Runs and sweeps answered by id, folder and tag; the command; the notebook. On a real sweep."""
 
 import csv
 import json
@@ -10,15 +10,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from calling import QUICK, REPO, Called, call_beside
-from conftest import call_once
 
 from resnet8ptq import results
-from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.results import RunSummary
-from resnet8ptq.tracking import history
-from resnet8ptq.tracking.store import open_store
+from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, Called, call, call_beside
 
 SCHEMA = json.loads((REPO / "docs/verdict.schema.json").read_text())
 NOTEBOOK = REPO / "docs/examples/results.ipynb"
@@ -33,24 +29,12 @@ def in_folder(sweep: Called) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Called:
-    """A sweep, and a second one in another folder that takes over the first one's runs."""
+    """A sweep that takes over the runs of an earlier one, which are in another folder."""
+    folder = tmp_path_factory.mktemp("resumed")
     words = (*QUICK, "backend=onnx", "dtype=int8,u8s8")
-    call_once(tmp_path_factory, "taken_over", *words)
-    return call_once_more(tmp_path_factory, words)
-
-
-def call_once_more(factory: pytest.TempPathFactory, words: tuple[str, ...]) -> Called:
-    from calling import NO_REAL_FILES, call
-    from conftest import shared_folder
-    from filelock import FileLock
-
-    shared = shared_folder(factory)
-    folder, record = shared / "taken_over", shared / "taken_over_again.json"
-    with FileLock(shared / "taken_over_again.lock"):
-        if not record.exists():
-            done = call(folder, "-m", *words, "seed=1,42", "sweep.resume=true", **NO_REAL_FILES)
-            record.write_text(json.dumps([done.code, done.out, done.err]))
-    return Called(folder, *json.loads(record.read_text()))
+    first = call(folder, "-m", *words, **NO_REAL_FILES)
+    assert first.code == 0, first.err
+    return call(folder, "-m", *words, "seed=42,1", "sweep.resume=true", **NO_REAL_FILES)
 
 
 def verdict(called: Called, *words: str) -> tuple[int, Any]:
@@ -58,10 +42,10 @@ def verdict(called: Called, *words: str) -> tuple[int, Any]:
     done = call_beside(called.folder, "verdict", *words)
     if not done.out:
         return done.code, done.errors
-    found = json.loads(done.out)
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
-    assert found["exit_code"] == done.code
-    return done.code, found
+    answered = json.loads(done.out)
+    jsonschema.Draft202012Validator(SCHEMA).validate(answered)
+    assert answered["exit_code"] == done.code
+    return done.code, answered
 
 
 def test_the_newest_sweep_has_the_figures_of_its_report(sweep: Called, in_folder: Path) -> None:
@@ -107,49 +91,42 @@ def test_by_id_folder_and_tag_it_is_the_same(sweep: Called, in_folder: Path) -> 
 def test_a_folder_is_read_without_the_store(sweep: Called, tmp_path: Path) -> None:
     folder = shutil.copytree(sweep.parent.data.tags["folder"], tmp_path / "copied")
     with chdir(tmp_path):
-        found = results.load_sweep(folder="copied")
+        answered = results.load_sweep(folder="copied")
         job = next(path.parent for path in sorted(folder.glob("*/record.json")))
-        assert results.load_run(folder=job).sweep_id == found.run_id
+        assert results.load_run(folder=job).sweep_id == answered.run_id
         assert not (tmp_path / "mlruns").exists()
-    assert [run.verdict for run in found.runs].count("unsupported") == 1
-    assert found.report == str(folder / "report.html")
-    artifact = next(run.artifact for run in found.runs if run.artifact)
+    assert [run.verdict for run in answered.runs].count("unsupported") == 1
+    assert answered.report == str(folder / "report.html")
+    artifact = next(run.artifact for run in answered.runs if run.artifact)
     assert Path(artifact).is_relative_to(folder)
 
 
 def test_a_resumed_sweep_has_the_runs_that_it_took_over(resumed: Called) -> None:
+    assert "2 of 4 runs had finished before" in resumed.out
     with chdir(resumed.folder):
         newest = results.load_sweep()
-        with open_store_of(resumed) as store:
-            parent = history.find_parent(store)
-        assert parent is not None
-        assert results.load_sweep(folder=parent.folder) == newest
-        assert len(newest.runs) == 4
-
-
-def open_store_of(called: Called) -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext(open_store(TrackingConfig(root=str(called.folder / "mlruns"))))
+        (parent,) = [run for run in resumed.runs if run.info.run_id == newest.run_id]
+        assert results.load_sweep(folder=parent.data.tags["folder"]) == newest
+    assert len(newest.runs) == 4
 
 
 def test_command_and_exit_codes(sweep: Called) -> None:
-    code, found = verdict(sweep, "max_drop=0.5")
-    assert (code, found["verdict"], found["use"]) == (0, "pass", "best")
-    assert found["sweep"]["run_id"] == sweep.parent.info.run_id
-    assert found["sweep"]["runs"] == {"ok": 3, "unsupported": 1}
-    run_id = found["choice"]["run_id"]
+    code, answered = verdict(sweep, "max_drop=0.5")
+    assert (code, answered["verdict"], answered["use"]) == (0, "pass", "best")
+    assert answered["sweep"]["run_id"] == sweep.parent.info.run_id
+    assert answered["sweep"]["runs"] == {"ok": 3, "unsupported": 1}
+    run_id = answered["choice"]["run_id"]
     code, named = verdict(sweep, f"run_id={run_id}", "max_drop=0.5")
-    assert (code, named["loss"], named["use"]) == (0, found["loss"], None)
-    code, found = verdict(sweep, "max_drop=0")
-    assert (code, found["verdict"]) == (4, "undecided")
-    code, found = verdict(sweep, "max_drop=0.5", "min_accuracy=1")
-    assert (code, found["verdict"], found["choice"]) == (3, "fail", None)
+    assert (code, named["loss"], named["use"]) == (0, answered["loss"], None)
+    code, answered = verdict(sweep, "max_drop=0")
+    assert (code, answered["verdict"]) == (4, "undecided")
+    code, answered = verdict(sweep, "max_drop=0.5", "min_accuracy=1")
+    assert (code, answered["verdict"], answered["choice"]) == (3, "fail", None)
     folder = sweep.parent.data.tags["folder"]
     assert verdict(sweep, f"folder={folder}", "use=smallest", "max_drop=0.5")[0] == 0
     unsupported = next(r for r in sweep.children if r.data.tags["status"] == "unsupported")
-    code, found = verdict(sweep, f"run_id={unsupported.info.run_id}")
-    assert (code, found["verdict"]) == (4, "unsupported")
+    code, answered = verdict(sweep, f"run_id={unsupported.info.run_id}")
+    assert (code, answered["verdict"]) == (4, "unsupported")
     done = call_beside(sweep.folder, "verdict", "format=markdown", "max_drop=0.5")
     assert done.code == 0
     assert done.out.startswith("**Quantization: pass.** ")
@@ -159,7 +136,7 @@ def test_wrong_input(sweep: Called, tmp_path: Path) -> None:
     parent, child = sweep.parent.info.run_id, sweep.children[0].info.run_id
     folder = Path(sweep.children[0].data.tags["folder"])
     for words, says in (
-        (["run_id=0123"], "run_id: got '0123', expected the id of a run in the store"),
+        (["run_id=0123"], "run_id: got '0123', takes the id of a run in the store"),
         ([f"run_id={parent}"], f"run_id: {parent} is a sweep; try sweep={parent}"),
         ([f"sweep={child}"], f"sweep: {child} has no runs, expected a sweep's parent run"),
         (

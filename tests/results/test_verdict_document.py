@@ -9,8 +9,6 @@ from typing import Any
 import jsonschema
 import pandas as pd
 import pytest
-from calling import REPO
-from cells import predictions, sweep, unmeasured
 from markdown_it import MarkdownIt
 
 from resnet8ptq.config.schema import ReportConfig
@@ -22,6 +20,8 @@ from resnet8ptq.results.continuous_integration import judge_run, judge_sweep
 from resnet8ptq.results.document import Answer
 from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tracking.record import RunRecord
+from tests.helpers.calling import REPO
+from tests.helpers.cells import predictions, sweep, unmeasured
 
 SCHEMA = json.loads((REPO / "docs/verdict.schema.json").read_text())
 PARENT = RunRecord("5eed", {}, {}, {"mlflow.runName": "sweep", "status": "ok", "kind": "sweep"})
@@ -49,10 +49,10 @@ def read(answer: Answer) -> dict[str, Any]:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")  # NaN, Infinity
 
-    found = json.loads(document.to_json(answer), parse_constant=refuse)
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
-    assert isinstance(found, dict)
-    return found
+    answered = json.loads(document.to_json(answer), parse_constant=refuse)
+    jsonschema.Draft202012Validator(SCHEMA).validate(answered)
+    assert isinstance(answered, dict)
+    return answered
 
 
 def judged(*cells: Any, limits: ReportConfig | None = None, use: str = "best") -> dict[str, Any]:
@@ -84,13 +84,13 @@ def test_the_page_has_every_key_and_every_field() -> None:
 )
 def test_verdict_and_exit_code(model: Any, changes: Any, verdict: str, code: int) -> None:
     summary = summarize(sweep(("a", model, changes)))
-    found = read(judge_sweep(summary))
-    assert (found["schema"], found["verdict"], found["exit_code"]) == (1, verdict, code)
+    answered = read(judge_sweep(summary))
+    assert (answered["schema"], answered["verdict"], answered["exit_code"]) == (1, verdict, code)
     if verdict in ("pass", "undecided"):
-        assert found["choice"]["run_id"] == "a"
+        assert answered["choice"]["run_id"] == "a"
     else:  # nothing is recommended
-        assert found["choice"] is found["loss"] is found["size"] is None
-        assert found["because"]
+        assert answered["choice"] is answered["loss"] is answered["size"] is None
+        assert answered["because"]
     named = read(judge_run(summary.run("a")))
     assert named["choice"]["run_id"] == "a"
     assert named["verdict"] == (verdict if verdict != "unsupported" else "pass")
@@ -116,29 +116,29 @@ def test_figures_are_those_of_the_report() -> None:
         assert (run.label, run.p_value) == (cell.label, adjusted[run.run_id])
     assert [c.use for c in summary.choices] == [r.key for r in selected.recommendations]
     for recommended in selected.recommendations:
-        found = read(judge_sweep(summary, recommended.key))
+        answered = read(judge_sweep(summary, recommended.key))
         assert recommended.choice is not None
         record = recommended.choice.record
-        assert found["choice"]["run_id"] == record.run_id
-        assert found["because"] == recommended.why
-        assert found["commands"]["deploy"] == recommended.command
-        assert found["metric"]["value"] == record.metrics["accuracy"]
-        assert found["metric"]["fp32"] == record.metrics["baseline_accuracy"]
-        assert found["loss"]["value"] == record.drop
-        assert found["loss"]["limit"] == 0.02
-        assert found["size"] == {"bytes": record.size_bytes, "fp32_bytes": 300_000}
-        assert found["samples"]["scored"] == record.total
+        assert answered["choice"]["run_id"] == record.run_id
+        assert answered["because"] == recommended.why
+        assert answered["commands"]["deploy"] == recommended.command
+        assert answered["metric"]["value"] == record.metrics["accuracy"]
+        assert answered["metric"]["fp32"] == record.metrics["baseline_accuracy"]
+        assert answered["loss"]["value"] == record.drop
+        assert answered["loss"]["limit"] == 0.02
+        assert answered["size"] == {"bytes": record.size_bytes, "fp32_bytes": 300_000}
+        assert answered["samples"]["scored"] == record.total
     fastest = read(judge_run(summary.run("a")))
     assert (fastest["latency"]["ms"], fastest["latency"]["speedup"]) == (0.5, 2.0)
 
 
 def test_numbers_that_were_not_measured_are_null() -> None:
     nan = float("nan")
-    found = judged(("a", PASSES, {"latency_p50_ms": nan, "p_value": nan, "speedup": math.inf}))
-    assert found["latency"] == {
+    answered = judged(("a", PASSES, {"latency_p50_ms": nan, "p_value": nan, "speedup": math.inf}))
+    assert answered["latency"] == {
         **dict.fromkeys(("ms", "fp32_ms", "speedup", "batch_ms", "cpu")),
     }
-    assert found["loss"]["p_value"] is None
+    assert answered["loss"]["p_value"] is None
     failed = read(judge_run(summarize(sweep(("a", LOSES, {}))).run("a")))
     assert failed["samples"]["needed"] is None
     verge = judged(("a", predictions(lost=10), {}))  # more than a million would decide
@@ -148,9 +148,13 @@ def test_numbers_that_were_not_measured_are_null() -> None:
 def test_below_the_least_accuracy_is_a_fail() -> None:
     limits = ReportConfig(min_accuracy=0.95)
     summary = summarize(sweep(("a", PASSES, {})), limits=limits)
-    found = read(judge_run(summary.run("a")))
-    assert (found["verdict"], found["exit_code"], found["loss"]["verdict"]) == ("fail", 3, "pass")
-    assert found["metric"]["least"] == 0.95
+    answered = read(judge_run(summary.run("a")))
+    assert (answered["verdict"], answered["exit_code"], answered["loss"]["verdict"]) == (
+        "fail",
+        3,
+        "pass",
+    )
+    assert answered["metric"]["least"] == 0.95
     text = document.to_markdown(judge_run(summary.run("a")))
     assert "Accuracy is 90.00%, less than 95.00%." in text
     assert read(judge_sweep(summary))["verdict"] == "fail"
@@ -159,10 +163,15 @@ def test_below_the_least_accuracy_is_a_fail() -> None:
 def test_an_unsupported_run_and_one_that_failed() -> None:
     cells = [unmeasured("a", "unsupported", "no such kernels"), unmeasured("b", "failed", "boom")]
     summary = summarize(compare(cells))
-    found = read(judge_run(summary.run("a")))
-    assert (found["verdict"], found["exit_code"]) == ("unsupported", 4)
-    assert found["because"] == "no such kernels"
-    assert found["metric"]["value"] is found["size"]["bytes"] is found["loss"]["value"] is None
+    answered = read(judge_run(summary.run("a")))
+    assert (answered["verdict"], answered["exit_code"]) == ("unsupported", 4)
+    assert answered["because"] == "no such kernels"
+    assert (
+        answered["metric"]["value"]
+        is answered["size"]["bytes"]
+        is answered["loss"]["value"]
+        is None
+    )
     assert "no such kernels" in document.to_markdown(judge_run(summary.run("a")))
     with pytest.raises(TrackingError, match=r"run b is failed and has no verdict \(boom\)"):
         judge_run(summary.run("b"))
@@ -198,8 +207,8 @@ def test_none_within_the_limit_is_no_wrong_input() -> None:
     """The best is undecided, and as measured loses more than the limit."""
     cells = (("a", predictions(lost=12), {}),)
     assert judged(*cells)["verdict"] == "undecided"
-    found = judged(*cells, use="smallest")
-    assert (found["verdict"], found["choice"]) == ("undecided", None)
+    answered = judged(*cells, use="smallest")
+    assert (answered["verdict"], answered["choice"]) == ("undecided", None)
 
 
 def test_reproduce_is_what_hydra_ran() -> None:
@@ -219,8 +228,8 @@ def test_reproduce_is_what_hydra_ran() -> None:
 
 
 def test_an_id_that_is_a_command_is_not_shown_as_one() -> None:
-    found = judged(("a; rm -rf ~", PASSES, {}))
-    assert found["commands"]["deploy"] is None
+    answered = judged(("a; rm -rf ~", PASSES, {}))
+    assert answered["commands"]["deploy"] is None
 
 
 @pytest.fixture
@@ -263,7 +272,8 @@ def test_markdown_is_a_sentence_and_a_table() -> None:
         "is +0.40 points (at least "
     )
     assert (
-        "; the limit is +1.00 points. Sample size for 80% power at this loss: about 1," in lines[0]
+        "; the limit is +1.00 points. Sample size for 80% power at this loss: about 2,700."
+        in lines[0]
     )
     assert lines[2:7] == [
         "|  | FP32 | onnx int8 minmax per tensor |",
