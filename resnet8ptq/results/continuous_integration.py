@@ -142,14 +142,18 @@ def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
 
 
 def _overall(sweep: SweepSummary) -> str:
-    """Return the verdict on a sweep that recommends no run."""
-    outcomes = {run.verdict for run in sweep.runs if run.execution != "simulated"}
-    if outcomes & {PASS, UNDECIDED}:  # but not on the samples to choose by
+    """Return the verdict on a sweep that recommends no run.
+
+    A simulated run cannot be deployed: it proves a loss, and never a pass.
+    """
+    measured = [run for run in sweep.runs if run.loss_verdict is not None]
+    deployable = {run.verdict for run in measured if run.execution != "simulated"}
+    if deployable & {PASS, UNDECIDED}:  # but not within the limit on the samples to choose by
         return UNDECIDED
-    for outcome in (FAIL, VOID):
-        if outcome in outcomes:
-            return outcome
+    outcomes = deployable or {run.verdict for run in measured}
+    if outcomes and outcomes <= {FAIL, VOID}:
+        return FAIL if FAIL in outcomes else VOID
     failed = sum(run.status not in ("ok", UNSUPPORTED) for run in sweep.runs)
-    if failed:
+    if failed and not measured:
         raise TrackingError(f"sweep {sweep.run_id}: no run was measured, and {failed} did not end")
     return UNSUPPORTED

@@ -144,11 +144,14 @@ def _find_sweep(
 ) -> _Source:
     _check_one(run_id, folder, tags)
     if folder is not None:
-        return _read_sweep(Path(folder), tracking)
+        return _read_sweep(Path(folder).resolve(), tracking)
     store = open_store(tracking)
     with in_one_line(store):
         if run_id is not None:
-            return _load_sweep(store, history.load_named(store, "sweep", run_id))
+            record = history.load_named(store, "sweep", run_id)
+            if record.kind != "sweep":
+                raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
+            return _load_sweep(store, record)
         parent = history.find_parent(store, _filter({"kind": "sweep", **(tags or {})}))
         if parent is None:
             kind = f"sweep with {_show(tags)}" if tags else "sweep"
@@ -162,7 +165,7 @@ def _find_sweep(
 def _load_sweep(store: Store, parent: RunRecord, run_id: str = "") -> _Source:
     records = history.load_compared(store, parent.run_id)
     if not records:
-        raise ConfigError(f"sweep: {parent.run_id} has no runs, expected a sweep's parent run")
+        raise ConfigError(f"sweep: {parent.run_id} has no runs, expected a sweep with runs")
     return _Source(store, parent, records, run_id)
 
 
@@ -174,7 +177,7 @@ def _find_run(
 ) -> _Source:
     _check_one(run_id, folder, tags)
     if folder is not None:
-        return _read_run(Path(folder), tracking)
+        return _read_run(Path(folder).resolve(), tracking)
     store = open_store(tracking)
     with in_one_line(store):
         if run_id is not None:
@@ -210,18 +213,18 @@ def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
     records = [record for record in sync.load_records(folder) if not record.is_analysis]
     if not records:
         raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
-    return _Source(_NO_STORE, RunRecord.of_journal(kept, folder.resolve()), records)
+    return _Source(_NO_STORE, RunRecord.of_journal(kept, folder), records)
 
 
 def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
     """Read a run from its folder, among the others of its sweep."""
     kept = _read_journal(folder)
-    record = RunRecord.of_journal(kept, folder.resolve())
+    record = RunRecord.of_journal(kept, folder)
     if record.kind == "sweep":
         raise ConfigError(f"folder: got {folder}, a sweep's folder, expected the folder of a run")
     if not record.parent_id:
         return _Source(_NO_STORE, None, [] if record.is_analysis else [record], record.run_id)
-    above = folder.resolve().parent
+    above = folder.parent
     if (above / FILE).is_file() and Journal.load(above).run_id == record.parent_id:
         source = _read_sweep(above, tracking)
         if record.run_id in {other.run_id for other in source.records}:

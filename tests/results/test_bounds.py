@@ -1,7 +1,5 @@
 """Bounds of the loss: the verdict's own tests, turned around."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +14,7 @@ from resnet8ptq.tasks.bootstrap import Replicates
 from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.deviation import DeviationValues
 from resnet8ptq.tasks.ranking import Ranking
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm, tango
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.cells import IMAGES, predictions, sweep
 
@@ -96,13 +94,12 @@ def test_a_loss_of_many_times_the_baseline_is_bounded() -> None:
     assert 45 < bounds.lower < 49 < bounds.upper < 53
 
 
-def test_bounds_enclose_the_loss_as_an_interval_does() -> None:
+def test_a_bound_is_the_limit_at_which_the_test_decides() -> None:
     alone = measure(sweep(("a", predictions(lost=12, won=4), {})), ReportConfig())["a"]
     assert alone.upper is not None and alone.lower is not None
-    # 1.645 standard errors and half an image: Wald's bound with the correction for continuity.
-    half_width = 1.645 * math.sqrt(16 - 64 / IMAGES) / IMAGES + 0.5 / IMAGES
-    assert alone.upper - 0.008 == pytest.approx(half_width, rel=0.15)
-    assert 0.008 - alone.lower == pytest.approx(half_width, rel=0.15)
+    assert tango(12, 4, IMAGES, alone.upper).p_within == pytest.approx(SIGNIFICANCE)
+    assert tango(12, 4, IMAGES, alone.lower).p_beyond == pytest.approx(SIGNIFICANCE)
+    assert alone.lower < 0.008 < alone.upper
     many = [(str(n), predictions(lost=12, won=4), {"seed": str(n)}) for n in range(20)]
     one_of_many = measure(sweep(*many), ReportConfig())["0"]
     assert one_of_many.upper is not None and one_of_many.upper > alone.upper

@@ -138,7 +138,7 @@ def test_wrong_input(sweep: Called, tmp_path: Path) -> None:
     for words, says in (
         (["run_id=0123"], "run_id: got '0123', takes the id of a run in the store"),
         ([f"run_id={parent}"], f"run_id: {parent} is a sweep; try sweep={parent}"),
-        ([f"sweep={child}"], f"sweep: {child} has no runs, expected a sweep's parent run"),
+        ([f"sweep={child}"], f"sweep: {child} is a run; try run_id={child}"),
         (
             [f"folder={tmp_path}"],
             f"folder: got {tmp_path}, expected the folder of a run or a sweep",

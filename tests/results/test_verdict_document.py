@@ -80,6 +80,7 @@ def test_the_page_has_every_key_and_every_field() -> None:
         (LOSES, {}, "fail", 3),
         (PASSES, {"doubt": "NEAR CHANCE"}, "void", 4),
         (PASSES, {"execution": "simulated"}, "unsupported", 4),
+        (LOSES, {"execution": "simulated"}, "fail", 3),
     ],
 )
 def test_verdict_and_exit_code(model: Any, changes: Any, verdict: str, code: int) -> None:
