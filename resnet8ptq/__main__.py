@@ -3,6 +3,7 @@
     python -m resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
     python -m resnet8ptq deploy     export a run's model as a folder for other machines, verified
     python -m resnet8ptq report     write the report of a sweep again, from MLflow alone
+    python -m resnet8ptq verdict    pass or fail, as JSON and an exit code: one line in CI
     python -m resnet8ptq sync       log the runs that MLflow lacks
     python -m resnet8ptq server     start MLflow on PostgreSQL, for a team
 
@@ -20,6 +21,7 @@ COMMANDS = {
     "advise": "resnet8ptq.experiment.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
+    "verdict": "resnet8ptq.results.continuous_integration:main",
     "sync": "resnet8ptq.tracking.sync:main",
     "server": "resnet8ptq.server.server:main",
 }
