@@ -1,21 +1,24 @@
-"""The commands beside `python run.py`.
+"""The commands; `resnet8ptq` in the place of `python -m resnet8ptq` is the same.
 
+    python -m resnet8ptq run        quantize, evaluate, track: a run, or with -m a sweep
     python -m resnet8ptq advise     what is worth trying on this CPU, before any sweep
     python -m resnet8ptq deploy     a run's model as a folder that runs elsewhere, checked there
     python -m resnet8ptq report     the report of a sweep again, from MLflow alone
     python -m resnet8ptq sync       log the runs that MLflow lacks
     python -m resnet8ptq server     MLflow on PostgreSQL, for a team
 
-Each takes key=value; `--help` lists the keys. For quantizing see `python run.py --help`.
+Each takes key=value; `--help` lists the keys. In a checkout, `python run.py` is the same as `run`.
 """
 
 import sys
+from pathlib import Path
 from pkgutil import resolve_name
 
-from resnet8ptq.core import command
+from resnet8ptq.core import command, importing
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import or_nearest
 
+RUN = "run"
 COMMANDS = {
     "advise": "resnet8ptq.experiment.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
@@ -35,13 +38,17 @@ def call(words: list[str]) -> None:
     if name in ("-h", "--help"):
         print(__doc__)
     elif name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; takes {or_nearest(name, COMMANDS)}")
+        raise ConfigError(f"{name}: no such command; takes {or_nearest(name, [RUN, *COMMANDS])}")
     else:
         resolve_name(COMMANDS[name])(others)
 
 
 def main() -> int:
     """Answer the command line; return the exit code."""
+    if sys.argv[1:2] == [RUN]:
+        del sys.argv[1]  # Hydra reads the words from there
+        return int(resolve_name("resnet8ptq.run:main")())
+    importing.allow(Path.cwd())
     return command.main(lambda: call(sys.argv[1:]))
 
 

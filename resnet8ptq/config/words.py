@@ -6,7 +6,7 @@ of all jobs of a sweep are checked before the first job starts.
 
 import argparse
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ _ELSEWHERE = ("slurm", "ray_cluster")  # launchers whose jobs see other files an
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
 
 
-def arrange(words: Sequence[str], conf: Path) -> list[str]:
+def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
     """Return the words, checked, in the order that Hydra takes: settings, then its own options.
 
     Args:
         conf: the folder of the config groups.
+        own: the user's folder of further options, if any.
 
     Raises:
         ConfigError: a word is no setting, or its value is not what the setting takes.
@@ -42,7 +43,10 @@ def arrange(words: Sequence[str], conf: Path) -> list[str]:
         raise ConfigError(_no_such_flag(word, parser))
     modes = [f"--{name}" for name in _MODES if getattr(known, name)]
     limits.require("options", " ".join(modes), len(modes) < 2, "one of them")
-    groups = _find_groups(conf)
+    groups, added = _find_groups(conf), _find_groups(own) if own else {}
+    twice = {name: {*options} & {*groups.get(name, ())} for name, options in added.items()}
+    for name, options in added.items():
+        groups[name] = [*groups.get(name, ()), *options]
     _check_spaces(settings, groups)
     typed = [parse(word) for word in settings]
     # Folders of the user's own may add options to the groups.
@@ -52,6 +56,7 @@ def arrange(words: Sequence[str], conf: Path) -> list[str]:
     for override in typed:
         _check_key(override, groups)
         _check_group(override, groups, whole=not searched)
+        _check_once(override, twice)
         _check_values(override, here=all(name not in _ELSEWHERE for name in launchers))
     return [*settings, *_without(words, settings)]
 
@@ -157,6 +162,17 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
         own = whole and not group.startswith("hydra/")  # to those, plugins add options
         if own and isinstance(value, str) and "${" not in value and value not in groups[group]:
             raise ConfigError(command.no_such_option(value, group, groups[group]))
+
+
+def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> None:
+    """Raise `ConfigError` for an option of the user that has the name of the package's own."""
+    group = override.key_or_group
+    for value in values(override):
+        if value in twice.get(group, ()):
+            raise ConfigError(
+                f"{group}: got {value!r}, an option of the package and conf/{group}/{value}.yaml "
+                "here, expected one of them; try another name for that file"
+            )
 
 
 def _check_values(override: Override, here: bool) -> None:
