@@ -1,5 +1,6 @@
 """The commands; `resnet8ptq` in the place of `python -m resnet8ptq` is the same.
 
+    python -m resnet8ptq init       a starting point for a project of your own
     python -m resnet8ptq run        quantize, evaluate, track: a run, or with -m a sweep
     python -m resnet8ptq advise     what is worth trying on this CPU, before any sweep
     python -m resnet8ptq deploy     a run's model as a folder that runs elsewhere, checked there
@@ -20,6 +21,7 @@ from resnet8ptq.core.text import or_nearest
 
 RUN = "run"
 COMMANDS = {
+    "init": "resnet8ptq.starter.folder:main",
     "advise": "resnet8ptq.experiment.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",

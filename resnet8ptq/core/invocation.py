@@ -1,0 +1,32 @@
+"""The commands that this program prints: they can be pasted where it was called."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+SCRIPT, MODULE, CHECKOUT = "resnet8ptq", "resnet8ptq", "run.py"
+
+
+def command(name: str, *words: str) -> str:
+    """Return the command line that calls `name` (`run`, `deploy`, `ui`, ...) with `words`.
+
+    It begins as the command line of this process does: with the script `resnet8ptq`, or with
+    Python and `run.py` or `-m resnet8ptq`. A program that is not on PATH is named by its path.
+    """
+    called = Path(sys.argv[0])
+    if called.name == SCRIPT:
+        start = [_name(SCRIPT, called), name]
+    elif called.name == CHECKOUT and name == "run":
+        start = [_name("python", Path(sys.executable)), sys.argv[0]]
+    else:
+        start = [_name("python", Path(sys.executable)), "-m", MODULE, name]
+    return shlex.join([*start, *words])
+
+
+def _name(program: str, path: Path) -> str:
+    """Return how a shell finds a program: by its name, if PATH has the folder of `path` first."""
+    on_path = shutil.which(program)
+    if on_path and Path(on_path).absolute().parent == path.absolute().parent:
+        return program
+    return str(path.absolute())
