@@ -2,6 +2,7 @@
 
     python -m resnet8ptq init       a starting point for a project of your own
     python -m resnet8ptq run        quantize, evaluate, track: a run, or with -m a sweep
+    python -m resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
     python -m resnet8ptq advise     what is worth trying on this CPU, before any sweep
     python -m resnet8ptq deploy     a run's model as a folder that runs elsewhere, checked there
     python -m resnet8ptq report     the report of a sweep again, from MLflow alone
@@ -22,6 +23,7 @@ from resnet8ptq.core.text import or_nearest
 RUN = "run"
 COMMANDS = {
     "init": "resnet8ptq.starter.folder:main",
+    "ui": "resnet8ptq.server.ui:main",
     "advise": "resnet8ptq.experiment.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
