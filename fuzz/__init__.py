@@ -1,1 +1,1 @@
-"""Fuzzing of the readers; see README.md. `targets` is what tests/test_fuzz.py holds them to."""
+"""Fuzzing of the readers; see README.md. `targets` is what tests/fuzz holds them to."""

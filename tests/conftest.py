@@ -2,32 +2,23 @@
 
 import gc
 import hashlib
-import json
 import os
 import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import composing
-import numpy as np
 import pytest
-from calling import NO_REAL_FILES, QUICK, REPO, Called, call, copy_database
 from filelock import FileLock
-from hydra import compose, initialize_config_dir
 from hypothesis import HealthCheck, settings
-from numpy.typing import NDArray
-from omegaconf import DictConfig
 
-from resnet8ptq.backends.contract import Artifact, Predictor, Quantizer
-from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.config.loading import parse_config, register_schemas
+from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
 from resnet8ptq.core import files, isolation
@@ -37,9 +28,14 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import batching
-from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.models import model
-from resnet8ptq.tasks import classification
+from tests.helpers.calling import FAILS, QUICK, Called
+from tests.helpers.configs import make_config
+from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.originals import call_isolated, runtime_of_all_cores, start_isolated
+from tests.helpers.quantized import TESTED, Cell, Quantize, Write
+from tests.helpers.sharing import call_once, shared_folder
+from tests.helpers.stores import new_store
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from resnet8ptq.tracking.store import Store
@@ -48,7 +44,6 @@ if TYPE_CHECKING:  # most tests do without MLflow
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-TESTED = 500  # images
 TIMED = (  # a run that is timed, if not for long
     *("data=shapes", "evaluate.split=held_out", f"held_out_images={TESTED}"),
     *("latency.repeats=20", "latency.batch_repeats=2", "calib.samples_per_class=20"),
@@ -70,12 +65,6 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """The temporary folder of the whole call of pytest; each of its processes has one below it."""
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cache for all tests of all processes: a network is converted once, not once a test."""
@@ -85,13 +74,6 @@ def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("RESNET8PTQ_CACHE", str(root))
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield root
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compose_once() -> Iterator[None]:
-    """Hydra composes each choice of groups once."""
-    with composing.by(composing.OURS):
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -107,9 +89,6 @@ def forget_store() -> Iterator[None]:
     """MLflow names the store in use in the environment; no later test is to log there."""
     yield
     os.environ.pop("MLFLOW_TRACKING_URI", None)
-
-
-runtime_of_all_cores = work_cache.runtime
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -150,9 +129,6 @@ def one_converter() -> Iterator[None]:
         yield
 
 
-start_isolated = isolation.start
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_tflite_file(cache_root: Path) -> Iterator[None]:
     """TensorFlow converts a network with the same samples and settings to TFLite once.
@@ -179,7 +155,6 @@ def one_tflite_file(cache_root: Path) -> Iterator[None]:
 
 
 CONVERTER = "resnet8ptq.backends.tflite.converter"
-call_isolated = isolation.call
 
 
 @pytest.fixture
@@ -199,64 +174,6 @@ def shapes() -> Dataset:
 def shapes_model(shapes: Dataset, cache_root: Path) -> model.Fp32Model:
     """The embedded set's network, converted and folded."""
     return model.load(make_config("data=shapes").model, shapes, cache_root)
-
-
-register_schemas()
-
-
-def make_config(*overrides: str) -> RunConfig:
-    """Compose conf/ with `overrides`, as run.py does."""
-    return parse_config(compose_whole(*overrides, return_hydra_config=False))
-
-
-def compose_whole(*overrides: str, return_hydra_config: bool = True) -> DictConfig:
-    """Compose conf/ by Hydra, with Hydra's own settings as the sweeper sees them."""
-    with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
-        return compose("config", list(overrides), return_hydra_config)
-
-
-def runtime_of(config: RunConfig) -> Runtime:
-    """Return what a run of these settings may use."""
-    return work_cache.runtime(config.cache_dir, config.threads)
-
-
-def quantizer_of(config: RunConfig) -> Quantizer:
-    """Return the framework of these settings."""
-    return make_quantizer(config, runtime_of(config))
-
-
-def evaluator_of(config: RunConfig, fp32: model.Fp32Model) -> Evaluator:
-    """Return what measures a classification with these settings."""
-    task = classification.build(tuple("0123456789"))
-    return Evaluator(fp32, task, runtime_of(config), config.evaluate.batch_size)
-
-
-THREADS = 1
-Probabilities = NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False)
-class Cell:
-    """A quantized model on disk, and how to read it."""
-
-    config: RunConfig
-    artifact: Artifact
-    folder: Path
-    data: Dataset
-
-    @cached_property
-    def predictor(self) -> Predictor:
-        """As a fresh process would: nothing but the config and the file on disk."""
-        return quantizer_of(self.config).load(self.artifact.path, THREADS)
-
-    @cache  # noqa: B019  (cells are kept as long as the tests run)
-    def predict(self, batch_size: int = 256, images: int = TESTED) -> Probabilities:
-        batches = self.data.test.take(np.arange(images)).batches(batch_size)
-        return np.concatenate([self.predictor.predict(batch)[0] for batch in batches])
-
-
-Quantize = Callable[..., Cell]
-Write = Callable[[RunConfig, Path], Artifact]
 
 
 @pytest.fixture(scope="session")
@@ -305,9 +222,6 @@ def quantize_anew(
     return run
 
 
-FAILS = ("calib=percentile", "calib.num_bins=2048,2047")
-
-
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     """One real sweep for everything that only looks at it: two frameworks, one unsupported cell."""
@@ -321,31 +235,7 @@ def failing_sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     return call_once(tmp_path_factory, "failing", *QUICK, *FAILS)
 
 
-def call_once(
-    factory: pytest.TempPathFactory, name: str, *args: str, drawn: bool = False
-) -> Called:
-    """Call a sweep; the first process of the tests that wants it does."""
-    shared = shared_folder(factory)
-    folder, record = shared / name, shared / f"{name}.json"
-    with FileLock(shared / f"{name}.lock"):
-        if not record.exists():
-            folder.mkdir()
-            done = call(folder, "-m", *args, drawn=drawn, **NO_REAL_FILES)
-            record.write_text(json.dumps([done.code, done.out, done.err]))
-    return Called(folder, *json.loads(record.read_text()))
-
-
 @pytest.fixture
 def own_store(tmp_path: Path) -> "Store":
     """An empty store of the test's own, in `mlruns` below its folder."""
     return new_store(tmp_path / "mlruns")
-
-
-def new_store(root: Path) -> "Store":
-    """Make an empty store in `root`, faster than MLflow does."""
-    from resnet8ptq.config.schema import TrackingConfig
-    from resnet8ptq.tracking import store
-
-    root.mkdir(parents=True, exist_ok=True)
-    copy_database(store._make_database, root / "mlflow.db")
-    return store.open_store(TrackingConfig(root=str(root)))

@@ -24,6 +24,7 @@ from resnet8ptq.tracking.sweep_file import Worker
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+CANCEL_S = 60  # twice the default KillWait
 
 # submitit's names of what every executor takes; what is Slurm's alone is told by a prefix.
 _SHARED = {"timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes"}
@@ -117,8 +118,7 @@ class SlurmJobs(JobsLauncher):
                     ended[number] = _take(*running.pop(number))
                 time.sleep(POLL_S)
         except BaseException:  # Ctrl-C, SIGTERM
-            for array in {one.job_id.split("_")[0] for _, one in running.values()}:
-                subprocess.run(["scancel", array], check=False)
+            _cancel([one.job_id for _, one in running.values()])
             raise
         return ended
 
@@ -145,6 +145,25 @@ class SlurmJobs(JobsLauncher):
             return list(made.submit_array(jobs))
         except (RuntimeError, NameError, ValueError, AssertionError) as error:
             raise JobError(f"hydra/launcher=slurm: {one_line(error)}") from error
+
+
+def _cancel(job_ids: Sequence[str]) -> None:
+    """Cancel jobs, and wait until Slurm has ended them.
+
+    The sweep then closes their runs. A job that ended later would leave its run open, because
+    Slurm kills a job that does not close its run within `KillWait`, by default 30 s.
+    """
+    for array in {job_id.split("_")[0] for job_id in job_ids}:
+        subprocess.run(["scancel", array], check=False)
+    queue = _Queue()
+    for job_id in job_ids:
+        queue.register_job(job_id)
+    last_s = time.monotonic() + CANCEL_S
+    while not all(queue.is_done(job_id) for job_id in job_ids):
+        if time.monotonic() > last_s:
+            log.warning("Slurm has not ended all jobs %d s after scancel", CANCEL_S)
+            return
+        time.sleep(POLL_S)
 
 
 def _end_unless_preempted(*_: object) -> None:

@@ -1,6 +1,7 @@
 """`+analysis=inspect`: summarizes a network and checks that the settings fit; quantizes nothing."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
@@ -8,8 +9,7 @@ from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.data import registry
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
-from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.experiment.settings import check_names, settle
+from resnet8ptq.experiment.settings import settle_data, settle_suite
 from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_dtype, find_layout
 from resnet8ptq.models.locate import locate
 from resnet8ptq.models.model import module_of
@@ -32,11 +32,10 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
         ModelError: it is missing, no model, unsafe, or nothing to quantize.
         UnsupportedError: a file of `benchmark` is not at hand.
     """
-    check_names(config)
-    config = mlperf_tiny.settle(config)
+    config = settle_suite(config)
     cache_root = cache.folder(config.cache_dir)
     path = locate(config.model, config.data.name)
-    samples = _find_samples(config)
+    samples = _find_samples(config, cache_root)
     shape = None if isinstance(samples, str) else samples.shape
     summary = summarize(path, cache_root, shape, module_of(config.model))
     if not data_given:
@@ -71,7 +70,7 @@ class _Samples:
     steps: Preprocessing = RAW
 
 
-def _find_samples(config: RunConfig) -> _Samples | str:
+def _find_samples(config: RunConfig, cache_root: Path) -> _Samples | str:
     """Return the facts of the samples, or why they cannot be read."""
     if config.data.name in _BUILT_IN and config.data.root is None:
         size = config.preprocess.size or 32
@@ -79,9 +78,8 @@ def _find_samples(config: RunConfig) -> _Samples | str:
         channels = 1 if config.preprocess.channels == "grey" else 3
         return _Samples((height, width, channels), len(CLASS_NAMES))
     try:
-        settings = settle(config)
-        settled, root = settings.config, settings.runtime.cache_root
-        data = registry.read(settled.data, settled.preprocess, root)
+        settled = settle_data(config)
+        data = registry.read(settled.data, settled.preprocess, cache_root)
     except PtqError as error:
         return f"data={config.data.name}: {error}"
     test = data.test

@@ -50,14 +50,32 @@ def settle(asked: RunConfig) -> Settings:
     Raises:
         PtqError: a file is missing, or a name is unknown.
     """
-    check_names(asked)
-    config = mlperf_tiny.settle(asked)
-    config = replace(config, data=locate.settle(config.data))
-    config = replace(config, preprocess=_sized(config))
+    config = settle_data(settle_suite(asked))
     source = networks.locate(config.model, config.data.name)
     if config.model.module is None:
         config = replace(config, model=replace(config.model, path=str(source)))
     return _on_this_machine(config)
+
+
+def settle_suite(asked: RunConfig) -> RunConfig:
+    """Return the settings with the files of `benchmark.name`, their names checked.
+
+    Raises:
+        ConfigError: a name is unknown.
+        UnsupportedError: a file of the suite is missing.
+    """
+    check_names(asked)
+    return mlperf_tiny.settle(asked)
+
+
+def settle_data(config: RunConfig) -> RunConfig:
+    """Return the settings with the data set located and the size of its pictures.
+
+    Raises:
+        PtqError: the data set is missing.
+    """
+    config = replace(config, data=locate.settle(config.data))
+    return replace(config, preprocess=_sized(config))
 
 
 def check_names(config: RunConfig) -> None:

@@ -1,0 +1,1 @@
+"""Tests, in folders as the packages that they test; `helpers` is what they share."""

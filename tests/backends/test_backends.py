@@ -1,0 +1,202 @@
+"""One contract for every backend; then what is special to each."""
+
+import numpy as np
+import pytest
+
+from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.config.schema import DTYPES
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.data.dataset import Dataset
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of
+from tests.helpers.quantized import Probabilities, Quantize
+
+# What the table of dtypes promises: (weights, activations), or None where it is unsupported.
+DTYPE_TABLE = {
+    ("onnx", "fp32"): ("float32", "float32"),
+    ("onnx", "int8"): ("int8", "int8"),
+    ("onnx", "uint8"): ("uint8", "uint8"),
+    ("onnx", "u8s8"): ("int8", "uint8"),
+    ("torch", "fp32"): ("float32", "float32"),
+    ("torch", "int8"): ("int8", "uint8"),
+    ("torch", "uint8"): None,
+    ("torch", "u8s8"): ("int8", "uint8"),
+    ("torch", "w4a8"): None,
+    ("torch_pt2e", "w4a8"): None,
+    ("onnx", "w4a8"): ("int4", "uint8"),
+    ("tflite", "w4a8"): ("int4", "int8"),
+    ("tflite", "fp32"): ("float32", "float32"),
+    ("tflite", "int8"): ("int8", "int8"),
+    ("tflite", "uint8"): None,
+    ("tflite", "u8s8"): None,
+    ("torch_pt2e", "fp32"): ("float32", "float32"),
+    ("torch_pt2e", "int8"): ("int8", "int8"),
+    ("torch_pt2e", "uint8"): ("uint8", "uint8"),
+    ("torch_pt2e", "u8s8"): ("int8", "uint8"),
+    ("torch_inductor", "fp32"): ("float32", "float32"),
+    ("torch_inductor", "int8"): ("int8", "uint8"),
+    ("torch_inductor", "uint8"): None,
+    ("torch_inductor", "u8s8"): ("int8", "uint8"),
+    ("torch_inductor", "w4a8"): None,
+}
+INTERPRETED = (*BACKENDS, "torch_pt2e")
+OPTIONS = (
+    *INTERPRETED,
+    "torch_inductor",
+)  # of the config group: a flow of torch is a cell of its own
+ONCE_IS_ENOUGH = ("torch_inductor", "u8s8")  # the same as int8, and ten seconds to compile
+CELLS = [(backend, dtype) for backend in OPTIONS for dtype in DTYPES]
+SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell) and cell != ONCE_IS_ENOUGH]
+QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
+CALIBRATED = [backend for backend in INTERPRETED if backend != "tflite"]  # it calibrates by itself
+WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
+
+
+@pytest.fixture(scope="module")
+def fp32(quantize: Quantize) -> Probabilities:
+    return quantize("backend=onnx", "dtype=fp32").predict()
+
+
+def accuracy(probabilities: Probabilities, data: Dataset) -> float:
+    return float((probabilities.argmax(1) == data.test.labels[: len(probabilities)]).mean())
+
+
+@pytest.mark.parametrize(("backend", "dtype"), CELLS)
+def test_resolves_as_the_dtype_table_says(backend: str, dtype: str) -> None:
+    config = make_config(f"backend={backend}", f"dtype={dtype}")
+    quantizer = quantizer_of(config)
+    promised = DTYPE_TABLE[backend, dtype]
+    if promised is None:
+        with pytest.raises(UnsupportedError, match=r"qint8 weights|int8 kernels|below 8 bits"):
+            quantizer.resolve()
+    else:
+        resolved = quantizer.resolve()
+        assert (resolved.weight_dtype, resolved.activation_dtype) == promised
+
+
+@pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
+def test_writes_one_file(quantize: Quantize, backend: str, dtype: str) -> None:
+    cell = quantize(f"backend={backend}", f"dtype={dtype}")
+    assert list(cell.folder.iterdir()) == [cell.artifact.path]
+    assert cell.artifact.size_bytes == cell.artifact.path.stat().st_size
+
+
+@pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
+def test_counts_quantized_layers(quantize: Quantize, backend: str, dtype: str) -> None:
+    cell = quantize(f"backend={backend}", f"dtype={dtype}")
+    assert cell.artifact.quantized_layers == (0 if dtype == "fp32" else WEIGHT_LAYERS)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
+def test_predicts_probabilities(quantize: Quantize, backend: str, dtype: str) -> None:
+    probabilities = quantize(f"backend={backend}", f"dtype={dtype}").predict(images=300)
+    assert probabilities.shape == (300, 10)
+    assert probabilities.dtype == np.float32
+    assert np.isfinite(probabilities).all()
+    assert (probabilities >= 0).all()
+    # Each of ten probabilities is rounded by at most half a step of 1/256.
+    tolerance = 1e-5 if dtype == "fp32" else 10 / 512
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=tolerance)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
+def test_batch_size_does_not_change_predictions(
+    quantize: Quantize, backend: str, dtype: str
+) -> None:
+    cell = quantize(f"backend={backend}", f"dtype={dtype}")
+    whole, ragged, single = (cell.predict(size, images=100) for size in (100, 7, 1))
+    # PT2E computes in float, on some CPUs in another order in another batch: what lies between two
+    # levels may then fall to the other one, in single images.
+    most = 0.02 * len(whole) if backend == "torch_pt2e" and dtype != "fp32" else 0
+    for found in (ragged, single):
+        assert (np.abs(found - whole).max(axis=1) > 1e-5).sum() <= most
+        assert (found.argmax(1) != whole.argmax(1)).sum() <= most
+
+
+@pytest.mark.parametrize("backend", OPTIONS)
+def test_fp32_predicts_the_same_in_every_framework(
+    quantize: Quantize, fp32: Probabilities, backend: str
+) -> None:
+    probabilities = quantize(f"backend={backend}", "dtype=fp32").predict()
+    np.testing.assert_allclose(probabilities, fp32, atol=1e-4)
+    assert (probabilities.argmax(1) == fp32.argmax(1)).all()
+
+
+@pytest.mark.parametrize(("backend", "dtype"), QUANTIZED)
+def test_keeps_the_accuracy(
+    quantize: Quantize, fp32: Probabilities, shapes: Dataset, backend: str, dtype: str
+) -> None:
+    probabilities = quantize(f"backend={backend}", f"dtype={dtype}").predict()
+    assert accuracy(fp32, shapes) > 0.85
+    most = 0.02 if dtype != "w4a8" else 0.7  # the nearest of 15 levels, of a whole tensor
+    assert accuracy(probabilities, shapes) == pytest.approx(accuracy(fp32, shapes), abs=most)
+    assert not np.array_equal(probabilities, fp32)
+
+
+# A compiled package holds code, too.
+@pytest.mark.parametrize(("backend", "dtype"), [c for c in QUANTIZED if c[0] in INTERPRETED])
+def test_halves_the_size_at_least(quantize: Quantize, backend: str, dtype: str) -> None:
+    whole = quantize(f"backend={backend}", "dtype=fp32").artifact.size_bytes
+    assert quantize(f"backend={backend}", f"dtype={dtype}").artifact.size_bytes < whole / 2
+
+
+# In a compiled package oneDNN's descriptors of weights have bytes that nothing sets.
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("backend", INTERPRETED)
+def test_same_config_gives_the_same_file(
+    quantize: Quantize, quantize_anew: Quantize, backend: str, dtype: str
+) -> None:
+    overrides = (f"backend={backend}", f"dtype={dtype}")
+    first, second = quantize(*overrides), quantize_anew(*overrides)
+    assert first.artifact.ranges == second.artifact.ranges
+    assert first.artifact.path.read_bytes() == second.artifact.path.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
+def test_calibration_methods_differ(quantize: Quantize, backend: str) -> None:
+    methods = ("minmax", "entropy", "percentile")
+    cells = [quantize(f"backend={backend}", "dtype=int8", f"calib={name}") for name in methods]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        one, other = cells[i], cells[j]
+        assert one.artifact.ranges.keys() == other.artifact.ranges.keys()
+        assert one.artifact.ranges != other.artifact.ranges
+        assert not np.array_equal(one.predict(), other.predict())
+
+
+@pytest.mark.parametrize("backend", CALIBRATED)
+def test_methods_never_widen_the_range(quantize: Quantize, backend: str) -> None:
+    widest = quantize(f"backend={backend}", "dtype=int8").artifact.ranges
+    cut = quantize(f"backend={backend}", "dtype=int8", "calib=percentile").artifact.ranges
+    assert widest
+    for name, (low, high) in widest.items():
+        assert low <= cut[name][0] <= cut[name][1] <= high
+
+
+@pytest.mark.parametrize("backend", INTERPRETED)
+def test_per_channel_differs_from_per_tensor(quantize: Quantize, backend: str) -> None:
+    tensor = quantize(f"backend={backend}", "dtype=int8")
+    channel = quantize(f"backend={backend}", "dtype=int8", "per_channel=true")
+    assert channel.artifact.quantized_layers == WEIGHT_LAYERS
+    assert channel.artifact.size_bytes > tensor.artifact.size_bytes  # one scale a channel
+    assert not np.array_equal(channel.predict(), tensor.predict())
+
+
+# Where torch looks is the same with each method.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "calib"),
+    [
+        *(("onnx", calib) for calib in ("minmax", "entropy", "percentile")),
+        *((backend, "percentile") for backend in CALIBRATED if backend != "onnx"),
+    ],
+)
+def test_calibration_batch_size_does_not_change_the_ranges(
+    quantize: Quantize, backend: str, calib: str
+) -> None:
+    overrides = (f"backend={backend}", "dtype=int8", f"calib={calib}")
+    whole = quantize(*overrides).artifact.ranges
+    ragged = quantize(*overrides, "calib.batch_size=33").artifact.ranges  # 200 = 6 * 33 + 2
+    assert ragged.keys() == whole.keys()
+    for name in whole:  # a convolution may sum in another order
+        assert ragged[name] == pytest.approx(whole[name], rel=1e-4)

@@ -1,0 +1,346 @@
+"""ONNX Runtime: what its files hold, and every option it has."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from resnet8ptq.backends.onnx import dynamic, slim
+from resnet8ptq.backends.onnx import quantizer as onnx_quantizer
+from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.graph.session import open_session
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.selection import Selection, find_float_nodes
+from tests.helpers.configs import make_config
+from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.quantized import Quantize
+
+WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
+DTYPES = {"int8": ("int8", "int8"), "uint8": ("uint8", "uint8"), "u8s8": ("int8", "uint8")}
+FLAGSHIP = ("dtype=u8s8", "per_channel=true", "calib=percentile", "format=qoperator")
+
+
+def kinds(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path).graph.node}
+
+
+def test_onnx_has_no_histogram_observer() -> None:
+    with pytest.raises(UnsupportedError, match=r"calib=histogram.*minmax \| moving_average"):
+        quantizer_of(make_config("backend=onnx", "calib=histogram")).resolve()
+
+
+ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
+
+
+@pytest.mark.parametrize("per_channel", ["false", "true"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "u8s8"])
+def test_onnx_file_holds_the_dtypes_of_the_table(
+    quantize: Quantize, dtype: str, per_channel: str
+) -> None:
+    cell = quantize("backend=onnx", f"dtype={dtype}", f"per_channel={per_channel}")
+    proto = onnx.load(cell.artifact.path)
+    onnx.checker.check_model(proto, full_check=True)
+    weights, activations = (ONNX_TYPES[name] for name in DTYPES[dtype])
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    nodes = proto.graph.node
+
+    quantizers = [node for node in nodes if node.op_type == "QuantizeLinear"]
+    assert len(quantizers) >= WEIGHT_LAYERS
+    assert {constants[node.input[2]].data_type for node in quantizers} == {activations}
+
+    dequantizers = {node.output[0]: node for node in nodes if node.op_type == "DequantizeLinear"}
+    layers = [node for node in nodes if node.op_type in ("Conv", "Gemm", "MatMul")]
+    assert len(layers) == WEIGHT_LAYERS
+    for layer in layers:
+        weight = dequantizers[layer.input[1]]
+        assert constants[weight.input[0]].data_type == weights
+        assert constants[weight.input[2]].data_type == weights
+        per_layer = list(constants[weight.input[1]].dims)
+        assert bool(per_layer) == (per_channel == "true") or layer.op_type != "Conv"
+
+
+def test_onnx_scales_come_from_the_ranges(quantize: Quantize) -> None:
+    cell = quantize("backend=onnx", "dtype=uint8", "calib=percentile")
+    graph = onnx.load(cell.artifact.path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    # These pass their input's values on, and take its scale along.
+    passed_on = {
+        name
+        for node in graph.node
+        if node.op_type in ("AveragePool", "Reshape")
+        for name in node.output
+    }
+    checked = 0
+    for node in graph.node:
+        ranged = node.input[0] in cell.artifact.ranges and node.input[0] not in passed_on
+        if node.op_type == "QuantizeLinear" and ranged:
+            low, high = cell.artifact.ranges[node.input[0]]
+            # Zero is always a value of the range, and it takes 255 steps.
+            expected = (max(high, 0.0) - min(low, 0.0)) / 255
+            assert constants[node.input[1]] == pytest.approx(expected, rel=1e-3)
+            checked += 1
+    assert checked >= WEIGHT_LAYERS
+
+
+def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    helper = onnx.helper
+    take, give = (
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("input", ["N", 32, 32, 3]), ("probabilities", ["N", 3]))
+    )
+    mean = helper.make_node("ReduceMean", ["input"], ["probabilities"], axes=[1, 2], keepdims=0)
+    graph = helper.make_graph([mean], "no layers", [take], [give])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(proto, tmp_path / "plain.onnx")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plain = replace(shapes_model, onnx_path=tmp_path / "plain.onnx")
+    split = draw_calibration(shapes, 1, 0).split
+    with pytest.raises(QuantizationError, match="quantized nothing"):
+        quantizer_of(make_config("data=shapes")).quantize(plain, split, folder)
+
+
+def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize: Quantize) -> None:
+    qdq, qoperator = (quantize("dtype=u8s8", f"format={name}") for name in ("qdq", "qoperator"))
+    assert "QLinearConv" not in kinds(qdq.artifact.path)
+    assert {"QLinearConv", "QGemm"} <= kinds(qoperator.artifact.path)
+    assert "Conv" not in kinds(qoperator.artifact.path)
+    assert qoperator.artifact.quantized_layers == WEIGHT_LAYERS
+    assert qoperator.artifact.size_bytes < qdq.artifact.size_bytes
+    same = (qdq.predict().argmax(1) == qoperator.predict().argmax(1)).mean()
+    assert same > 0.98
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_a_layer_left_in_float_runs_in_float(
+    quantize: Quantize, shapes_model: Fp32Model, form: str, tmp_path: Path
+) -> None:
+    """ONNX Runtime rounds the weights of one between quantized layers when it loads the file."""
+    nodes = [node.name for node in onnx.load(shapes_model.onnx_path).graph.node]
+    left = next(name for name in nodes if "conv2d_3" in name)
+    cell = quantize("backend=onnx", "dtype=u8s8", f"format={form}", f"nodes_to_exclude=[{left}]")
+    open_session(str(cell.artifact.path), THREADS, tmp_path)
+    loaded = onnx.load(tmp_path / "optimized.onnx").graph.node
+    assert sum(node.op_type == "Conv" for node in loaded) == 1
+    assert sum(node.op_type == "QLinearConv" for node in loaded) == WEIGHT_LAYERS - 2
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_logits_are_what_the_softmax_takes(quantize: Quantize, form: str) -> None:
+    cell = quantize("dtype=u8s8", f"format={form}")
+    predictor = cell.predictor
+    batch = cell.data.test.images[:50].astype(np.float32)
+    logits = predictor.logits(batch)
+    assert logits is not None
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(predictor.predict(batch)[0], softmax, atol=0.01)
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_float_output_leaves_no_ties(quantize: Quantize, form: str) -> None:
+    cell = quantize("dtype=u8s8", f"format={form}", "float_output=true")
+    probabilities = cell.predict()
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+    top = np.sort(probabilities, axis=1)
+    assert (top[:, -1] > top[:, -2]).all()
+    assert cell.artifact.quantized_layers == WEIGHT_LAYERS
+    assert onnx.load(cell.artifact.path).graph.node[-1].op_type == "Softmax"
+    plain = quantize("dtype=u8s8", f"format={form}")
+    assert (plain.predict().argmax(1) == probabilities.argmax(1)).mean() > 0.98
+
+
+def test_symmetric_ranges_are_symmetric(quantize: Quantize) -> None:
+    cell = quantize("dtype=int8", "symmetric.activations=true")
+    graph = onnx.load(cell.artifact.path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    zero_points = [constants[n.input[2]] for n in graph.node if n.op_type == "QuantizeLinear"]
+    assert zero_points
+    assert all((values == 0).all() for values in zero_points)
+    assert quantizer_of(cell.config).resolve().activation_scheme == "symmetric"
+
+
+def test_affine_weights_differ_and_per_channel_ones_are_refused(quantize: Quantize) -> None:
+    affine = quantize("dtype=u8s8", "symmetric.weights=false")
+    graph = onnx.load(affine.artifact.path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    weights = {
+        n.input[2]
+        for n in graph.node
+        if n.op_type == "DequantizeLinear" and n.input[0] in constants
+    }
+    assert any(constants[name].any() for name in weights)
+    config = make_config("symmetric.weights=false", "per_channel=true")
+    with pytest.raises(UnsupportedError, match="one zero point for all channels"):
+        quantizer_of(config).resolve()
+
+
+def test_reduced_range_keeps_weights_to_seven_bits(quantize: Quantize) -> None:
+    cell = quantize("dtype=u8s8", "reduce_range=true")
+    graph = onnx.load(cell.artifact.path).graph
+    levels = [
+        onnx.numpy_helper.to_array(tensor)
+        for tensor in graph.initializer
+        if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) > 1
+    ]
+    assert len(levels) == WEIGHT_LAYERS
+    assert max(abs(values.astype(int)).max() for values in levels) == 64
+    assert quantizer_of(cell.config).resolve().weight_bits == 7
+
+
+def test_only_the_chosen_operators_are_quantized(quantize: Quantize) -> None:
+    assert quantize("op_types=[Gemm]").artifact.quantized_layers == 1
+    with pytest.raises(ConfigError, match=r"op_types: got 'Convv'.*Conv"):
+        quantize("op_types=[Convv]")
+
+
+def test_operators_may_be_of_onnx_or_of_the_graph(shapes_model: Fp32Model) -> None:
+    graph = onnx.load(shapes_model.onnx_path).graph
+    graph.node[0].op_type = "OfMine"  # from outside of ONNX
+    chosen = Selection(op_types=["OfMine", "LSTM"])  # the second is not in the graph
+    assert graph.node[0].name not in find_float_nodes(graph, chosen)
+
+
+@pytest.mark.parametrize("per_channel", ["false", "true"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_dynamic_takes_its_ranges_from_the_batch(
+    quantize: Quantize, dtype: str, per_channel: str
+) -> None:
+    cell = quantize("method=dynamic", f"dtype={dtype}", f"per_channel={per_channel}")
+    assert {"ConvInteger", "DynamicQuantizeLinear"} <= kinds(cell.artifact.path)
+    assert cell.artifact.quantized_layers == WEIGHT_LAYERS
+    assert cell.artifact.ranges == {}
+    assert not np.array_equal(cell.predict(100, images=200), cell.predict(1, images=200))
+    resolved = quantizer_of(cell.config).resolve()
+    assert (resolved.weight_dtype, resolved.activation_dtype) == (dtype, "uint8 (dynamic)")
+
+
+def test_dynamic_without_a_kernel_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic, "_runs_convolution", lambda dtype, per_channel: False)
+    with pytest.raises(UnsupportedError, match="no ConvInteger for uint8 weights per channel"):
+        config = make_config("method=dynamic", "dtype=uint8", "per_channel=true")
+        quantizer_of(config).resolve()
+
+
+@pytest.mark.parametrize(
+    "override", ["format=qdq", "float_output=true", "symmetric.activations=true"]
+)
+def test_dynamic_refuses_what_is_about_static_ranges(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(UnsupportedError, match=f"{key}=.*method=dynamic"):
+        quantizer_of(make_config("method=dynamic", override)).resolve()
+
+
+@pytest.mark.parametrize(
+    "overrides", [("dtype=int8",), (*FLAGSHIP, "float_output=true"), ("method=dynamic",)]
+)
+def test_slim_file_predicts_the_same_to_the_bit(
+    quantize: Quantize, overrides: tuple[str, ...]
+) -> None:
+    whole, small = quantize(*overrides), quantize(*overrides, "slim=true")
+    assert small.artifact.size_bytes < whole.artifact.size_bytes - 9000
+    assert np.array_equal(small.predict(), whole.predict())
+    proto = onnx.load(small.artifact.path)
+    onnx.checker.check_model(proto, full_check=True)
+    assert (proto.graph.input[0].name, proto.graph.output[0].name) == ("input", "probabilities")
+    assert not proto.graph.value_info and not proto.producer_name and not proto.metadata_props
+    assert all(not node.name for node in proto.graph.node)
+    standard = [node for node in proto.graph.node if not node.domain]
+    said = {attribute.name for node in standard for attribute in node.attribute}
+    assert not said & {"auto_pad", "dilations", "group", "alpha"}
+    assert {"strides", "pads"} <= said
+    domains = {node.domain for node in proto.graph.node}
+    assert {opset.domain for opset in proto.opset_import} == domains
+    values = [tensor.SerializeToString() for tensor in map(_unnamed, proto.graph.initializer)]
+    assert len(values) == len(set(values))
+
+
+def _unnamed(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
+    copy.ClearField("name")
+    return copy
+
+
+def test_slim_file_that_predicts_differently_is_refused(
+    quantize: Quantize, shapes: Dataset, tmp_path: Path
+) -> None:
+    cell = quantize("dtype=int8")
+    other = quantize("dtype=uint8").artifact.path
+    split = draw_calibration(shapes, 1, 0).split
+    with pytest.raises(QuantizationError, match="predicts differently"):
+        slim.check_same(onnx.load(cell.artifact.path), other, split.batches(10), THREADS)
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_onnx_runtime_reads_a_copy_beside_which_it_may_write(
+    shapes: Dataset,
+    shapes_model: Fp32Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    module = onnx_quantizer if method == "static" else dynamic
+    name, read = f"quantize_{method}", []
+    original = getattr(module, name)
+
+    def spy(source: Path, *given: object, **named: object) -> None:
+        read.append(source)
+        original(source, *given, **named)
+
+    monkeypatch.setattr(module, name, spy)
+    config = make_config("data=shapes", f"method={method}", "op_types=[Gemm]")
+    samples = draw_calibration(shapes, 1, 0).split
+    quantizer_of(config).quantize(shapes_model, samples, tmp_path)
+    (source,) = read
+    assert source.parent not in (shapes_model.onnx_path.parent, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level", "words"),
+    [
+        (("dtype=int8",), "INFO", "raised the weight scales of 3 channels"),
+        (("dtype=u8s8", "format=qoperator"), "INFO", "raised the weight scales of 3 channels"),
+        (("dtype=uint8",), "WARNING", "cut biases off at the ends of 32 bits (layers: 1)"),
+    ],
+)
+def test_weights_of_nearly_nothing_are_one_line(
+    shapes: Dataset,
+    shapes_model: Fp32Model,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    overrides: tuple[str, ...],
+    level: str,
+    words: str,
+) -> None:
+    proto = onnx.load(shapes_model.onnx_path)
+    conv = next(node for node in proto.graph.node if node.op_type == "Conv")
+    weights = next(tensor for tensor in proto.graph.initializer if tensor.name == conv.input[1])
+    dead = onnx.numpy_helper.to_array(weights).copy()
+    dead[:3] *= 1e-30
+    weights.CopyFrom(onnx.numpy_helper.from_array(dead, weights.name))
+    onnx.save(proto, tmp_path / "dead.onnx")
+    quantizer = quantizer_of(make_config("data=shapes", "per_channel=true", *overrides))
+    model = replace(shapes_model, onnx_path=tmp_path / "dead.onnx")
+    with caplog.at_level("INFO"):
+        quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
+    [line] = [each for each in caplog.records if "scale" in each.getMessage()]
+    assert line.levelname == level
+    assert words in line.getMessage()
+
+
+def test_given_ranges_win_and_suffice(
+    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    cell = quantize("dtype=u8s8")
+    given = {name: (low - 1.0, high + 1.0) for name, (low, high) in cell.artifact.ranges.items()}
+    nothing = shapes.train.take(np.arange(0))  # would fail if it were run
+    artifact = quantizer_of(cell.config).quantize(shapes_model, nothing, tmp_path, given)
+    assert artifact.ranges == given
+    assert artifact.path.read_bytes() != cell.artifact.path.read_bytes()

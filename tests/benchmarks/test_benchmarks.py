@@ -1,0 +1,260 @@
+"""The benchmark: its bare loop does our job, and its page is made from its measurements."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
+from benchmarks.__main__ import main
+from benchmarks.memory import imported
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.data.sources import cifar10
+from resnet8ptq.models import model
+from tests.helpers.calling import REPO
+from tests.helpers.cifar_files import pickle_published
+from tests.helpers.configs import make_config
+from tests.helpers.factories import THREADS, quantizer_of
+
+TESTED = 500  # images
+
+
+@pytest.fixture(scope="module")
+def batches(shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded set in CIFAR-10's files."""
+    folder = tmp_path_factory.mktemp("batches")
+    train = np.array_split(np.arange(len(shapes.train)), 5)
+    parts = {f"data_batch_{n}": shapes.train.take(part) for n, part in enumerate(train, 1)}
+    parts["test_batch"] = shapes.test.take(np.arange(TESTED))
+    for name, split in parts.items():
+        planes = split.images[:].transpose(0, 3, 1, 2).reshape(len(split), -1)
+        batch = {"data": np.ascontiguousarray(planes), "labels": split.labels.tolist()}
+        (folder / name).write_bytes(pickle_published(batch))
+    return folder
+
+
+def test_bare_loop_reads_and_draws_the_same_images(batches: Path, shapes: Dataset) -> None:
+    names = list(cifar10.BATCHES["train"])
+    images, labels = bare.read_images(batches, names)
+    expected_images, expected_labels = cifar10.read_split(batches, "train")
+    np.testing.assert_array_equal(images, expected_images)
+    np.testing.assert_array_equal(labels, expected_labels)
+    drawn = draw_calibration(shapes, 100, 42)
+    np.testing.assert_array_equal(bare.draw_calibration(images, labels), drawn.split.images)
+
+
+def test_bare_loop_refuses_a_pickle_that_runs_code(tmp_path: Path) -> None:
+    (tmp_path / "test_batch").write_bytes(b"cposix\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(Exception, match=r"it asks for posix\.system"):
+        bare.read_images(tmp_path, ["test_batch"])
+
+
+# Of a CPU without VNNI, where another engine is the default.
+@pytest.mark.filterwarnings("ignore:Default qconfig of oneDNN backend")
+def test_bare_loop_does_the_same_job(
+    batches: Path, shapes: Dataset, shapes_model: model.Fp32Model, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bare", shapes_model.onnx_path, "--grid", "4"],
+        cwd=REPO,
+        env={**os.environ, "CIFAR10_DIR": str(batches)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    fp32 = [run["accuracy"] for run in runs if run["dtype"] == "fp32"]
+    assert fp32[0] == fp32[1]
+    calibration = draw_calibration(shapes, 100, 42).split
+    tested = shapes.test.take(np.arange(TESTED))
+    for run in runs[2:]:
+        options = ["backend.engine=onednn", "reduce_range=false"]  # as on a CPU with VNNI
+        config = make_config(
+            "data=shapes",
+            f"backend={run['backend']}",
+            f"dtype={run['dtype']}",
+            *(options if run["backend"] == "torch" else []),
+        )
+        folder = tmp_path / f"{run['backend']}-{run['dtype']}"
+        folder.mkdir()
+        quantizer = quantizer_of(config)
+        predictor = quantizer.load(
+            quantizer.quantize(shapes_model, calibration, folder).path, THREADS
+        )
+        scores = np.concatenate([predictor.predict(batch)[0] for batch in tested.batches(256)])
+        assert run["accuracy"] == (scores.argmax(axis=1) == tested.labels).mean()
+        assert run["quantize_s"] > 0 and run["evaluate_s"] > 0
+
+
+def test_process_measures_and_reports_a_failure(tmp_path: Path) -> None:
+    program = "import sys; held = bytearray(300_000_000); print('out'); sys.exit({})"
+    done = process.run([sys.executable, "-c", program.format(0)], tmp_path, os.environ)
+    assert done.out == "out\n"
+    assert done.usage.max_rss_bytes > 300_000_000 and done.usage.wall_s > 0
+    with pytest.raises(RuntimeError, match="exit code 3"):
+        process.run([sys.executable, "-c", program.format(3)], tmp_path, os.environ)
+
+
+def test_setting_reads_the_runs_of_a_sweep(sweep: Any) -> None:
+    folders = sorted(setting.find_runs(sweep.folder), key=setting.job_number)
+    runs = [setting.read_run(folder) for folder in folders]
+    assert [(run["backend"], run["dtype"]) for run in runs] == [
+        ("onnx", "int8"),
+        ("onnx", "uint8"),
+        ("torch", "int8"),
+    ]
+    assert all(run["evaluate_s"] > 0 and run["quantize_s"] > 0 for run in runs)
+
+
+def test_equal_is_to_the_last_bit(tmp_path: Path) -> None:
+    probabilities = np.full((2, 10), 0.1, dtype=np.float32)
+    nudged = probabilities.copy()
+    nudged[1, 3] = np.nextafter(nudged[1, 3], np.float32(1))
+    for name, array in (("a", probabilities), ("b", probabilities.copy()), ("c", nudged)):
+        (tmp_path / name).mkdir()
+        np.savez_compressed(tmp_path / name / "predictions.npz", probabilities=array)
+    assert equality.same_predictions(tmp_path / "a", tmp_path / "b")
+    assert not equality.same_predictions(tmp_path / "a", tmp_path / "c")
+
+
+IMPORTS = """\
+import time: self [us] | cumulative | imported package
+import time:       100 |        100 |   numpy.core
+import time:       200 |        300 | numpy
+12:00:00 a log line
+import time:      5000 |       5000 |     torch
+"""
+
+
+def test_imports_are_summed_by_package() -> None:
+    assert startup.sum_packages(IMPORTS) == {"torch": 0.005, "numpy": 0.0003}
+    assert imported(IMPORTS) == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("frames", "step"),
+    [
+        (
+            ["experiment/pipeline.py", "evaluation/inference.py", "backends/onnx/predictor.py"],
+            "evaluate",
+        ),
+        (
+            ["experiment/pipeline.py", "evaluation/latency.py", "backends/onnx/predictor.py"],
+            "latency",
+        ),
+        (["evaluation/evaluator.py", "backends/onnx/quantizer.py"], "quantize"),
+        (
+            ["evaluation/evaluator.py", "backends/onnx/quantizer.py", "calibration/activations.py"],
+            "calibration",
+        ),
+        (["experiment/pipeline.py", "data/locate.py", "data/sources/cifar10.py"], "data"),
+        (["sweep/callback.py", "report/page.py", "report/comparison.py"], "report"),
+        (["sweep/callback.py"], "other"),
+    ],
+)
+def test_step_of_a_call_stack(frames: list[str], step: str) -> None:
+    stack = [f"function\0/somewhere/resnet8ptq/resnet8ptq/{name}\x001" for name in frames]
+    assert steps.find_step([*stack, "run\0/site-packages/numpy/x.py\x001"]) == step
+    loading = "_find_and_load\0<frozen importlib._bootstrap>\x001"
+    assert steps.find_step([*stack, loading]) == "imports"
+
+
+def recorded() -> dict[str, Any]:
+    """Measurements of every section, of two rounds."""
+    cells = [
+        {"backend": b, "dtype": d, "calib": c, "per_channel": p}
+        for b, d in (("onnx", "int8"), ("onnx", "uint8"), ("torch", "int8"))
+        for c in ("minmax", "entropy", "percentile")
+        for p in (False, True)
+    ]
+    figures = {"accuracy": 0.87, "quantize_s": 0.5, "evaluate_s": 0.5, "peak_memory_bytes": 5e8}
+
+    def sample(wall_s: float, runs: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = {"wall_s": wall_s, "user_s": 1.0, "sys_s": 0.5, "max_rss_bytes": 600_000_000}
+        return {"usage": usage, "runs": [{**run, **figures} for run in runs]}
+
+    int8 = [cell for cell in cells if cell["dtype"] == "int8"]
+    parts = {"six": [c for c in int8 if not c["per_channel"]], "twelve": int8}
+    walls = {"bare": 50.0, "six": 10.0, "twelve": 16.0, "cold_no_latency": 25.0}
+    grid = {
+        name: [sample(walls.get(name, 30.0) + n, parts.get(name, cells)) for n in range(2)]
+        for name in sweeps.SWEEP24
+    }
+    four = [cell for cell in cells if cell["calib"] == "minmax" and not cell["per_channel"]]
+    memory = [
+        {**cells[2], **figures, "calib": calib, "images": images, "imported": []}
+        | {"usage": sample(1.0, [])["usage"]}
+        for calib in ("entropy", "percentile")
+        for images in (1000, 5000, 20000)
+    ]
+    profile = {"wall_s": 9.0, "steps": dict.fromkeys(steps.STEPS, 0.5)}
+    start = {"packages_s": {"numpy": 0.1}, "imported": [], "wall_s": [0.5, 0.6]}
+    found: dict[str, Any] = {
+        "sweep4": {"samples": {name: [sample(8.0, four)] * 2 for name in sweeps.SWEEP4}},
+        "sweep24": {"samples": grid},
+        "memory": {"runs": memory},
+        "evaluation": {
+            "artifacts": {
+                "onnx int8": {
+                    "ours_s": [1.1, 1.2],
+                    "bare_s": {"64x2": [1.0, 1.2], "256x1": [2.0]},
+                }
+            }
+        },
+        "steps": {"sweeps": {"4 runs, warm": profile, "24 runs, warm": profile}},
+        "startup": {"commands": {"--help": start, "one cached run": start}},
+        "parallel": {
+            "jobs": 2,
+            "wall_s": {"serial": [20.0, 21.0], "joblib": [12.0, 12.6]},
+            "runs": {"serial": 18, "joblib": 18},
+            "equal": 18,
+        },
+        "equality": {"runs": [{**cell, "equal": True} for cell in cells]},
+    }
+    measured = {
+        **{"date": "2026-01-02 03:04", "commit": "0123456789abcdef-dirty", "rounds": 2},
+        **{"cpu": "A CPU", "cores": 2, "memory_bytes": 8_000_000_000, "platform": "Linux x86_64"},
+        **{"load_average": 0.1, "versions": {"version.onnxruntime": "1.0"}},
+    }
+    return {name: {**section, "measured": {**measured}} for name, section in found.items()}
+
+
+def test_page_is_made_from_the_measurements(tmp_path: Path) -> None:
+    results.write(recorded(), tmp_path)
+    page = (tmp_path / results.MARKDOWN_FILE).read_text()
+    assert page == results.render(results.load(tmp_path))
+    assert "A CPU, 2 cores, 8 GB" in page and "commit 0123456789ab-dirty" in page
+    # 6 s more for six configurations of a second of calls each; then 9 s.
+    assert "| 6 to 12: per channel, both frameworks | 1.00 (1.00 to 1.00) | 1.00" in page
+    assert "| 12 to 18: uint8, ONNX Runtime | 1.50 (1.50 to 1.50) | 1.00" in page
+    assert "| onnx int8 | 1.15 (1.10 to 1.20) | 1.10 (1.00 to 1.20) | 64 | 2 |" in page
+    assert "Predictions of 18 of 18 configurations" in page
+    drawn = {path.name for path in (tmp_path / "images").iterdir()}
+    assert drawn == {"memory.png", "added.png", "steps.png"}
+    assert all(f"images/{name}" in page for name in drawn)
+
+
+def test_page_says_what_differs(tmp_path: Path) -> None:
+    found = copy.deepcopy(recorded())
+    found["equality"]["runs"][0]["equal"] = False
+    found["memory"]["measured"]["commit"] = "fedcba9876543210"
+    page = results.render(found)
+    assert "Predictions of 17 of 18" in page and "| onnx | int8 | minmax | False |" in page
+    assert "memory: A CPU" in page and "fedcba987654" in page
+
+
+def test_nothing_is_rendered_without_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results.load, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--render"])
+    assert main() == 2
+    assert "results.json" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

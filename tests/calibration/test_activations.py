@@ -1,0 +1,219 @@
+"""One collection of statistics serves every method, dtype and framework, and nothing else."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from onnx import numpy_helper
+
+from resnet8ptq.calibration import activations
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.statistics import Range, count_into
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import memory
+from resnet8ptq.core.errors import QuantizationError
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.models.model import Fp32Model
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of, runtime_of
+
+METHODS = ("minmax", "moving_average", "percentile", "entropy", "mse")
+
+
+@pytest.fixture
+def split(shapes: Dataset) -> Split:
+    return draw_calibration(shapes, 5, 42).split
+
+
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The passes over the images, as they are run."""
+    stages: list[str] = []
+    observe = Activations._observe
+
+    def spy(self: Activations, stage: str, stats: activations.Stats, folder: Path) -> None:
+        stages.append(stage)
+        observe(self, stage, stats, folder)
+
+    monkeypatch.setattr(Activations, "_observe", spy)
+    yield stages
+
+
+def configure(cache: Path, *overrides: str) -> RunConfig:
+    return make_config("data=shapes", "calib.num_bins=512", f"cache_dir={cache}", *overrides)
+
+
+def find(network: Fp32Model, split: Split, config: RunConfig) -> dict[str, Range]:
+    return Activations(network.onnx_path, split, config.calib, runtime_of(config)).find_around([])
+
+
+def test_one_collection_serves_every_method_dtype_and_framework(
+    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "made").mkdir()
+    cells = [[f"calib={method}"] for method in METHODS]
+    cells += [["calib=entropy", "backend=torch"]]
+    cells += [["calib=minmax", "dtype=uint8", "per_channel=true"]]
+    for cell in cells:
+        config = configure(tmp_path / "cache", *cell)
+        quantizer_of(config).quantize(shapes_model, split, tmp_path / "made")
+    assert observed == ["ranges", "histograms"]
+
+
+def test_ranges_do_not_depend_on_what_was_found_before(
+    shapes_model: Fp32Model, split: Split, tmp_path: Path
+) -> None:
+    for method in METHODS:
+        alone = configure(tmp_path / method, f"calib={method}")
+        shared = configure(tmp_path / "shared", f"calib={method}")
+        assert find(shapes_model, split, shared) == find(shapes_model, split, alone)
+
+
+def test_torch_rounds_to_the_ranges_of_onnx(quantize) -> None:
+    ours = quantize("dtype=u8s8", "calib=percentile").artifact.ranges
+    for flow in ("torch", "torch_pt2e"):
+        theirs = quantize(f"backend={flow}", "calib=percentile").artifact.ranges
+        assert theirs
+        assert {name: ours[name] for name in theirs} == theirs
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["calib.num_bins=1024"], ["calib.percentile=99"], ["calib.name=mse"]],
+    ids=lambda overrides: overrides[0],
+)
+def test_other_settings_have_ranges_of_their_own(
+    shapes_model: Fp32Model, split: Split, tmp_path: Path, overrides: list[str]
+) -> None:
+    config = configure(tmp_path, "calib=percentile", "calib.percentile=99.9")
+    before = find(shapes_model, split, config)
+    assert find(shapes_model, split, configure(tmp_path, "calib=percentile", *overrides)) != before
+
+
+def test_other_images_and_networks_are_observed_anew(
+    shapes: Dataset,
+    shapes_model: Fp32Model,
+    split: Split,
+    observed: list[str],
+    tmp_path: Path,
+) -> None:
+    config = configure(tmp_path)
+    before = find(shapes_model, split, config)
+    other_images = draw_calibration(shapes, 5, 43).split
+    assert find(shapes_model, other_images, config) != before
+    assert find(change(shapes_model, tmp_path, 2.0), split, config) != before
+    assert find(shapes_model, split, config) == before
+    assert observed == ["ranges"] * 3
+
+
+@pytest.mark.parametrize("kind", ["activation_batches", "activation_histograms"])
+def test_damaged_statistics_are_taken_again(
+    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path, kind: str
+) -> None:
+    config = configure(tmp_path, "calib=percentile")
+    before = find(shapes_model, split, config)
+    (entry,) = (path for path in (tmp_path / kind).iterdir() if path.is_dir())
+    (statistics,) = entry.glob("*.npz")
+    statistics.write_bytes(statistics.read_bytes()[:-20])
+    observed.clear()
+    # Another percentile, or the ranges themselves would be there.
+    other = replace(config, calib=replace(config.calib, percentile=99.0))
+    assert find(shapes_model, split, other) != before
+    assert find(shapes_model, split, config) == before
+    assert len(observed) == 1
+
+
+def test_a_network_without_numbers_is_refused_and_leaves_nothing(
+    shapes_model: Fp32Model, split: Split, tmp_path: Path
+) -> None:
+    broken = change(shapes_model, tmp_path, np.inf)
+    with pytest.raises(QuantizationError, match="NaN or infinite"):
+        find(broken, split, configure(tmp_path / "cache"))
+    assert not [
+        path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".npz", ".json")
+    ]
+
+
+def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
+    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
+) -> None:
+    config = configure(tmp_path)
+    wanted = Activations(
+        shapes_model.onnx_path, split, config.calib, runtime_of(config), {"a": (0.0, 1.0)}
+    )
+    assert wanted.find_ranges(["a"]) == {"a": (0.0, 1.0)}
+    assert observed == []
+    (name, *_) = find(shapes_model, split, config)
+    mixed = Activations(
+        shapes_model.onnx_path, split, config.calib, runtime_of(config), {name: (-1.0, 1.0)}
+    )
+    found = mixed.find_ranges([name, "not in the graph"])
+    assert found == {name: (-1.0, 1.0)}
+
+
+def test_threads_do_not_change_the_statistics(
+    shapes_model: Fp32Model, split: Split, tmp_path: Path
+) -> None:
+    """The key of the cache leaves them out."""
+    one, two = (configure(tmp_path / n, "calib=percentile", f"threads={n}") for n in "12")
+    assert find(shapes_model, split, one) == find(shapes_model, split, two)
+
+
+@pytest.mark.parametrize("method", ["moving_average", "percentile"])
+def test_a_small_budget_does_not_change_the_statistics(
+    shapes_model: Fp32Model,
+    split: Split,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    roomy, tight = (configure(tmp_path / n, f"calib={method}", "calib.batch_size=20") for n in "12")
+    whole = find(shapes_model, split, roomy)
+    monkeypatch.setattr(memory, "step", lambda: 1)  # byte: one sample at once
+    assert find(shapes_model, split, tight) == whole
+
+
+@given(
+    values=arrays.arrays(
+        np.float32, st.integers(1, 300), elements=st.floats(-8, 8, width=32, allow_subnormal=False)
+    ),
+    bins=st.sampled_from([2, 64, 2048]),
+)
+@settings(deadline=None, max_examples=200)
+def test_counts_are_those_of_numpy_but_at_the_edges(values: np.ndarray, bins: int) -> None:
+    threshold = float(np.abs(values).max()) or 1.0
+    counts = np.zeros(bins, np.int64)
+    count_into(counts, values, threshold)
+    theirs, edges = np.histogram(values, bins, (-threshold, threshold))
+    assert counts.sum() == theirs.sum() == values.size
+    width = edges[1] - edges[0]
+    at_edges = np.abs(values / width - np.rint(values / width)) < 1e-6
+    assert np.abs(counts - theirs).sum() <= 2 * at_edges.sum()
+
+
+def test_blocks_add_up() -> None:
+    values = np.random.default_rng(0).standard_normal(200_001).astype(np.float32)
+    counts = np.zeros(512, np.int64)
+    count_into(counts, values, float(np.abs(values).max()))
+    assert counts.sum() == values.size
+    threshold = np.abs(values).max()
+    theirs = np.histogram(values, 512, (-threshold, threshold))[0]
+    assert np.abs(counts - theirs).sum() <= 10
+
+
+def change(network: Fp32Model, folder: Path, factor: float) -> Fp32Model:
+    """Return the network with the weights of one layer times `factor`."""
+    proto = onnx.load(network.onnx_path)
+    tensor = next(t for t in proto.graph.initializer if len(t.dims) == 4)
+    weights = numpy_helper.to_array(tensor) * np.float32(factor)
+    tensor.CopyFrom(numpy_helper.from_array(weights.astype(np.float32), tensor.name))
+    path = folder / f"changed_{factor}.onnx"
+    onnx.save(proto, path)
+    return replace(network, onnx_path=path)

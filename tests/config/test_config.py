@@ -1,0 +1,277 @@
+"""Every option composes, and every refusal names the key, what it got and what it takes."""
+
+import shlex
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from hydra_plugins.resnet8ptq_launchers.sweeper import _ReadOnce
+from resnet8ptq.config.loading import parse_config
+from resnet8ptq.config.schema import TorchConfig
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError
+from tests.helpers.calling import REPO
+from tests.helpers.configs import compose_whole, make_config
+
+CONF = REPO / "conf"
+DEFAULTS = (CONF / "config.yaml").read_text()
+OPTIONS = sorted(
+    # A group that the defaults do not name is added to them by a plus.
+    f"{'' if f'- {path.parent.name}:' in DEFAULTS else '+'}{path.parent.name}={path.stem}"
+    for path in CONF.glob("*/*.yaml")
+    if path.parent.name != "hydra"
+)
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+EXPERIMENTS.remove("search")  # hundreds of cells: test_search.py takes its axes one by one
+
+
+def complaint(*overrides: str) -> str:
+    """Return what Hydra or we say of `overrides`, with the cause where Hydra keeps it there."""
+    with pytest.raises((HydraException, ConfigError)) as caught:
+        parse_config(compose_whole(*overrides, return_hydra_config=False))
+    return f"{caught.value}: {caught.value.__cause__ or ''}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["backend=torch", "backend.engine=fbgemm", "nodes_to_exclude=[a,b]", "seed=7"],
+        ["calib.percentile=99", "calib=percentile", "threads=null", "data.root='a b'"],
+        ["experiment=published", "+analysis=sensitivity", "symmetric.weights=false"],
+        ["hydra/launcher=joblib", "hydra.launcher.n_jobs=3", "+per_backend.onnx.slim=true"],
+    ],
+)
+def test_what_the_tests_compose_is_what_hydra_composes(overrides):
+    found = [OmegaConf.to_container(compose_whole(*overrides)) for _ in range(2)]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        expected = compose("config", overrides, return_hydra_config=True)
+    assert found == [OmegaConf.to_container(expected)] * 2
+
+
+def test_every_group_has_options():
+    groups = {option.removeprefix("+").partition("=")[0] for option in OPTIONS}
+    assert groups >= {"backend", "dtype", "calib", "model", "data", "experiment"}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_and_parses(option):
+    group, _, name = option.partition("=")
+    config = make_config(option)
+    if group in ("dtype", "calib", "data", "model"):
+        assert getattr(config, group).name == name
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_cell_of_a_named_sweep_parses(name):
+    params = compose_whole(f"experiment={name}").hydra.sweeper.params or {}
+    axes = [[f"{key}={value}" for value in str(params[key]).split(",")] for key in params]
+    cells = [make_config(f"experiment={name}", *cell) for cell in product(*axes)]
+    assert len({str(cell) for cell in cells}) == len(cells)  # every axis has an effect
+
+
+def test_defaults():
+    config = make_config()
+    assert (config.backend.name, config.dtype.name, config.calib.name) == ("onnx", "int8", "minmax")
+    assert (config.per_channel, config.seed, config.calib.samples_per_class) == (False, 42, 100)
+    assert config.model.fold
+    assert config.data.name == "cifar10"
+
+
+def test_published_experiment_resolves_per_backend():
+    onnx = make_config("experiment=published", "backend=onnx")
+    torch = make_config("experiment=published", "backend=torch_fbgemm")
+    assert (onnx.calib.name, onnx.per_channel) == ("minmax", False)
+    assert (torch.calib.name, torch.per_channel) == ("histogram", True)
+    assert isinstance(torch.backend, TorchConfig)
+    assert torch.backend.engine == "fbgemm"
+    assert not onnx.model.fold
+    assert not torch.model.fold
+
+
+def test_options_of_one_backend_on_the_command_line():
+    """As docs/settings.md has it."""
+    shown = (REPO / "docs/settings.md").read_text().splitlines()
+    [line] = [line for line in shown if line.startswith("    python run.py -m") and "per_b" in line]
+    *_, kept, pointing = shlex.split(line)
+    for backend, format_ in (("onnx", "qoperator"), ("torch", None)):
+        assert make_config(f"backend={backend}", kept, pointing).format == format_
+
+
+def test_a_key_set_on_the_command_line_wins_over_a_named_sweep():
+    assert make_config("experiment=published", "per_channel=true").per_channel is True
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "got", "takes"),
+    [
+        (["calib.percentile=120"], "calib.percentile", "120.0", "50 < p <= 100"),
+        (["calib.percentile=50"], "calib.percentile", "50.0", "50 < p <= 100"),
+        (["calib.percentile=nan"], "calib.percentile", "nan", "50 < p <= 100"),
+        (["calib.samples_per_class=0"], "calib.samples_per_class", "0", ">= 1"),
+        (["calib.samples_per_class=-5"], "calib.samples_per_class", "-5", ">= 1"),
+        (["calib.batch_size=0"], "calib.batch_size", "0", ">= 1"),
+        (["evaluate.batch_size=0"], "evaluate.batch_size", "0", ">= 1"),
+        (["calib.num_bins=2047"], "calib.num_bins", "2047", "even number > 2"),
+        (["calib.num_bins=256"], "calib.num_bins", "256", "= 256"),
+        (["calib.num_quantized_bins=1"], "calib.num_quantized_bins", "1", ">= 2"),
+        (["calib.num_quantized_bins=2000"], "calib.num_bins", "2048", "= 4000"),
+        (["seed=-1"], "seed", "-1", "0 <= seed < 2**32"),
+        ([f"seed={2**32}"], "seed", str(2**32), "0 <= seed < 2**32"),
+        (["threads=0"], "threads", "0", ">= 1"),
+        (["data.on_missing=foo"], "data.on_missing", "'foo'", "shapes | error"),
+        (["backend=torch", "backend.engine=foo"], "backend.engine", "'foo'", "fbgemm"),
+        (["dtype.name=foo"], "dtype.name", "'foo'", "u8s8"),
+        (["report.max_drop=1.5"], "report.max_drop", "1.5", "a fraction"),
+        (["max_drop=1"], "max_drop", "1.0", "0 to 0.5: 1 point is 0.01"),
+        (["precision.max_drop=1"], "precision.max_drop", "1.0", "0 to 0.5: 1 point is 0.01"),
+        (["report.min_accuracy=-0.1"], "report.min_accuracy", "-0.1", "a fraction"),
+        (["nodes_to_quantize=[]"], "nodes_to_quantize", "[]", "null or a list"),
+        (["tracking.experiment_name=' '"], "tracking.experiment_name", "' '", "a name"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(overrides, key, got, takes):
+    with pytest.raises(ConfigError) as caught:
+        make_config(*overrides)
+    message = str(caught.value)
+    assert message.startswith(f"{key}: got {got}, takes ")
+    assert takes in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("calib.percentile", "50.1"),
+        ("calib.percentile", "100"),
+        ("calib.samples_per_class", "1"),
+        ("calib.num_bins", "258"),
+        ("seed", "0"),
+        ("seed", str(2**32 - 1)),
+        ("threads", "1"),
+        ("threads", "null"),
+    ],
+)
+def test_a_value_at_the_edge_is_taken(key, value):
+    make_config(f"{key}={value}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["calib.percentile=abc", "seed=1.5", "per_channel=maybe", "threads=many", "model.fold=2.5"],
+)
+def test_a_wrong_type_is_refused_by_key_and_value(override):
+    key, _, value = override.partition("=")
+    said = complaint(override)
+    assert key in said
+    assert value in said
+
+
+@pytest.mark.parametrize("group", ["backend", "dtype", "calib", "model", "data", "experiment"])
+def test_an_unknown_option_is_refused_with_those_there_are(group):
+    said = complaint(f"{group}=nope")
+    assert f"{group}/nope" in said
+    for path in (CONF / group).glob("*.yaml"):
+        assert path.stem in said
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model=my/net.onnx", "model: got 'my/net.onnx', takes resnet8; model.path= takes a file"),
+        (
+            "dtype=int4",
+            "dtype: got 'int4', takes fp32 | int8 | u8s8 | uint8 | w4a8 (nearest: int8)",
+        ),
+        ("hydra/launcher=proceses", "hydra/launcher: got 'proceses', takes "),
+    ],
+)
+def test_an_option_that_a_group_lacks_is_one_line(override, said):
+    with pytest.raises(HydraException) as caught:
+        compose_whole(override)
+    assert command.one_line(caught.value).startswith(said)
+
+
+def test_the_jobs_of_a_sweep_read_each_file_once():
+    reads: Counter[str] = Counter()
+    load_config = ConfigRepository.load_config
+
+    def counted(self, config_path):
+        reads[config_path] += 1
+        return load_config(self, config_path)
+
+    jobs = [["backend=torch", "seed=7"], ["backend=onnx", "seed=7"], ["backend=torch", "seed=8"]]
+    with (
+        mock.patch.object(ConfigRepository, "load_config", counted),
+        initialize_config_dir(str(CONF), version_base="1.3"),
+    ):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", [], RunMode.MULTIRUN)
+        plain = [loader.load_sweep_config(master, job) for job in jobs]
+        assert reads["config"] > 1
+        reads.clear()
+        loader.repository = _ReadOnce(loader.repository)
+        found = [loader.load_sweep_config(master, job) for job in jobs]
+    assert {*reads.values()} == {1}
+    assert [*map(OmegaConf.to_yaml, found)] == [*map(OmegaConf.to_yaml, plain)]
+    assert {each.seed for each in found} == {7, 8}
+
+
+@pytest.mark.parametrize(
+    "key", ["nope", "calib.nope", "tracking.nope", "backend.engine", "evaluate.nope"]
+)
+def test_an_unknown_key_is_refused(key):
+    """`backend.engine` is a key of torch, not of the default backend."""
+    assert key.rpartition(".")[2] in complaint(f"{key}=1")
+
+
+def test_a_missing_value_is_refused_by_its_key():
+    assert "dtype.name" in complaint("dtype.name=???")
+
+
+def test_torch_options_only_come_with_their_schema():
+    """`backend.name=torch` alone would give a torch run that has none of torch's options."""
+    with pytest.raises(ConfigError, match=r"backend\.name"):
+        make_config("backend.name=torch")
+
+
+def test_a_config_without_the_schema_is_refused(tmp_path: Path):
+    tmp_path.joinpath("config.yaml").write_text("seed: 1\n")
+    with (
+        initialize_config_dir(str(tmp_path), version_base="1.3"),
+        pytest.raises(ConfigError, match="schema"),
+    ):
+        parse_config(compose("config"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method=static8"], r"method: got 'static8', takes static \| dynamic \| qat"),
+        (["format=qqd"], r"format: got 'qqd', takes auto \| qdq \| qoperator \(nearest: qdq\)"),
+        (["nodes_to_exclude=automatic"], r"nodes_to_exclude: got 'automatic', takes a list"),
+        (["nodes_to_exclude=[1]"], r"nodes_to_exclude: got \[1\], takes a list"),
+        (["op_types=[]"], r"op_types: got \[\], takes null or a list"),
+        (["max_drop=2"], r"max_drop: got 2\.0, takes a fraction"),
+        (["calib.averaging_constant=0"], r"calib\.averaging_constant: got 0\.0"),
+        (
+            ["backend=torch", "backend.flow=jit"],
+            r"backend\.flow: got 'jit', takes fx \| pt2e \| inductor",
+        ),
+        (["qat.learning_rate=0"], r"qat\.learning_rate: got 0\.0, takes a number > 0"),
+        (["calib.table=a.json", "method=dynamic"], r"calib\.table: has no effect"),
+        (["method=qat", "corrections.equalization=true"], r"corrections\.equalization: changes"),
+        (["evaluate.split=train"], r"evaluate\.split: got 'train', takes test \| held_out"),
+    ],
+)
+def test_options_name_what_they_take(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(*overrides)

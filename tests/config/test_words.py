@@ -1,0 +1,260 @@
+"""What a person mistypes behind `run.py` and `python -m resnet8ptq`: one line, before any work."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resnet8ptq.config import effect, words
+from resnet8ptq.config.schema import RunConfig, find_fields
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import nearest
+from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, call, call_beside
+from tests.helpers.configs import compose_whole
+
+CONF = REPO / "conf"
+CPUS = os.cpu_count() or 1
+LIST = "got a list, [{0}], takes one option; to run each: -m {1}={0}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("dtype=[int8,uint8]", "dtype: " + LIST.format("int8,uint8", "dtype")),
+        ("calib=[minmax]", "calib: " + LIST.format("minmax", "calib")),
+        ("+analysis=[profile]", "analysis: " + LIST.format("profile", "analysis")),
+        ("hydra/launcher=[joblib]", "hydra/launcher: " + LIST.format("joblib", "hydra/launcher")),
+        ("-m|backend=onnx,|torch", "torch: got a word without a key, takes key=value; a space has "
+         "split a value; leave it out: backend=onnx,torch"),
+        ("seed|=|3", "seed: got a word without a key, takes key=value; a space has split it; leave "
+         "it out: seed=3"),
+        ("seed=|3", "3: got a word without a key, takes key=value; a space has split a value; "
+         "leave it out: seed=3"),
+        ("nodes_to_exclude=[a,|b]", "put it in quotes: 'nodes_to_exclude=[a, b]'"),
+        ("precision.plan={conv2d:|4}", "put it in quotes: 'precision.plan={conv2d: 4}'"),
+        ("torch", "torch: got a word without a key, takes key=value; try backend=torch"),
+        ("tfilte", "; try backend=tflite"),
+        ("qqqqqq", "; try qqqqqq=VALUE"),
+        ("--mulitrun", "--mulitrun: no such option (nearest: --multirun)"),
+        ("--seed=3", "--seed=3: no such option (settings have no dash: seed=3)"),
+        ("-m|--cfg|job", "options: got '--multirun --cfg', takes one of them"),
+        ("backnd=torch", "backnd: no such key; takes backend | dtype | "),
+        ("backnd=torch", "(nearest: backend)"),
+        ("experimnt=flagship", "(nearest: experiment)"),
+        ("DTYPE=int8", "(nearest: dtype)"),
+        ("++sed=3", "(nearest: seed)"),
+        ("dtype=INT8", "dtype: got 'INT8', takes fp32 | int8 | u8s8 | uint8 | w4a8 (nearest: "
+         "int8)"),
+        ("-m|dtype=int8,unit8", "dtype: got 'unit8', takes "),
+        ("-m|calib.percentile=99,120", "calib.percentile: got 120, takes 50 < p <= 100"),
+        ("-m|calib.percentile=choice(99,120)", "calib.percentile: got 120, takes "),
+        ("format=QDQ", "format: got 'QDQ', takes auto | qdq | qoperator (nearest: qdq)"),
+        ("backend.flow=PT2E", "(nearest: pt2e)"),
+        ("report.max_drop=1", "report.max_drop: got 1, takes a fraction, 0 to 0.5: 1 point is 0"),
+        ("max_drop=1", "max_drop: got 1, takes a fraction, 0 to 0.5: 1 point is 0.01"),
+        ("precision.max_drop=2", "precision.max_drop: got 2, takes a fraction, 0 to 0.5: 1 point"),
+        (f"threads={CPUS + 1}", f"threads: got {CPUS + 1}, takes at most {CPUS}: the CPUs of this"),
+        (f"latency.threads={CPUS + 1}", f"latency.threads: got {CPUS + 1}, takes at most {CPUS}"),
+        ("model.path=/no/net.h5", "model.path: got /no/net.h5 (not there), takes a file or "),
+        ("-m|data.root=/no,/", "data.root: got /no (not there), takes a file or folder"),
+        ("data.root=", "data.root: got nothing (not there), takes a file or folder"),
+        ("backend:torch", "; try backend=torch"),
+        ("model.path=a b(.h5", "model.path: got 'a b(.h5', which Hydra's grammar does not take; "
+         "text with spaces or signs takes quotes inside of the shell's: \"model.path='a b(.h5'\""),
+    ],
+)  # fmt: skip
+def test_a_mistyped_word_is_refused(typed: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        words.arrange(typed.split("|"), CONF)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "seed=1,2,3|-m",
+        "threads=null",
+        f"threads={CPUS}",
+        "report.max_drop=0.5",
+        "benchmark=null",
+        "--cfg|job|-p|dtype",
+        "--info|all",
+        "dtype=int8,uint8|--multirun",
+        "~objectives",
+        "+analysis=sensitivity",
+        "hydra/launcher=joblib",
+        "hydra.sweep.dir=here",
+        "op_types=[Conv,Gemm]",
+        "precision.plan={conv2d: 4}",
+        "per_backend.onnx.format=qdq",
+        "data.test_fraction=1",  # data=coco takes it
+        "seed=range(1,5)|-m",
+        "dtype=glob(*)|-m",
+        "format=${per_backend.onnx.format}",
+        "hydra/launcher=slurm|-m|threads=1000|model.path=/on/the/cluster.h5",
+        "backend=mine|--config-dir=conf",
+    ],
+)
+def test_a_word_that_hydra_takes_is_taken(typed: str) -> None:
+    given_words = typed.split("|")
+    arranged = words.arrange(given_words, CONF)
+    assert sorted(arranged) == sorted(given_words)
+
+
+def test_settings_may_stand_on_both_sides_of_an_option() -> None:
+    assert words.arrange(["seed=1", "-m", "dtype=int8"], CONF) == ["seed=1", "dtype=int8", "-m"]
+    assert words.arrange(["-c", "job", "seed=1"], CONF) == ["seed=1", "-c", "job"]
+
+
+@given(st.sampled_from(["seed", "threads", "calib.percentile", "format", "nosuch"]), st.text())
+def test_any_value_is_taken_or_refused_in_one_line(key: str, value: str) -> None:
+    try:
+        words.arrange([f"{key}={value}"], CONF)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+
+
+@given(st.sampled_from(["advise", "deploy", "report", "sync", "server"]), st.integers(0, 4))
+def test_two_letters_changed_places(name: str, where: int) -> None:
+    where = min(where, len(name) - 2)
+    swapped = name[:where] + name[where + 1] + name[where] + name[where + 2 :]
+    assert nearest(swapped, ["advise", "deploy", "report", "sync", "server"]) == name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["model.path=/no/net.h5"],
+        ["data=folder", "data.root=/no"],
+        ["data=folder"],
+        ["-m", "calib=minmax,percentile", "calib.percentile=99,120"],
+        ["data=shapes", "model.path=README.md"],
+    ],
+)
+def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
+    (tmp_path / "README.md").write_text("no network")
+    ended = call(tmp_path, *QUICK[1:], *typed, **NO_REAL_FILES)
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1)
+    assert ended.errors
+    assert not (tmp_path / "mlruns").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["depoly"], "depoly: no such command; takes advise | deploy | report | sync | server "
+         "(nearest: deploy)"),
+        (["report", "abc"], "abc: got a word without a key, takes experiment= | run_id= | "),
+        (["deploy", "uze=smallest"], "(nearest: use=)"),
+        (["advise", "missing.onnx"], "missing.onnx, no such file"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_command_is_one_line(tmp_path: Path, typed: list[str], said: str) -> None:
+    ended = call_beside(tmp_path, *typed)
+    assert (ended.code, len(ended.errors)) == (2, 1)
+    assert said in ended.errors[0]
+
+
+def test_advise_takes_a_plain_file(tmp_path: Path) -> None:
+    file = REPO / "resnet8ptq" / "data" / "shapes" / "resnet8.h5"
+    ended = call_beside(tmp_path, "advise", str(file))
+    assert ended.code == 0
+    assert "resnet8.h5" in ended.out
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_ui_names_the_port_that_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        made = ["make", "-o", ".venv/.run", f"BIN={Path(sys.executable).parent}", f"PORT={port}"]
+        ended = subprocess.run([*made, "ui"], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0
+    assert ended.stderr.splitlines()[0].startswith(f"error: PORT={port}: in use")
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (["calib.percentile=99"], "calib.percentile: has no effect with calib=minmax; takes "
+         "calib=percentile"),
+        (["calib=entropy", "calib.percentile=99"], "calib.percentile: has no effect with "
+         "calib=entropy; takes calib=percentile"),
+        (["calib=percentile", "calib.percentile=99"], ""),
+        (["calib=minmax,percentile", "calib.percentile=99"], ""),
+        (["calib=minmax,entropy", "calib.percentile=99"], "calib.percentile: has no effect with "
+         "calib=minmax | entropy; takes calib=percentile"),
+        (["calib=mse", "method=dynamic"], "calib: has no effect with method=dynamic; takes "
+         "method=static | qat"),
+        (["per_channel=true", "dtype=fp32"], "per_channel: has no effect with dtype=fp32; takes "
+         "dtype=int8 | uint8 | u8s8 | w4a8"),
+        (["per_channel=true", "dtype=fp32,int8"], ""),
+        (["qat.epochs=1"], "qat.epochs: has no effect with method=static; takes method=qat"),
+        (["corrections.adaround_iterations=5"], "corrections.adaround_iterations: has no effect "
+         "with corrections.adaround=false; takes corrections.adaround=true"),
+        (["latency.enabled=false", "latency.repeats=5"], "latency.repeats: has no effect with "
+         "latency.enabled=false; takes latency.enabled=true"),
+        (["max_drop=0.1"], "max_drop: has no effect with nodes_to_exclude=[]; takes "
+         "nodes_to_exclude=auto"),
+        (["max_drop=0.1", "nodes_to_exclude=auto"], ""),
+        (["preprocess.pad=3"], "preprocess.pad: has no effect with preprocess.resize=squash; takes "
+         "preprocess.resize=letterbox"),
+        (["experiment=qat", "qat.epochs=1"], ""),
+        (["experiment=grid", "calib.percentile=99"], ""),
+        (["model.state_dict=/"], "model.state_dict: has no effect with model.module=null; takes "
+         "model.module=a value"),
+    ],
+)  # fmt: skip
+def test_a_typed_setting_without_effect_is_named(typed: list[str], line: str) -> None:
+    parsed = [words.parse(word) for word in typed]
+    cfg = compose_whole(*(p.input_line for p in parsed if not p.is_sweep_override()))
+    params = cfg.hydra.sweeper.params or {}
+    swept = [words.parse(f"{key}={value}") for key, value in params.items()]
+    assert effect.find_idle(cfg, parsed, swept) == ([line] if line else [])
+
+
+def test_conditions_name_settings_that_exist() -> None:
+    def walk(cls: type, prefix: str = "") -> None:
+        for item in vars(cls)["__dataclass_fields__"].values():
+            for key in item.metadata.get("only", {}):
+                assert find_fields(key), f"{prefix}{item.name}: {key}"
+            for way in find_fields(f"{prefix}{item.name}"):
+                assert way[-1].name == item.name
+
+    walk(RunConfig)
+    for name in ("calib", "latency", "corrections", "data", "model", "preprocess", "backend"):
+        [*_, last] = find_fields(f"{name}.name") or find_fields(name)
+        assert last
+
+
+@pytest.mark.slow
+def test_a_run_warns_of_a_setting_without_effect(tmp_path: Path) -> None:
+    quick = (*QUICK, "dtype=fp32", "threads=1")
+    ended = call(tmp_path, *quick, "calib.percentile=99", **NO_REAL_FILES)
+    assert ended.code == 0
+    assert "calib.percentile: has no effect with dtype=fp32" in " ".join(ended.err.split())
+
+
+def test_one_value_for_a_list_gets_the_list() -> None:
+    with pytest.raises(HydraException) as caught:
+        compose_whole("op_types=Conv")
+    said = command.one_line(caught.value)
+    assert said == "op_types: got 'Conv', takes a list; try op_types=[Conv]"
+
+
+@pytest.mark.parametrize("typed", ["dtype=int8,uint8", "seed=range(1,3)"])
+def test_several_values_without_a_sweep_get_the_sweep(typed: str) -> None:
+    with pytest.raises(HydraException) as caught:
+        compose_whole(typed)
+    said = command.one_line(caught.value)
+    key = typed.partition("=")[0]
+    assert said == f"{key}: got several values, takes one; to run each: -m {typed}"

@@ -1,0 +1,167 @@
+"""The process that untrusted files are read in: what it reaches, takes, and when it ends."""
+
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resnet8ptq.core import confinement, isolation
+from resnet8ptq.core.errors import ConfigError, ModelError, PtqError
+from resnet8ptq.core.isolation import call, start
+
+CRASHED = ModelError("crashed")
+WAIT = 60  # seconds, for what takes none
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one that other tests share."""
+    monkeypatch.setattr(isolation, "start", start)
+
+
+def connect(port: int) -> str:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=WAIT).close()
+    except OSError as error:
+        return str(error)
+    return "connected"
+
+
+def can_cut() -> bool:
+    code = "from resnet8ptq.core import confinement; print(confinement.cut_network())"
+    words = [sys.executable, "-c", code]
+    return not subprocess.run(words, capture_output=True, text=True, timeout=WAIT).stdout.strip()
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_it_reaches_no_server(network: bool) -> None:
+    """Not even one of this machine, while this process does; a user's own code may download."""
+    if not can_cut():
+        pytest.skip("this system makes no network namespaces")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert connect(port) == "connected"
+        server.accept()[0].close()
+        outcome = call(connect, port, crashed=CRASHED, network=network)
+        assert (outcome == "connected") == network
+        server.setblocking(False)
+        if not network:
+            with pytest.raises(BlockingIOError):  # and nobody asked
+                server.accept()
+
+
+def test_what_the_system_cannot_cut_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolation._warn.cache_clear()
+    for _ in range(2):
+        isolation._warn("Operation not permitted")
+    assert len(caplog.records) == 1
+    assert "Operation not permitted" in caplog.text
+
+
+def describe() -> tuple[int, int, list[str], list[int]]:
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_CPU)]
+    return os.getuid(), os.getppid(), sys.argv[1:], limits
+
+
+def test_it_is_this_users_child_with_less_memory_than_is_free() -> None:
+    user, parent, words, (memory, seconds) = call(describe, crashed=CRASHED)
+    assert (user, parent, words) == (os.getuid(), os.getpid(), [])
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < memory < everything
+    assert seconds <= confinement.MAX_SECONDS * (os.cpu_count() or 1)
+
+
+def take(size: int) -> int:
+    return len(bytearray(size))
+
+
+def test_it_cannot_take_more() -> None:
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with pytest.raises(MemoryError):
+        call(take, everything, crashed=CRASHED)
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [ConfigError("key: wrong"), ZeroDivisionError("zero")])
+def test_its_errors_come_back(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)) as caught:
+        call(fail, error, crashed=CRASHED)
+    if not isinstance(error, PtqError):
+        assert "in fail" in caught.value.__notes__[0]
+
+
+def test_a_crash_is_the_error_of_the_caller() -> None:
+    with pytest.raises(ModelError, match="crashed"):
+        call(os.abort, crashed=CRASHED)
+
+
+def make_temporary() -> str:
+    import tempfile
+
+    return tempfile.mkdtemp()
+
+
+def test_its_temporary_files_go_with_it() -> None:
+    assert not Path(call(make_temporary, crashed=CRASHED)).exists()
+
+
+CALLER = """
+import sys
+from resnet8ptq.core import isolation
+from resnet8ptq.core.errors import ModelError
+from tests.helpers.held_pipe import hold
+
+isolation.call(hold, sys.argv[1], crashed=ModelError("crashed"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+    """Killed, the parent cannot tell it, and a conversion does not look at its pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (
+        subprocess.Popen([sys.executable, "-c", CALLER, str(pipe)], env=paths) as caller,
+        pipe.open("rb", buffering=0) as reader,
+    ):
+        assert reader.read(4) == b"here"
+        caller.send_signal(signal.SIGKILL)
+        ended, _, _ = select.select([reader], [], [], WAIT)
+        assert ended, "it lives on"
+        assert reader.read(1) == b""
+
+
+def test_it_does_not_start_without_its_parent() -> None:
+    code = "from resnet8ptq.core import confinement; confinement.die_with(1); print('lives')"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+class HoldingError(Exception):
+    """As TensorFlow's errors hold their operator."""
+
+    def __init__(self) -> None:
+        super().__init__("what went wrong")
+        self.held = lambda: None  # cannot be pickled
+
+
+def fail_with_it() -> None:
+    raise HoldingError
+
+
+def test_an_error_that_cannot_be_pickled_comes_back_as_its_text() -> None:
+    with pytest.raises(RuntimeError, match="HoldingError: what went wrong"):
+        call(fail_with_it, crashed=CRASHED)

@@ -1,0 +1,410 @@
+"""Corrections of the FP32 network: what they keep, what they lower, and the levels they settle."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import memory
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.corrections import (
+    adaround,
+    bias_correction,
+    equalization,
+    layers,
+    sequence,
+    windows,
+)
+from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.data import locate, registry
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.graph.layers import channel_axis, float_tensors
+from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
+from resnet8ptq.models import model
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.plan import Plan
+from resnet8ptq.precision.selection import Selection
+from tests.helpers.configs import make_config
+from tests.helpers.factories import THREADS, quantizer_of
+
+SCHEMES = [("int8", "false"), ("int8", "true"), ("uint8", "false"), ("uint8", "true")]
+CORRECTIONS = ("equalization", "adaround", "bias_correction")
+
+
+@pytest.fixture(scope="session")
+def images(shapes: Dataset) -> Split:
+    return draw_calibration(shapes, 5, 42).split
+
+
+@pytest.fixture
+def proto(shapes_model: Fp32Model) -> onnx.ModelProto:
+    return onnx.load(shapes_model.onnx_path)
+
+
+@pytest.fixture(autouse=True)
+def fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaround, "SAMPLES", 250)
+    monkeypatch.setattr(adaround, "BATCH", 50)
+
+
+def configure(*overrides: str) -> RunConfig:
+    short = ("corrections.adaround_iterations=30", "threads=1")
+    return make_config("data=shapes", "latency.enabled=false", *short, *overrides)
+
+
+def setting_of(config: RunConfig, images: Split) -> Setting:
+    weights = WeightScheme.of(config, quantizer_of(config).resolve().weight_bits == 7)
+    selection = Selection.of(config)
+    runtime = Runtime(Path(), THREADS)
+    return Setting(
+        Plan(weights), selection, images, config.calib, runtime, ActivationScheme(), False
+    )
+
+
+def correct(config: RunConfig, fp32: Fp32Model, images: Split, folder: Path) -> Fp32Model:
+    setting = setting_of(config, images)
+    return sequence.correct(fp32, config.corrections, setting, config.seed, folder)[0]
+
+
+def switch_on(*names: str) -> list[str]:
+    return [f"corrections.{name}=true" for name in names]
+
+
+def predict(proto: onnx.ModelProto, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: batch})[0])
+
+
+def make_network(
+    nodes: list[onnx.NodeProto], shape: tuple[int, ...], **tensors: NDArray[np.float32]
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, [None, *shape])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n", "c", "h", "w"])],
+        [numpy_helper.from_array(values, name) for name, values in tensors.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def normal(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def test_nothing_to_correct(shapes_model: Fp32Model, images: Split, tmp_path: Path) -> None:
+    assert correct(configure("dtype=int8"), shapes_model, images, tmp_path) is shapes_model
+    assert not list(tmp_path.iterdir())
+
+
+def test_equalization_keeps_the_function(proto: onnx.ModelProto, images: Split) -> None:
+    equalized = equalization.equalize(proto, Selection())
+    pairs = equalization.find_pairs(equalized.graph, Selection())
+    assert len(pairs) == 3  # one in each residual block
+    for first, second in pairs:
+        ranges = np.abs(read_weights(equalized.graph, first)).max(axis=(1, 2, 3))
+        behind = np.abs(read_weights(equalized.graph, second)).max(axis=(0, 2, 3))
+        np.testing.assert_allclose(ranges, behind, rtol=1e-3)
+    batch = images.images.astype(np.float32)
+    np.testing.assert_allclose(predict(equalized, batch), predict(proto, batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu"])
+def test_equalization_of_grouped_convolutions(groups: int, activation: str) -> None:
+    network = make_network(
+        [
+            helper.make_node("Conv", ["input", "w0"], ["a"], name="first"),
+            helper.make_node(activation, ["a"], ["b"], name="relu"),
+            helper.make_node("Conv", ["b", "w1"], ["c"], name="second", group=groups),
+            helper.make_node("Conv", ["c", "w2"], ["output"], name="third"),
+        ],
+        (3, 8, 8),
+        w0=normal(8, 3, 3, 3) * np.geomspace(0.01, 10, 8, dtype=np.float32)[:, None, None, None],
+        w1=normal(8, 8 // groups, 3, 3),
+        w2=normal(4, 8, 1, 1),
+    )
+    equalized = equalization.equalize(network, Selection())
+    weights = read(equalized.graph, "w0")
+    spread = np.abs(weights).max(axis=(1, 2, 3))
+    assert spread.max() / spread.min() < 300  # it was 1000
+    batch = normal(2, 3, 8, 8)
+    expected = predict(network, batch)
+    np.testing.assert_allclose(predict(equalized, batch), expected, atol=1e-4 * expected.max())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "groups"),
+    [
+        ({}, 1),
+        ({"pads": [1, 0, 2, 1], "strides": [2, 1]}, 1),
+        ({"dilations": [2, 1], "pads": [1, 1, 1, 1]}, 2),
+    ],
+)
+def test_windows_are_what_the_convolution_multiplies(
+    attributes: dict[str, object], groups: int
+) -> None:
+    weights = normal(8, 4 // groups, 3, 2)
+    node = helper.make_node("Conv", ["input", "w"], ["output"], group=groups, **attributes)
+    batch = normal(2, 4, 9, 10)
+    expected = predict(make_network([node], (4, 9, 10), w=weights), batch)
+    count = windows.count_positions(batch, node, weights)
+    assert count == expected[0, 0].size
+    positions = np.tile(np.arange(count), (2, 1))
+    rows = windows.sample_windows(batch, node, weights, positions)
+    outputs = np.einsum("gnk,gok->ngo", rows, weights.reshape(groups, 8 // groups, -1))
+    outputs = outputs.reshape(2, count, 8).transpose(0, 2, 1).reshape(expected.shape)
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    scheme=st.builds(
+        WeightScheme,
+        st.sampled_from(["int8", "uint8"]),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    ),
+    shift=st.floats(-3, 3),
+    size=st.floats(1e-6, 1e3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_grid_is_found_again(
+    scheme: WeightScheme, shift: float, size: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    weights = (size * (random.normal(size=(4, 3, 3, 3)) + shift)).astype(np.float32)
+    grid, kept = scheme.grid(weights, 0), adaround.find_kept(weights, scheme)
+    levels = np.floor(weights / grid.scale).astype(np.int64) + grid.zero_point
+    levels = np.clip(levels + random.integers(2, size=levels.shape), grid.lowest, grid.highest)
+    levels = np.clip(levels, grid.lowest + 1, grid.highest - 1)
+    levels = np.where(kept, grid.quantize(weights), levels)
+
+    placed = adaround.on_levels(weights, levels, scheme)
+    again = scheme.grid(placed, 0)
+    np.testing.assert_array_equal(again.scale, grid.scale)
+    np.testing.assert_array_equal(again.zero_point, grid.zero_point)
+    np.testing.assert_array_equal(again.quantize(placed), levels)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "per_channel", "relu"),
+    [(*scheme, relu) for scheme, relu in zip(SCHEMES, (False, True, True, False), strict=True)],
+)
+def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: bool) -> None:
+    config = configure(f"dtype={dtype}", f"per_channel={per_channel}")
+    scheme = WeightScheme.of(config)
+    weights = normal(32, 4, 3, 3)
+    # Inputs with a mean, as behind a ReLU: errors of a channel's weights then add up.
+    inputs = torch.from_numpy(1 + np.abs(normal(1, 500, 36)))
+    matrix = torch.from_numpy(weights.reshape(32, -1).T[None].copy())
+    targets = inputs @ matrix
+    bias = torch.zeros(1, 1, 32)
+    problem = adaround.Problem(inputs, targets.relu() if relu else targets, bias, relu)
+
+    def error(values: NDArray[np.float32]) -> float:
+        return float(problem.error(torch.from_numpy(values)))
+
+    levels = adaround.learn_levels(problem, weights, scheme, 300, np.random.default_rng(0), "")
+    grid = scheme.grid(weights, 0)
+    learned, nearest = error(grid.dequantize(levels)), error(grid.round(weights))
+    assert learned < 0.6 * nearest
+    assert np.abs(grid.dequantize(levels) - weights).max() <= 1.01 * grid.scale.max()
+
+
+def test_memory_of_large_networks_is_limited(
+    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of samples that run at once, and of rows that a layer learns from."""
+    setting = setting_of(configure(), images)
+    posed: list[adaround.Problem] = []
+
+    def spy(problem: adaround.Problem, weights: NDArray[np.float32], *rest: object) -> object:
+        posed.append(problem)
+        return setting.weights.scheme("").grid(weights, 0).quantize(weights)
+
+    monkeypatch.setattr(adaround, "learn_levels", spy)
+    monkeypatch.setattr(memory, "step", lambda: 2**18)
+    adaround.round_weights(proto, setting, 1, 0)
+    sizes = [problem.inputs.nbytes for problem in posed]
+    at_least = [problem.inputs.nbytes // problem.inputs.shape[1] * len(images) for problem in posed]
+    assert all(size <= 2**18 + least for size, least in zip(sizes, at_least, strict=True))
+    assert len({problem.inputs.shape[1] for problem in posed}) > 1  # fewer of wide ones
+    monkeypatch.setattr(memory, "step", lambda: 1)
+    name = proto.graph.node[-1].input[0]
+    assert [len(one) for [one] in setting.walk(proto).run([name])] == [1] * len(images)
+
+
+def test_means_and_errors_in_parts_are_those_of_the_whole(
+    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one sample's tensors together exceed the budget, they are made some at once."""
+    setting = setting_of(configure(), images)
+    errors = layers.errors(proto, proto, setting)
+    corrected = bias_correction.correct_biases(proto, proto, setting)
+    monkeypatch.setattr(memory, "step", lambda: 2**15)
+    assert len(setting.walk(proto).parts(float_tensors(proto))) > 1
+    assert layers.errors(proto, proto, setting) == pytest.approx(errors, rel=1e-4)
+    again = bias_correction.correct_biases(proto, proto, setting)
+    for node in layers.find(proto.graph, setting.selection).values():
+        found, wanted = (read_bias(made.graph, node) for made in (again, corrected))
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_weights_are_replaced_in_their_place(proto: onnx.ModelProto) -> None:
+    """What is taken out of a graph's list stays in memory with the graph."""
+    names = [tensor.name for tensor in proto.graph.initializer]
+    node = next(node for node in proto.graph.node if node.op_type == "Conv")
+    weights = read_weights(proto.graph, node) + 1
+    write_weights(proto.graph, node, weights)
+    np.testing.assert_array_equal(read_weights(proto.graph, node), weights)
+    assert [tensor.name for tensor in proto.graph.initializer] == names
+
+
+@pytest.mark.parametrize(("dtype", "per_channel"), SCHEMES)
+def test_the_artifact_holds_the_learned_levels(
+    dtype: str,
+    per_channel: str,
+    shapes_model: Fp32Model,
+    images: Split,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learned: list[NDArray[np.int64]] = []
+    learn = adaround.learn_levels
+
+    def note(*args: object) -> NDArray[np.int64]:
+        learned.append(learn(*args))  # type: ignore[arg-type]
+        return learned[-1]
+
+    monkeypatch.setattr(adaround, "learn_levels", note)
+    config = configure(f"dtype={dtype}", f"per_channel={per_channel}", *switch_on("adaround"))
+    corrected = correct(config, shapes_model, images, tmp_path)
+    artifact = quantizer_of(config).quantize(corrected, images, tmp_path)
+
+    quantized = onnx.load(artifact.path).graph
+    tensors = {item.name: numpy_helper.to_array(item) for item in quantized.initializer}
+    nodes = layers.find(onnx.load(corrected.onnx_path).graph, Selection.of(config))
+    assert len(learned) == len(nodes)
+    moved = 0
+    for levels, node in zip(learned, nodes.values(), strict=True):
+        stored = tensors[f"{node.input[1]}_quantized"]
+        np.testing.assert_array_equal(np.moveaxis(stored, channel_axis(node), 0), levels)
+        weights = read_weights(onnx.load(shapes_model.onnx_path).graph, node)
+        moved += (WeightScheme.of(config).grid(weights, 0).quantize(weights) != levels).sum()
+    assert moved > 100  # from the nearest level
+
+
+def test_bias_correction_removes_the_mean_error(proto: onnx.ModelProto, images: Split) -> None:
+    setting = setting_of(configure(), images)
+    corrected = bias_correction.correct_biases(proto, proto, setting)
+    simulated = copy.deepcopy(corrected)
+    nodes = layers.find(simulated.graph, setting.selection)
+    for name, node in nodes.items():
+        layers.round_weights(simulated.graph, node, setting.weights.scheme(name))
+    names = [node.output[0] for node in nodes.values()]
+    walk = setting.walk(proto)
+    [targets], [outputs] = walk.run(names), walk.beside(simulated).run(names)
+    for target, output in zip(targets, outputs, strict=True):
+        axes = (0, 2, 3) if target.ndim == 4 else (0,)
+        error = (output - target).mean(axis=axes, dtype=np.float64)
+        assert np.abs(error).max() < 1e-4 * np.abs(target).max()
+
+
+def test_bias_correction_adds_a_bias(images: Split) -> None:
+    network = make_network(
+        [
+            helper.make_node("Transpose", ["input"], ["image"], name="nchw", perm=[0, 3, 1, 2]),
+            helper.make_node("Conv", ["image", "w"], ["output"], name="layer"),
+        ],
+        images.images.shape[1:],
+        w=normal(8, 3, 3, 3),
+    )
+    corrected = bias_correction.correct_biases(network, network, setting_of(configure(), images))
+    onnx.checker.check_model(corrected)
+    bias = read_bias(corrected.graph, corrected.graph.node[1])
+    assert np.abs(bias).min() > 0
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_layers_in_float_are_left_alone(
+    name: str,
+    proto: onnx.ModelProto,
+    shapes_model: Fp32Model,
+    images: Split,
+    tmp_path: Path,
+) -> None:
+    config = configure(*switch_on(name))
+    *others, first, last = layers.find(proto.graph, Selection.of(config)).values()
+    first, last = others[1], last  # the first of a pair, and the dense layer
+    config.nodes_to_exclude = [first.name, last.name]
+    corrected = onnx.load(correct(config, shapes_model, images, tmp_path).onnx_path)
+    assert [node.name for node in corrected.graph.node] == [n.name for n in proto.graph.node]
+    tensors = {item.name: numpy_helper.to_array(item) for item in proto.graph.initializer}
+    changed = {
+        item.name
+        for item in corrected.graph.initializer
+        if not np.array_equal(numpy_helper.to_array(item), tensors[item.name])
+    }
+    assert changed
+    assert not changed & {*first.input, *last.input}
+
+
+def test_a_pair_without_its_layer_is_told(
+    proto: onnx.ModelProto, caplog: pytest.LogCaptureFixture
+) -> None:
+    firsts = [node.name for node, _ in equalization.find_pairs(proto.graph, Selection())]
+    assert equalization.equalize(proto, Selection(nodes_to_exclude=firsts)) == proto
+    assert "corrections.equalization: changes nothing" in caplog.text
+
+
+def test_same_seed_same_file(shapes_model: Fp32Model, images: Split, tmp_path: Path) -> None:
+    def write(folder: str, *overrides: str) -> bytes:
+        config = configure(*switch_on(*CORRECTIONS), *overrides)
+        (tmp_path / folder).mkdir()
+        corrected = correct(config, shapes_model, images, tmp_path / folder)
+        return corrected.onnx_path.read_bytes()
+
+    one = write("one")
+    assert write("two") == one
+    assert write("three", "seed=1") != one
+
+
+def test_reduce_range_of_weights_is_onnx_only() -> None:
+    for backend, reduced in [("onnx", True), ("torch", False)]:
+        config = configure(f"backend={backend}", "reduce_range=true")
+        assert (quantizer_of(config).resolve().weight_bits == 7) is reduced
+
+
+@pytest.mark.usefixtures("real_files")
+def test_real_network(cache_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config("threads=1", "corrections.adaround_iterations=50")
+    config = replace(config, data=locate.settle(config.data))
+    dataset = registry.load(config.data.name, config.data.root)
+    fp32 = model.load(config.model, dataset, cache_root)
+    images = draw_calibration(dataset, 10, config.seed).split
+    proto = onnx.load(fp32.onnx_path)
+    setting = setting_of(config, images)
+    before = layers.errors(proto, proto, setting)
+    config.corrections = replace(config.corrections, adaround=True, bias_correction=True)
+    with caplog.at_level("INFO"):
+        corrected = correct(config, fp32, images, tmp_path)
+    after = layers.errors(proto, onnx.load(corrected.onnx_path), setting)
+    assert all(after[name] < 0.5 * before[name] for name in before)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "corrections.adaround",
+        "corrections.bias_correction",
+    ]

@@ -1,0 +1,207 @@
+"""`data=coco`: pictures with boxes, and pictures that only calibrate."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from resnet8ptq.config.schema import PreprocessConfig
+from resnet8ptq.core.errors import DataError, PtqError
+from resnet8ptq.data import locate, pictures, registry
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.data.sources import coco
+from resnet8ptq.tasks import registry as tasks
+from resnet8ptq.tasks.contract import Setting
+from tests.helpers import detectors
+from tests.helpers.configs import make_config
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Path:
+    """A folder of pictures with their annotations."""
+    detectors.write_pictures(tmp_path / "boxes")
+    return tmp_path / "boxes"
+
+
+def read(folder: Path, *more: str) -> Dataset:
+    registry._read.cache_clear()
+    config = make_config(*detectors.overrides(folder), *more)
+    settled = locate.settle(config.data)
+    cache = folder.parent / "cache"
+    return registry.read(settled, config.preprocess, cache, config.calib.images)
+
+
+def test_boxes_come_with_their_pictures(boxes):
+    data = read(boxes)
+    content = json.loads((boxes / "instances.json").read_text())
+    assert (data.class_names, data.class_ids) == (detectors.NAMES, detectors.IDS)
+    labels = np.concatenate([data.train.labels, data.test.labels])
+    assert sorted(labels["image_id"].tolist()) == [image["id"] for image in content["images"]]
+    for record in labels:
+        expected = [a for a in content["annotations"] if a["image_id"] == record["image_id"]]
+        found = record["boxes"][: record["count"]]
+        assert found["bbox"].tolist() == [a["bbox"] for a in expected]
+        assert [data.class_ids[c] for c in found["category"]] == [
+            a["category_id"] for a in expected
+        ]
+        assert found["crowd"].tolist() == [bool(a["iscrowd"]) for a in expected]
+    assert 0 in labels["count"]  # an empty picture is one too
+
+
+def test_classes_may_be_in_the_networks_order_and_more(boxes):
+    data = read(boxes, "data.classes=[blue,other,red,green]")
+    assert data.class_ids == (20, -2, 3, 7)
+
+
+def test_all_pictures_are_scored_where_others_calibrate(boxes, tmp_path):
+    detectors.write_pictures(tmp_path / "more", count=5, seed=1)
+    others = tmp_path / "more" / "images"
+    data = read(boxes, "data.test_fraction=1", f"calib.images={others}")
+    assert (len(data.train), len(data.test)) == (0, 24)
+    drawn = draw_calibration(data, None, 0)
+    assert len(drawn.indices) == 5 and drawn.split.labels is None
+    assert drawn.split.input_shape == data.test.input_shape
+    with pytest.raises(PtqError, match=r"calib\.images: got null, takes a folder"):
+        draw_calibration(read(boxes, "data.test_fraction=1"), None, 0)
+    same = f"calib.images={boxes / 'images'}"
+    with pytest.raises(PtqError, match="24 calibration images are test images too"):
+        draw_calibration(read(boxes, "data.test_fraction=1", same), None, 0)
+
+
+def test_pictures_without_any_object_cannot_be_scored(boxes):
+    path = boxes / "instances.json"
+    content = json.loads(path.read_text())
+    for each in content["annotations"]:
+        each["iscrowd"] = 1
+    path.write_text(json.dumps(content))
+    labels = read(boxes).test.labels
+    setting = Setting("them", labels, detectors.NAMES, True, (3, 64, 64), {"o": (7, 16)}, "values")
+    with pytest.raises(PtqError, match="the pictures of them have no objects"):
+        tasks.make(make_config("task=detection").task, setting)
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("categories"), "has no list 'categories'; takes COCO's format"),
+        (lambda c: c["annotations"][2].update(image_id=1), r"annotations\[2\]: image_id 1 is in"),
+        (lambda c: c["annotations"][0].update(category_id=4), "category_id 4 is in none"),
+        (lambda c: c["annotations"][0].update(bbox=[0, 0, 1]), "takes left, top, width"),
+        (lambda c: c["annotations"][0].update(bbox="x"), r"annotations\[0\]: 'x' is not a number"),
+        (lambda c: c["annotations"][0].pop("bbox"), "has no 'bbox'"),
+        (lambda c: c["images"][1].update(id="5"), "'5' is not an integer"),
+        (lambda c: c["images"][1].update(id=5), "images: two have the same id"),
+        (lambda c: c["images"][1].update(width=65), "is 64 x 32, the annotations say 65 x 32"),
+        (lambda c: c["images"][3].update(file_name="y.png"), "1 of 24 pictures are not in"),
+        (lambda c: c["images"][3].update(file_name="../../x"), "is outside of data.images"),
+        (
+            lambda c: c["images"][3].update(file_name="a\0b"),
+            r"images\[3\]: 'a\?b' is not a",
+        ),
+        (lambda c: c["images"][3].update(file_name="a" * 5000), "is not a name of a file"),
+    ],
+)
+def test_annotations_that_are_wrong_are_one_line(boxes, change: Change, message):
+    path = boxes / "instances.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(PtqError, match=message):
+        read(boxes)
+
+
+def test_a_picture_has_so_many_boxes_at_most(boxes, monkeypatch):
+    monkeypatch.setattr(coco, "MAX_BOXES", 1)
+    with pytest.raises(DataError, match=r"picture \d+ has more than 1 annotations"):
+        read(boxes)
+
+
+def test_an_annotation_file_of_any_size_is_not_read(boxes, monkeypatch):
+    monkeypatch.setattr(coco, "MAX_JSON_BYTES", 100)
+    with pytest.raises(DataError, match=r"instances\.json: is not JSON .*larger than 100 bytes"):
+        read(boxes)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "name", "bbox", "image_id", "width"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.fixed_dictionaries({k: JSON | st.lists(JSON, max_size=3) for k in ("images", "categories")}),
+    JSON,
+)
+def test_any_other_json_is_refused_and_nothing_else_is_raised(content, boxes_of_any_kind):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.json")
+        path.write_text(json.dumps({**content, "annotations": boxes_of_any_kind}))
+        with pytest.raises(DataError, match=r"a\.json: "):
+            coco.read_annotations(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.images=nowhere", r"data.images: got nowhere \(not there\), takes a folder of"),
+        ("data.annotations=nowhere", r"data.annotations: got nowhere \(not there\), takes a .json"),
+        ("data.annotations=null", "data.annotations: got null, takes a .json file"),
+        ("data.classes=[red,blue]", "got 2 names without 'green'"),
+        ("calib.images=nowhere", r"calib.images: got nowhere \(not there\)"),
+    ],
+)
+def test_settings_that_are_wrong_are_one_line(boxes, override, message):
+    with pytest.raises(PtqError, match=message):
+        read(boxes, override)
+
+
+def test_what_is_no_json_is_one_line(boxes):
+    (boxes / "instances.json").write_text("id,box\n")
+    with pytest.raises(PtqError, match="is not JSON"):
+        read(boxes)
+
+
+def test_pictures_that_are_missing_are_left_out_on_demand(boxes):
+    (boxes / "images" / "3.png").unlink()
+    data = read(boxes, "data.on_bad=skip")
+    assert len(data.train) + len(data.test) == 23
+    assert 35 not in np.concatenate([data.train.labels, data.test.labels])["image_id"]
+
+
+@given(
+    size=st.tuples(st.integers(40, 300), st.integers(40, 300)),
+    to=st.tuples(st.integers(60, 200), st.integers(60, 200)),
+    resize=st.sampled_from(["squash", "fit", "crop", "letterbox"]),
+    align=st.sampled_from(["center", "top_left"]),
+)
+def test_a_box_lies_where_the_picture_is_put(size, to, resize, align):
+    """A bright half of a picture, and its edges in what the network is fed."""
+    width, height = size
+    given = PreprocessConfig(size=list(to), resize=resize, align=align, crop_fraction=0.9)
+    placed = pictures.placement(width, height, given)
+    for axis in (0, 1):
+        stored = np.zeros((height, width), np.uint8)
+        middle = size[axis] // 2
+        stored[(slice(None), slice(middle)) if axis == 0 else slice(middle)] = 255
+        shaped = pictures.to_array(pictures.fit(Image.fromarray(stored), given))[..., 0]
+        lit = shaped.max(axis=axis).astype(float) / 255
+        begin = max(0.0, placed.offset[axis])
+        end = placed.scale[axis] * middle + placed.offset[axis]
+        if end - begin > 2 and end < len(lit) - 2:
+            # Half of the step's width on either side of the edge cancels.
+            assert begin + lit.sum() == pytest.approx(end, abs=1.0)

@@ -1,0 +1,443 @@
+"""Tables of the user's own: which column is what, splits, pictures by path, and what is refused."""
+
+import datetime
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resnet8ptq.config.schema import TableConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError, DataError, PtqError
+from resnet8ptq.data import locate
+from resnet8ptq.data.sources import columns, table
+from resnet8ptq.data.sources.columns import Table
+from tests.helpers.arrays import whole
+from tests.helpers.configs import make_config
+from tests.helpers.pictures import GREEN, RED, picture
+from tests.helpers.tables import read, write
+
+KINDS = ("red", "green")
+
+
+def read_columns(path):
+    return table.read(path, files.sha256(path), path.parent / "cache")
+
+
+def numbers(count=8):
+    return {
+        "a": list(range(count)),
+        "b": [value / 2 for value in range(count)],
+        "label": [value % 2 for value in range(count)],
+    }
+
+
+def write_pictures(folder, count=4):
+    """Pictures in folders, and the columns that list them."""
+    paths, names = [], []
+    for name, colour in zip(KINDS, (RED, GREEN), strict=True):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            shade = tuple(value + number for value in colour)
+            picture(shade).save(folder / name / f"{number}.png")
+            paths.append(f"{name}/{number}.png")
+            names.append(name)
+    return {"path": paths, "label": names}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_of_numbers(tmp_path, suffix):
+    data = read(write(tmp_path / f"a{suffix}", **numbers()))
+    assert (data.name, data.class_names, data.named) == ("a", ("0", "1"), False)
+    found, labels = whole(data)
+    assert sorted(map(tuple, found)) == [(n, n / 2) for n in range(8)]
+    assert np.array_equal(labels, found[:, 0] % 2)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators(tmp_path, separator):
+    rows = [["a", "b", "y"], *([str(n), "1", str(n % 2)] for n in range(4))]
+    (tmp_path / "a.csv").write_text("\n".join(separator.join(row) for row in rows))
+    assert read(tmp_path / "a.csv").image_shape == (2,)
+
+
+def test_types_are_those_of_all_cells(tmp_path):
+    """Not of the first megabyte, after which Arrow has usually decided."""
+    values = ["1"] * 300_000 + ["1.5"]
+    (tmp_path / "a.csv").write_text("a\n" + "\n".join(values))
+    assert read_columns(tmp_path / "a.csv")["a"].type == pa.float64()
+
+
+def test_pixels_become_pictures(tmp_path):
+    pixels = {f"p{n}": [n, 255 - n, 7, 9] for n in range(12)}
+    path = write(tmp_path / "a.csv", label=[0, 0, 1, 1], **pixels)
+    data = read(path, shape=[2, 2, 3])
+    assert data.test.has_pictures and data.image_shape == (2, 2, 3)
+    assert read(path, {"size": 4}, shape=[2, 2, 3]).image_shape == (4, 4, 3)
+    with pytest.raises(ConfigError, match=r"data\.shape: got \[5\], takes sizes that make 12"):
+        read(path, shape=[5])
+
+
+def test_a_column_of_lists(tmp_path):
+    lists = [[[n, 1.0], [2.0, 3.0], [4.0, 5.0]] for n in range(4)]
+    path = write(tmp_path / "a.parquet", x=lists, other=[1, 2, 3, 4], y=[0, 0, 1, 1])
+    data = read(path)
+    assert data.image_shape == (3, 2)
+    assert sorted(whole(data)[0][:, 0, 0]) == [0, 1, 2, 3]
+
+
+def test_named_columns(tmp_path):
+    content = {**numbers(), "kind": ["no", "yes"] * 4}
+    data = read(
+        write(tmp_path / "a.csv", **content), inputs=["b"], labels="kind", classes=["yes", "no"]
+    )
+    assert data.image_shape == (1,) and data.class_names == ("yes", "no")
+    found, labels = whole(data)
+    assert np.array_equal(labels, 1 - (2 * found[:, 0]) % 2)
+
+
+@pytest.mark.parametrize("kinds", [["no", "yes"], [False, True]])
+def test_text_labels_are_classes(tmp_path, kinds):
+    data = read(write(tmp_path / "a.parquet", **(numbers() | {"label": kinds * 4})))
+    assert data.class_names == (("no", "yes") if kinds[0] == "no" else ("false", "true"))
+    assert data.named
+
+
+def test_float_labels_are_values(tmp_path):
+    data = read(write(tmp_path / "a.parquet", **numbers()), labels="b", inputs=["a"])
+    assert data.class_names == ()
+    assert sorted(data.test.labels) == sorted(data.test.images[:][:, 0] / 2)
+
+
+def test_no_labels(tmp_path):
+    data = read(write(tmp_path / "a.csv", a=[1, 2, 3, 4]), labels="none")
+    assert (data.test.labels, data.class_names, len(data.test)) == (None, (), 2)
+
+
+def test_groups_stay_together(tmp_path):
+    data = read(write(tmp_path / "a.csv", **numbers(), clips=["x", "x", "y", "y"] * 2))
+    for split in (data.train, data.test):
+        assert len(set(split.groups)) == 1 and len(split) == 4
+
+
+def test_categories_are_text(tmp_path):
+    content = pa.table(numbers())
+    categories = pa.array(["x", "y"] * 4).dictionary_encode()
+    pq.write_table(content.set_column(2, "label", categories), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet").class_names == ("x", "y")
+
+
+def test_pictures_by_path(tmp_path):
+    path = write(tmp_path / "a.csv", **write_pictures(tmp_path))
+    data = read(path)
+    assert data.class_names == ("green", "red") and data.image_shape == (4, 6, 3)
+    found, labels = whole(data)
+    assert np.array_equal(found[:, 0, 0].argmax(1), np.where(labels == 1, 0, 1))
+
+
+def test_pictures_elsewhere(tmp_path):
+    (tmp_path / "lists").mkdir()
+    path = write(tmp_path / "lists" / "a.csv", **write_pictures(tmp_path / "pictures"))
+    assert len(read(path, folder=str(tmp_path / "pictures")).train) == 4
+
+
+def test_the_split_of_a_column_is_kept(tmp_path):
+    sides = ["train", "test", "Val", "train", "train", "train", "val", "test"]
+    data = read(write(tmp_path / "a.csv", **numbers(), split=sides))
+    assert data.train.images[:][:, 0].tolist() == [0, 3, 4, 5]
+    assert data.test.images[:][:, 0].tolist() == [1, 7]
+    sides = [side.replace("test", "train") for side in sides]
+    data = read(write(tmp_path / "b.csv", **numbers(), fold=sides), split="fold", inputs="a")
+    assert data.test.images[:].ravel().tolist() == [2, 6]
+
+
+def test_equal_samples_in_both_sides_are_named(tmp_path, caplog):
+    content = {"a": [1, 2, 3, 1], "label": [0, 1, 0, 0], "split": ["train"] * 2 + ["test"] * 2}
+    path = write(tmp_path / "a.csv", **content)
+    read(path)
+    assert "1 of 2 test samples are training samples too" in caplog.text
+    assert f"{path}: row 4 is {path}: row 1" in caplog.text
+
+
+def test_unreadable_pictures_are_left_out_with_their_labels(tmp_path, caplog):
+    content = write_pictures(tmp_path)
+    (tmp_path / "red" / "1.png").write_bytes(b"no picture")
+    content["path"][4] = "green/gone.png"
+    path = write(tmp_path / "a.csv", **content, split=["train", "test"] * 4)
+    with pytest.raises(DataError, match=r"a\.csv: row 2: .*1\.png: cannot be read .* and 1 others"):
+        read(path)
+    data = read(path, on_bad="skip")
+    assert "2 of 8 pictures cannot be read" in caplog.text and "(no such file)" in caplog.text
+    assert (len(data.train), len(data.test)) == (3, 3)
+    for split in (data.train, data.test):
+        assert np.array_equal(split.images[:][:, 0, 0].argmax(1), 1 - split.labels)
+
+
+# What is refused
+
+CELLS = {
+    "no label": ({"label": [0, 1] * 3 + [None, 1]}, "column 'label', row 7: holds nothing"),
+    "an empty label": ({"label": ["no", ""] * 4}, "column 'label', row 2: holds nothing"),
+    "a negative label": ({"label": [-1, 1] * 4}, "labels from -1 to 1; takes 0 to 999"),
+    "10,000 classes": ({"label": [0, 9999] * 4}, "labels from 0 to 9999; takes 0 to 999"),
+    "one class": ({"label": ["no"] * 8}, "has 1 different labels; takes 2 to 1000"),
+    "NaN": ({"b": [1.0] * 4 + [float("nan")] * 4}, "column 'b', row 5: NaN or infinity"),
+    "nothing": ({"b": [1.0, None] * 4}, "column 'b', row 2: holds nothing"),
+    "ragged lists": ({"x": [[1, 2]] * 7 + [[1]]}, "column 'x', row 8: has 1 values, row 1 2"),
+    "nothing in a list": ({"x": [[1, 2]] * 7 + [[1, None]]}, "column 'x', row 8: holds nothing"),
+    "another split": ({"split": ["train", "tast"] * 4}, "row 2: got 'tast', takes train | "),
+    "no test side": ({"split": ["train"] * 8}, "has 8 rows to train and 0 to test"),
+}
+
+
+@pytest.mark.parametrize("case", CELLS)
+def test_what_does_not_fit_is_named(tmp_path, case):
+    changes, says = CELLS[case]
+    path = write(tmp_path / "a.parquet", **(numbers() | changes))
+    with pytest.raises(DataError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(str(path)) and "\n" not in message
+    assert says in message
+
+
+def test_text_among_numbers_is_named(tmp_path):
+    path = write(tmp_path / "a.csv", a=["1", "x", "2"], b=[1, 2, 3], y=[0, 1, 1])
+    with pytest.raises(DataError, match=r"column 'a', row 2: got 'x', takes a number"):
+        read(path, inputs=["a", "b"])
+
+
+def test_columns_that_are_not_there(tmp_path):
+    path = write(tmp_path / "a.csv", a=[1, 2], kind=[0, 1], day=[datetime.date(2020, 1, 1)] * 2)
+    with pytest.raises(ConfigError, match=r"data\.labels: got null, .* the columns day, a, kind;"):
+        read(path)
+    with pytest.raises(ConfigError, match=r"data\.labels: got kinds, .* has no column of that"):
+        read(path, labels="kinds")
+    with pytest.raises(ConfigError, match=r"data\.split: got side, .* has no column of that name"):
+        read(path, labels="kind", split="side")
+    with pytest.raises(DataError, match=r"column 'day', row 1: got datetime.*takes a number"):
+        read(path, labels="kind", inputs=["day"])
+    (tmp_path / "b.csv").write_text("a,a,y\n1,2,0\n")
+    with pytest.raises(
+        ConfigError, match=r"data\.inputs: got a, and .* has several columns of that"
+    ):
+        read(tmp_path / "b.csv", inputs=["a"])
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "red/../../secret.png", "link"])
+def test_a_path_outside_is_refused(tmp_path, name):
+    root = tmp_path / "root"
+    content = write_pictures(root)
+    picture(RED).save(tmp_path / "secret.png")
+    (root / "link").symlink_to(tmp_path / "secret.png")
+    content["path"][2] = name
+    path = write(root / "a.csv", **content)
+    with pytest.raises(DataError) as caught:
+        read(path, on_bad="skip")
+    assert str(caught.value) == (
+        f"{path}: column 'path', row 3: got {name}, outside of {root}; takes paths below it; "
+        "data.folder= sets another folder"
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"\x00\xff" * 50, b"a,label\n1\n"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_damaged_file_is_refused(tmp_path, content, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(PtqError) as caught:
+        read(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.inputs=[]", "data.inputs: got [], takes null, a column or a list of columns"),
+        ("data.inputs=3", "data.inputs: got 3, takes null, a column or a list of columns"),
+        ("data.shape=[0]", "data.shape: got [0], takes null or sizes of at least 1"),
+        ("data.on_bad=stop", "data.on_bad: got 'stop', takes error | skip"),
+    ],
+)
+def test_settings_out_of_range(override, says):
+    with pytest.raises(ConfigError) as caught:
+        make_config("data=table", override)
+    assert str(caught.value) == says
+
+
+def test_a_root_that_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"^data\.root: got .*, takes a \.csv or \.parquet file"):
+        locate.settle(TableConfig(root=str(tmp_path)))
+
+
+# Any table: what comes out is what went in, or one line says why not.
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=64)
+CELL = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), FLOATS, st.text(max_size=5))
+
+
+def samples(content, names, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "samples.npy"
+    columns.write_numbers(path, content, names, None)
+    return np.load(path)
+
+
+@given(st.lists(st.lists(FLOATS, min_size=3, max_size=3), min_size=1, max_size=6))
+@settings(deadline=None)
+def test_numbers_come_out_as_they_are(tmp_path_factory, rows):
+    names = ["a", "b", "c"]
+    content = Table("t", pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))))
+    np.testing.assert_array_equal(samples(content, names, tmp_path_factory), rows)
+
+
+@given(st.lists(CELL, min_size=1, max_size=6))
+@settings(deadline=None)
+def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
+    path = tmp_path_factory.getbasetemp() / "any.csv"
+    quoted = (f'"{cell}"'.replace("\0", "") if cell is not None else "" for cell in cells)
+    path.write_text("a,y\n" + "".join(f"{cell},{cell}\n" for cell in quoted), "utf-8", "replace")
+    try:
+        found = Table("t", read_columns(path))
+        labels, names, _ = columns.labels(found, "y", None)
+        assert len(labels) == len(found.columns) and (
+            labels.dtype.kind == "f" or labels.max() < len(names)
+        )
+        assert np.isfinite(samples(found, ["a"], tmp_path_factory)).all()
+    except PtqError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+@given(st.text(max_size=30))
+@settings(deadline=None)
+def test_no_path_leads_outside(tmp_path_factory, text):
+    folder = tmp_path_factory.getbasetemp().resolve()
+    content = Table("t", pa.table({"path": [text.encode("utf-8", "replace").decode()]}))
+    try:
+        [found] = columns.pictures_at(content, "path", folder)
+    except DataError as error:
+        assert str(error).startswith("t: column 'path', row 1: ")
+    else:
+        assert found.content.resolve().is_relative_to(folder)
+
+
+def test_what_numbers_the_rows_is_no_input(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,a,b,label\n" + "".join(f"{n},{n % 7},{n % 5},{n % 2}\n" for n in range(40)))
+    assert read(path).image_shape == (2,)
+    assert read(path, inputs=["id", "a"]).image_shape == (2,)
+
+
+def test_the_order_of_named_classes_is_told(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = write(tmp_path / "a.csv", a=[1, 2, 3, 4] * 4, label=["yes", "no"] * 8)
+    assert read(path).class_names == ("no", "yes")
+    assert "in the order of the alphabet: no, yes; data.classes= sets" in caplog.text
+    caplog.clear()
+    assert read(path, classes=["yes", "no"]).class_names == ("yes", "no")
+    assert "alphabet" not in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_of_many_columns(tmp_path, suffix):
+    """As gene tables are: thousands of columns, few rows."""
+    count = 5000
+    random = np.random.default_rng(0)
+    genes = {f"g{n}": random.normal(size=12) for n in range(count)}
+    data = read(write(tmp_path / f"a{suffix}", **genes, label=[0, 1] * 6))
+    assert data.image_shape == (count,)
+    found, expected = whole(data)[0], np.stack(list(genes.values()), axis=1)
+    np.testing.assert_array_equal(
+        found[np.argsort(found[:, 0])], expected[expected[:, 0].argsort()]
+    )
+
+
+def test_columns_are_indexed_once():
+    class Counted:
+        asked = 0
+
+        @property
+        def column_names(self):
+            self.asked += 1
+            return ["a", "b"]
+
+        def column(self, number):
+            return pa.chunked_array([[number]])
+
+    content = Counted()
+    found = Table("t", content)
+    assert [found.column("key", name).to_pylist() for name in "abab"] == [[0], [1], [0], [1]]
+    assert content.asked == 1
+
+
+def write_names(path, count):
+    names = [f"g{n}" for n in range(count)]
+    if path.suffix == ".csv":
+        path.write_text(",".join(names) + "\n" + ",".join("1" * count) + "\n")
+    else:
+        pq.write_table(pa.table([pa.array([1])] * count, names=names), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_more_columns_than_a_table_may_have(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(columns, "MAX_COLUMNS", 10)
+    assert len(read_columns(write_names(tmp_path / f"a{suffix}", 10)).column_names) == 10
+    with pytest.raises(
+        DataError, match=r"a\.\w+: has 11 columns, takes 10 at most; try one column"
+    ):
+        read_columns(write_names(tmp_path / f"a{suffix}", 11))
+
+
+def test_a_million_columns_are_refused_before_they_are_read(tmp_path):
+    path = write_names(tmp_path / "a.csv", 1_000_000)
+    with pytest.raises(DataError, match="has 1,000,000 columns, takes 100,000 at most"):
+        read(path)
+
+
+def test_the_line_of_names_may_have_lines_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "MAX_COLUMNS", 3)
+    path = tmp_path / "a.csv"
+    path.write_text('"a\nb",c,"d,e"\n1,2,3\n')
+    assert read_columns(path).column_names == ["a\nb", "c", "d,e"]
+    path.write_text('"a\nb",c,d,e\n1,2,3,4\n')
+    with pytest.raises(DataError, match="has 4 columns"):
+        read_columns(path)
+    monkeypatch.setattr(table, "MAX_HEAD_BYTES", 8)
+    with pytest.raises(DataError, match="its line of names is longer than 8 bytes"):
+        read_columns(path)
+
+
+def test_a_parquet_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "MAX_BYTES", 1_000_000)
+    path = write(tmp_path / "a.parquet", text=["a" * 1000] * 5000, label=[0] * 5000)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(DataError, match="unpacks to more than 1,000,000 bytes"):
+        read(path)
+    monkeypatch.setattr(columns, "MAX_SAMPLES", 4999)
+    with pytest.raises(DataError, match="has 5,000 rows, takes 4,999 at most"):
+        read(path)
+
+
+def test_categories_of_parquet_are_text(tmp_path):
+    kinds = pa.array(["no", "yes"] * 2000).dictionary_encode()
+    pq.write_table(pa.table({"a": range(4000), "label": kinds}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet").class_names == ("no", "yes")
+
+
+def test_a_gzipped_table_is_refused(tmp_path):
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
+        file.write(b"a,label\n1,0\n2,1\n")
+    with pytest.raises(DataError, match=r"a\.csv\.gz: is gzipped; takes it unpacked"):
+        read(tmp_path / "a.csv.gz")
+
+
+def test_a_parquet_file_is_unpacked_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """A row may be a list of any length, which Arrow unpacks before it says so."""
+    path = write(tmp_path / "a.parquet", **numbers())
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", None)  # of this process
+    assert len(read_columns(path)) == 8

@@ -1,0 +1,471 @@
+"""From a run to what runs elsewhere: the folder, its example, C, older runtimes, serving."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+import requests
+import yaml
+from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
+from filelock import FileLock
+from onnx import parser
+from PIL import Image
+from requests.adapters import HTTPAdapter
+from urllib3 import Retry
+
+from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.data import pictures
+from resnet8ptq.data.preprocessing import Preprocessing, arrange
+from resnet8ptq.deploy import example, microcontroller, older_runtime
+from resnet8ptq.deploy.vectors import Vectors
+from tests.helpers import mlflow_server
+from tests.helpers.calling import QUICK, Called, call, call_beside, clean_environment
+from tests.helpers.configs import make_config
+from tests.helpers.sharing import call_once
+
+BACKENDS = {"onnx": "model.onnx", "torch": "model.pt", "tflite": "model.tflite"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Called:
+    """A sweep of every backend that deploys a file of its own."""
+    cells = ("backend=onnx,torch,tflite", "calib.samples_per_class=20", "per_channel=true")
+    return call_once(tmp_path_factory, "deployed", *QUICK, *cells)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    run_id: str
+    folder: Path
+    called: Called
+
+
+@pytest.fixture(scope="module")
+def deployed(runs: Called) -> dict[str, Deployed]:
+    """The folder of each backend's run, written and registered once."""
+    made = {}
+    with FileLock(runs.folder / "deployed.lock"):
+        for run in runs.children:
+            name = run.data.params["backend"]
+            folder, run_id = runs.folder / "out" / name, run.info.run_id
+            words = (f"run_id={run_id}", f"folder={folder}", f"register={name}", "verify=false")
+            made[name] = Deployed(run_id, folder, call_beside(runs.folder, "deploy", *words))
+    return made
+
+
+def deploy(runs: Called, *words: str) -> Called:
+    return call_beside(runs.folder, "deploy", "verify=false", *words)
+
+
+def run_id(runs: Called, backend: str) -> str:
+    (found,) = [r.info.run_id for r in runs.children if r.data.params["backend"] == backend]
+    return str(found)
+
+
+def predictions(runs: Called, backend: str) -> np.ndarray:
+    (run,) = [run for run in runs.children if run.data.params["backend"] == backend]
+    with np.load(runs.artifacts(run)["predictions.npz"]) as arrays:
+        return np.asarray(arrays["probabilities"])
+
+
+def run_example(folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-I", str(folder / "example.py")]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("backend", "file"), BACKENDS.items())
+def test_folder_computes_what_the_run_predicted(
+    backend: str, file: str, runs: Called, deployed: dict[str, Deployed]
+) -> None:
+    found = deployed[backend]
+    assert found.called.code == 0, found.called.err
+    assert "predictions equal to the run's on 500 of 500 samples" in found.called.out
+    expected = predictions(runs, backend)
+    with np.load(found.folder / "test_vectors.npz") as vectors:
+        places = np.linspace(0, len(expected) - 1, 10).astype(int)
+        np.testing.assert_allclose(vectors["output_0"], expected[places], atol=1e-6)
+        assert vectors["samples"].dtype == np.uint8
+    done = run_example(found.folder)
+    assert done.returncode == 0, done.stderr
+    code = (found.folder / "example.py").read_text()
+    assert "resnet8ptq" not in code
+    (run,) = [run for run in runs.children if run.info.run_id == found.run_id]
+    assert (found.folder / file).read_bytes() == runs.artifacts(run)[file].read_bytes()
+
+
+def test_card_says_what_was_measured(runs: Called, deployed: dict[str, Deployed]) -> None:
+    text = (deployed["tflite"].folder / "README.md").read_text()
+    head = yaml.safe_load(text.split("---\n")[1])
+    (run,) = [run for run in runs.children if run.data.params["backend"] == "tflite"]
+    (result,) = head["model-index"][0]["results"]
+    value = run.data.metrics["accuracy"]
+    assert result["metrics"][0] == {"type": "accuracy", "name": "accuracy", "value": value}
+    assert {"license", "license_link", "datasets"} <= set(head)
+    assert f"{value:.2%}" in text
+    taken = re.search(r"\| input \| .* \| int8 \| ([\d.e-]+) \| (-?\d+) \|", text)
+    assert taken is not None
+    assert (float(taken[1]), int(taken[2])) == (1.0, -128)
+    assert "models:/tflite@recommended" in text
+    assert str(runs.folder) not in text
+
+
+def test_example_fails_where_the_model_is_another(
+    deployed: dict[str, Deployed], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(deployed["onnx"].folder, tmp_path / "copy"))
+    proto = onnx.load(folder / "model.onnx")
+    (weights, *_) = [each for each in proto.graph.initializer if len(each.dims) == 4]
+    values = onnx.numpy_helper.to_array(weights)
+    weights.CopyFrom(onnx.numpy_helper.from_array(-values, weights.name))
+    onnx.save(proto, folder / "model.onnx")
+    done = run_example(folder)
+    assert done.returncode == 1
+    assert "differs from test_vectors.npz" in done.stderr
+
+
+def test_what_does_not_pass_is_deployed_with_a_caution(runs: Called, tmp_path: Path) -> None:
+    done = deploy(runs, "max_drop=0", "use=best", f"folder={tmp_path}/new")
+    caution = next(line for line in done.out.splitlines() if line.startswith("CAUTION: verdict"))
+    assert "undecided" in caution
+    assert "**CAUTION: verdict" in (tmp_path / "new/README.md").read_text()
+    named = deploy(runs, "max_drop=0", f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path}/named")
+    assert "CAUTION: verdict on its loss, as in a report: undecided" in named.out
+
+
+def test_what_is_void_is_not_deployed(tmp_path: Path) -> None:
+    """Pixels from 0 to 1 for a network that takes them raw, so that FP32 guesses."""
+    words = ("preprocess=unit", "backend=onnx", "seed=1,2", "held_out_images=60", *QUICK)
+    broken = call(tmp_path, "-m", "data=shapes", "calib.samples_per_class=5", *words)
+    assert broken.code == 0, broken.err
+    assert {row["limit"] for row in broken.table if row["status"] == "ok"} == {"void"}
+    assert "nothing; see the report" in broken.out
+    assert "every verdict is void" in broken.artifacts(broken.parent)["report.md"].read_text()
+    for words in ((f"run_id={broken.children[0].info.run_id}",), ("use=best",)):
+        refused = deploy(broken, *words, f"folder={tmp_path}/new")
+        assert refused.code == 2
+        assert re.search("void: FP32 ACCURACY NEAR CHANCE", refused.errors[-1])
+        assert not (tmp_path / "new").exists()
+
+
+def test_bad_input_is_one_line(runs: Called, failing_sweep: Called, tmp_path: Path) -> None:
+    onnx_run = run_id(runs, "onnx")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    known = f"run_id={onnx_run}"
+    cases = [
+        (("run_id=0123",), "run_id: got '0123', takes the id of a run"),
+        (("sweep=0123",), "sweep: got '0123', takes the id of a run"),
+        ((f"run_id={runs.parent.info.run_id}",), "is a sweep; takes sweep="),
+        (("use=quickest",), "use: got 'quickest', for which .* recommends no run; takes .*best"),
+        ((known, f"folder={tmp_path / 'full'}"), "folder: got .*not empty"),
+        ((known, "target.onnxruntime=0.9"), r"target.onnxruntime: got '0.9', takes 1\.10 \| "),
+        ((known, "target.onnxruntime=1.20", "target.format=ort"), "takes one of the two"),
+        ((known, "target.format=tensorrt"), "target.format: got 'tensorrt', takes ort"),
+        ((known, "target.tensorrt=1"), "tensorrt"),
+        ((known, "register=a/b"), "register: got 'a/b', takes letters"),
+        ((f"run_id={run_id(runs, 'torch')}", "target.format=ort"), "takes an ONNX file"),
+    ]
+    for words, message in cases:
+        done = deploy(
+            runs, *words, *(() if "folder=" in str(words) else (f"folder={tmp_path}/new",))
+        )
+        assert (done.code, len(done.err.strip().splitlines())) == (2, 1), done.err
+        assert re.search(message, done.err), done.err
+    (failed,) = [r.info.run_id for r in failing_sweep.children if r.data.tags["status"] == "failed"]
+    done = deploy(failing_sweep, f"run_id={failed}")
+    assert (done.code, done.errors) == (
+        2,
+        [f"error: run_id: run {failed} is failed; takes one that is ok"],
+    )
+    (good,) = [r.info.run_id for r in failing_sweep.children if r.data.tags["status"] == "ok"]
+    failing_sweep.client.delete_run(good)
+    try:
+        done = deploy(failing_sweep, f"run_id={good}")
+    finally:
+        failing_sweep.client.restore_run(good)
+    assert done.code == 2 and "was deleted" in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_sweep_and_use_find_the_recommended_run(runs: Called, tmp_path: Path) -> None:
+    done = deploy(runs, "use=best_onnx", f"folder={tmp_path / 'out'}")
+    assert done.code == 0, done.err
+    assert run_id(runs, "onnx") in (tmp_path / "out" / "README.md").read_text()
+    report = runs.artifacts(runs.parent)["report.md"].read_text()
+    assert f"python -m resnet8ptq deploy run_id={run_id(runs, 'onnx')}" in report
+
+
+def test_artifact_that_is_not_the_measured_one_is_refused(
+    runs: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = [run for run in runs.children if run.data.params["backend"] == "onnx"]
+    path = runs.artifacts(run)["model.onnx"]
+    content = path.read_bytes()
+    try:
+        path.write_bytes(content + b"\0")
+        done = deploy(runs, f"run_id={run.info.run_id}", f"folder={tmp_path / 'out'}")
+    finally:
+        path.write_bytes(content)
+    assert done.code == 1 and "is not the file that was measured" in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_deploy_that_fails_leaves_nothing(
+    runs: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(example, "render", lambda *_: "raise SystemExit('it does not work')")
+    monkeypatch.setattr(example, "verify", lambda folder, _: example.run(sys.executable, folder))
+    words = (f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path / 'out'}")
+    done = call_beside(runs.folder, "deploy", *words)
+    assert done.code == 1 and "example.py fails (it does not work)" in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_are_gone_leave_the_kept_sample(
+    runs: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from resnet8ptq.deploy import reproducing
+
+    def gone(*_: object) -> None:
+        raise ConfigError("data.root: got /gone (not there)")
+
+    monkeypatch.setattr(reproducing, "settle", gone)
+    done = deploy(runs, f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path / 'out'}")
+    assert done.code == 0, done.err
+    assert "not at hand (data.root: got /gone (not there))" in done.out
+    with np.load(tmp_path / "out" / "test_vectors.npz") as vectors:
+        np.testing.assert_allclose(vectors["output_0"], predictions(runs, "onnx")[:1], atol=1e-6)
+    assert run_example(tmp_path / "out").returncode == 0
+
+
+@pytest.mark.skipif(
+    not os.environ.get("DEPLOY_VERIFY"), reason="DEPLOY_VERIFY=1: installs packages"
+)
+def test_example_runs_in_a_fresh_environment(runs: Called, tmp_path: Path) -> None:
+    for number, words in enumerate([(), ("target.onnxruntime=1.17",)]):
+        folder = tmp_path / str(number)
+        words = (f"run_id={run_id(runs, 'onnx')}", f"folder={folder}", *words)
+        done = call_beside(runs.folder, "deploy", *words)
+        assert done.code == 0, done.err
+        card = (folder / "README.md").read_text()
+        assert "10 samples, largest difference" in card
+        assert ("500 samples, largest difference" in card) == (number == 1)
+
+
+# Microcontrollers
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_c_array_is_the_file(deployed: dict[str, Deployed], tmp_path: Path) -> None:
+    folder = deployed["tflite"].folder
+    (tmp_path / "dump.cc").write_text(
+        '#include <cstdint>\n#include <cstdio>\n#include "model.h"\n#include "test_vector.h"\n'
+        "int main() {\n"
+        "  if (reinterpret_cast<std::uintptr_t>(kModel) % 16) return 2;\n"
+        "  fwrite(kModel, 1, kModelLength, stdout);\n"
+        "  fwrite(kTestInput, 1, sizeof kTestInput, stdout);\n"
+        "  fwrite(kTestOutput0, 1, sizeof kTestOutput0, stdout);\n}\n"
+    )
+    sources = [str(tmp_path / "dump.cc"), str(folder / "microcontroller" / "model.cc")]
+    include, out = f"-I{folder / 'microcontroller'}", str(tmp_path / "dump")
+    subprocess.run(
+        ["c++", "-std=c++11", "-Wall", "-Werror", include, "-o", out, *sources], check=True
+    )
+    dumped = subprocess.run([out], capture_output=True, check=True).stdout
+    with np.load(folder / "test_vectors.npz") as vectors:
+        assert vectors["raw_inputs"].dtype == vectors["raw_output_0"].dtype == np.int8
+        values = vectors["raw_inputs"][0].tobytes() + vectors["raw_output_0"][0].tobytes()
+    assert dumped == (folder / "model.tflite").read_bytes() + values
+
+
+def test_resolver_has_the_models_operators(deployed: dict[str, Deployed]) -> None:
+    text = (deployed["tflite"].folder / "microcontroller" / "resolver.h").read_text()
+    names = re.findall(r"resolver\.(Add\w+)\(\)", text)
+    assert f"MicroMutableOpResolver<{len(names)}>" in text
+    assert {"AddConv2D", "AddAdd", "AddFullyConnected", "AddSoftmax"} <= set(names)
+    assert all("add_op" not in name.lower() for name in names) and len(set(names)) == len(names)
+
+
+def tensor(size: int, kind: int = 9) -> SimpleNamespace:
+    return SimpleNamespace(shape=[1, size], type=kind)  # 9: INT8
+
+
+def test_arena_is_bounded_by_what_lives_at_once() -> None:
+    def operator(inputs: list[int], outputs: list[int]) -> SimpleNamespace:
+        return SimpleNamespace(inputs=inputs, outputs=outputs)
+
+    # 0 -> 1 -> 2; 2 + 0 -> 3: the input lives until the addition. 4 holds constants.
+    graph = SimpleNamespace(
+        inputs=[0],
+        outputs=[3],
+        tensors=[tensor(64), tensor(160), tensor(64), tensor(64), tensor(10_000)],
+        operators=[operator([0, 4], [1]), operator([1, 4], [2]), operator([2, 0], [3])],
+    )
+    assert microcontroller.least_arena(SimpleNamespace(subgraphs=[graph])) == 64 + 160 + 64
+    graph.operators[2].inputs = [2]  # now it does not
+    assert microcontroller.least_arena(SimpleNamespace(subgraphs=[graph])) == 64 + 160
+
+
+@pytest.mark.parametrize(("integer", "expected"), [("null", 9), ("true", 9), ("false", 0)])
+def test_integer_io_of_tflite(quantize, integer: str, expected: int) -> None:
+    cell = quantize("backend=tflite", f"backend.integer_io={integer}")
+    model = flatbuffer.convert_bytearray_to_object(bytearray(cell.artifact.path.read_bytes()))
+    graph = model.subgraphs[0]
+    assert {graph.tensors[i].type for i in (*graph.inputs, *graph.outputs)} == {expected}
+    names = microcontroller.list_operators(model)
+    assert ({"AddQuantize", "AddDequantize"} <= set(names)) == (expected == 0)
+
+
+def test_integer_io_that_has_no_effect_is_unsupported() -> None:
+    from tests.helpers.factories import quantizer_of
+
+    words = ("backend=tflite", "backend.integer_io=true", "method=dynamic")
+    with pytest.raises(UnsupportedError, match=r"backend\.integer_io=true"):
+        quantizer_of(make_config("data=shapes", *words)).resolve()
+
+
+# Older runtimes
+
+
+def build(opset: int, body: str) -> onnx.ModelProto:
+    head = f'<ir_version: 11, opset_import: ["" : {opset}]>'
+    return parser.parse_model(f"{head} g (float[n, 4] x) => (float[n, 4] y) {{ {body} }}")
+
+
+def test_opset_and_ir_are_lowered_where_the_operators_allow() -> None:
+    proto = build(22, "a = Relu(x)  b = Sigmoid(a)  y = Add(a, b)")
+    inputs = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+    expected = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
+    assert older_runtime.lower(proto, 17) == "opset 22, IR 11 -> opset 20, IR 9"
+    assert (proto.opset_import[0].version, proto.ir_version) == (20, 9)
+    found = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "version", "reason"),
+    [
+        ("y = Gelu(x)", 16, "operator Gelu .* is of opset 20; that version reads up to 19"),
+        ("y = Swish(x)", 17, "operator Swish .* is of opset 24"),
+        ("y = Cast <to = 1, round_mode = 'down'> (x)", 17, "operator Cast .* attribute round_mode"),
+    ],
+)
+def test_operator_that_the_older_version_lacks_is_named(
+    body: str, version: int, reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        older_runtime.lower(build(24, body.replace("'", '"')), version)
+
+
+@pytest.mark.parametrize("words", [("target.format=ort",), ("target.onnxruntime=1.17",)])
+def test_target_computes_the_same(runs: Called, words: tuple[str, ...], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    done = deploy(runs, f"run_id={run_id(runs, 'onnx')}", f"folder={folder}", *words)
+    assert done.code == 0, done.err
+    assert (folder / "model.ort").exists() == ("ort" in words[0].partition("=")[2])
+    assert run_example(folder).returncode == 0
+    if "1.17" in words[0]:
+        assert (folder / "requirements.txt").read_text() == "onnxruntime~=1.17.0\nnumpy<2\n"
+
+
+# Preprocessing in the example
+
+
+@pytest.mark.parametrize("resize", ["squash", "fit", "crop", "letterbox"])
+def test_example_reads_pictures_as_runs_do(resize: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    Image.fromarray(random.integers(0, 256, (37, 61, 3), np.uint8)).save(tmp_path / "a.png")
+    config = make_config("data=shapes", "preprocess.size=[24,32]", f"preprocess.resize={resize}")
+    lines = "\n    ".join(example.resizing(config.preprocess, "RGB"))
+    code = (
+        "import numpy as np\nfrom PIL import Image, ImageOps\ndef read(path):\n"
+        "    picture = ImageOps.exif_transpose(Image.open(path)).convert('RGB')\n"
+        f"    {lines}\n    return np.asarray(picture)\n"
+    )
+    names: dict[str, object] = {}
+    exec(code, names)
+    found = names["read"](tmp_path / "a.png")  # type: ignore[operator]
+    np.testing.assert_array_equal(found, pictures.decode(tmp_path / "a.png", config.preprocess))
+
+
+@pytest.mark.parametrize("layout", [None, (2, 0, 1)])
+def test_example_preprocesses_as_runs_do(layout: tuple[int, ...] | None) -> None:
+    steps = Preprocessing(3.0, 0.5, True, 1 / 255, (0.4, 0.5, 0.6), (0.2, 0.3, 0.1))
+    samples = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
+    expected = np.ascontiguousarray(arrange(steps.apply(samples), layout))
+    vectors = Vectors(samples, expected, (), (), steps, layout)
+    names: dict[str, object] = {"np": np, "samples": samples}
+    exec("\n".join(example.steps(vectors)), names)
+    np.testing.assert_array_equal(np.asarray(names["values"]).astype(np.float32), expected)
+
+
+# Serving
+
+
+@pytest.fixture(scope="module")
+def servers(runs: Called, deployed: dict[str, Deployed]) -> Iterator[dict[str, str]]:
+    """Serve the registered model of every backend as its card says; yield their addresses."""
+    store = f"sqlite:///{runs.folder / 'mlruns' / 'mlflow.db'}"
+    environment = clean_environment(MLFLOW_TRACKING_URI=store)
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    addresses = {}
+    with ExitStack() as stack:
+        for name in deployed:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            card = (deployed[name].folder / "README.md").read_text()
+            (words,) = re.findall(r"^    mlflow models serve (.*) -p 5001$", card, re.MULTILINE)
+            command = ["models", "serve", *words.replace('"', "").split(), "-p", str(port)]
+            log = runs.folder / f"serve_{name}.log"
+            server = mlflow_server.start(command, Path.cwd(), log, environment)
+            stack.callback(server.join)
+            stack.callback(server.terminate)
+            addresses[name] = f"http://127.0.0.1:{port}"
+        session = stack.enter_context(requests.Session())
+        patient = Retry(total=150, backoff_factor=0.2, backoff_max=2)  # refused until it listens
+        session.mount("http://127.0.0.1", HTTPAdapter(max_retries=patient))
+        for address in addresses.values():
+            assert session.get(f"{address}/ping").ok
+        yield addresses
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_served_model_predicts_what_the_run_did(
+    backend: str, runs: Called, servers: dict[str, str], deployed: dict[str, Deployed]
+) -> None:
+    with np.load(deployed[backend].folder / "test_vectors.npz") as vectors:
+        samples, expected = vectors["samples"], vectors["output_0"]
+    for values in (samples.tolist(), samples.astype(float).tolist()):  # integers, and floats
+        answer = requests.post(
+            f"{servers[backend]}/invocations", json={"inputs": values}, timeout=60
+        )
+        assert answer.ok, answer.text
+        (found,) = answer.json()["predictions"].values()
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_registered_model_is_whole(
+    backend: str, runs: Called, deployed: dict[str, Deployed]
+) -> None:
+    version = runs.client.get_model_version_by_alias(backend, "recommended")
+    assert version.run_id == deployed[backend].run_id
+    home = Path(str(version.source).removeprefix("file://"))
+    described = yaml.safe_load((home / "MLmodel").read_text())
+    assert described["signature"] and (home / "input_example.json").exists()
+    pinned = (home / "requirements.txt").read_text().split()
+    assert all("==" in each and "+" not in each for each in pinned)
+    framework = {"onnx": "onnxruntime", "torch": "torch", "tflite": "ai-edge-litert"}[backend]
+    assert any(each.startswith(f"{framework}==") for each in pinned)

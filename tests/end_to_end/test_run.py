@@ -1,0 +1,371 @@
+"""`run.py` from the outside: what a person types, sees, and finds on disk and in MLflow."""
+
+import csv
+import json
+import re
+import shlex
+import signal
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hydra.errors import HydraException
+from mlflow.entities import Run
+
+from resnet8ptq.config.loading import parse_config
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data import locate
+from resnet8ptq.data.shapes import pictures
+from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, RUN, Called, call
+from tests.helpers.configs import compose_whole
+from tests.helpers.forked import Process, interrupt
+
+pytestmark = pytest.mark.slow
+
+REASON = (
+    "dtype=uint8: FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
+    "backend.flow=pt2e (backend=torch_pt2e) simulates uint8 in float"
+)
+
+# A wrong value by itself would be refused before the first job; this one is beside another.
+REFUSED = "calib.num_bins: got 2047, takes an even number > 2 * calib.num_quantized_bins = 256"
+
+METRICS = {
+    *("accuracy", "ci95_low", "ci95_high", "delta", "correct", "total"),
+    *("tied", "expected_correct", "expected_accuracy", "expected_delta"),
+    *("baseline_accuracy", "baseline_correct", "right_to_wrong", "wrong_to_right"),
+    *("p_value", "agreement", "size_bytes", "baseline_size_bytes", "size_reduction"),
+    *("quantized_layers", "quantize_s", "evaluate_s", "images_per_s"),
+    *("evaluate_batch_size", "evaluate_threads"),
+    *("sqnr_db", "kl_divergence", "speedup", "latency_p50_ms", "baseline_latency_p50_ms"),
+    *(f"accuracy_{name}" for name in pictures.CLASS_NAMES),
+    *(f"delta_{name}" for name in pictures.CLASS_NAMES),
+}
+ARTIFACTS = {
+    *("config.yaml", "result.json", "per_class.csv", "confusion.png", "confusion.csv"),
+    *("classes.png", "predictions.npz", "calibration.csv", "ranges.json", "run.log"),
+    "example.npz",
+}
+
+
+def cell_of(run: Run) -> tuple[str, str]:
+    return run.data.params["backend"], run.data.params["dtype"]
+
+
+def test_sweep_prints_every_cell_and_the_reason(sweep: Called) -> None:
+    assert sweep.code == 0, sweep.err
+    found = {(r["framework"], r["dtype"]): r["status"] for r in sweep.table}
+    assert found == {
+        ("onnx", "fp32"): "baseline",
+        ("torch", "fp32"): "baseline",
+        ("onnx", "int8"): "ok",
+        ("onnx", "uint8"): "ok",
+        ("torch", "int8"): "ok",
+        ("torch", "uint8"): "unsupported",
+    }
+    assert f"unsupported: {REASON} (torch uint8" in sweep.out
+    assert "shapes, resnet8, 500 held-out training images" in sweep.out
+    assert "Traceback" not in sweep.err
+    assert "Warning" not in sweep.err
+
+
+def test_readme_shows_columns_of_the_table(sweep: Called) -> None:
+    (row,) = re.findall(r"^\| framework \|.*", (REPO / "README.md").read_text(), re.M)
+    shown = [name.strip() for name in row.strip("|").split("|")]
+    printed = [name for name in sweep.table[0] if name in shown]
+    assert len(shown) == 6 and shown == printed
+
+
+def test_sweep_is_one_parent_with_a_child_for_each_cell(sweep: Called) -> None:
+    assert len(sweep.runs) == 5
+    assert (sweep.parent.info.status, sweep.parent.data.tags["status"]) == ("FINISHED", "ok")
+    assert sweep.parent.data.tags["overrides"].startswith("backend=onnx,torch")
+    assert {cell_of(run): run.data.tags["status"] for run in sweep.children} == {
+        ("onnx", "int8"): "ok",
+        ("onnx", "uint8"): "ok",
+        ("torch", "int8"): "ok",
+        ("torch", "uint8"): "unsupported",
+    }
+    assert {run.info.status for run in sweep.children} == {"FINISHED"}
+
+
+def test_children_carry_params_metrics_and_artifacts(sweep: Called) -> None:
+    for run in sweep.children:
+        params, tags = run.data.params, run.data.tags
+        assert params["data"] == params["data.name"] == "shapes"
+        assert (params["calib"], params["per_channel"]) == ("minmax", "false")
+        if tags["status"] == "unsupported":
+            assert tags["reason"] == REASON
+            assert run.data.metrics == {}
+            continue
+        assert {"weight_dtype", "activation_dtype"} <= set(params)
+        assert set(run.data.metrics) >= METRICS
+        model = "model.onnx" if params["backend"] == "onnx" else "model.pt"
+        assert set(sweep.artifacts(run)) >= {*ARTIFACTS, model}
+
+
+def test_table_result_file_and_mlflow_agree(sweep: Called) -> None:
+    for run in sweep.children:
+        if run.data.tags["status"] != "ok":
+            continue
+        files, metrics = sweep.artifacts(run), run.data.metrics
+        record = json.loads(files["result.json"].read_text())
+        assert {key: metrics[key] for key in record["metrics"]} == record["metrics"]
+
+        (row,) = [r for r in sweep.table if (r["framework"], r["dtype"]) == cell_of(run)]
+        assert row["accuracy"] == f"{metrics['accuracy']:.2%}"
+        assert row["delta"] == f"{100 * metrics['delta']:+.2f}"
+        assert row["size kB"] == f"{metrics['size_bytes'] / 1000:.1f}"
+        assert row["reduction"] == f"{metrics['size_reduction']:.1%}"
+        assert row["speedup"] == f"{metrics['speedup']:.2f}"
+        model = files["model.onnx" if row["framework"] == "onnx" else "model.pt"]
+        assert model.stat().st_size == metrics["size_bytes"]
+
+        with np.load(files["predictions.npz"], allow_pickle=False) as arrays:
+            hits = arrays["predictions"] == arrays["labels"]
+            baseline_hits = arrays["baseline_predictions"] == arrays["labels"]
+        assert (hits.sum(), len(hits)) == (metrics["correct"], metrics["total"])
+        assert baseline_hits.sum() == metrics["baseline_correct"]
+        with files["confusion.csv"].open(newline="") as file:
+            counts = np.array([row[1:] for row in list(csv.reader(file))[1:]], dtype=int)
+        assert counts.trace() == metrics["correct"]
+        assert counts.sum() == metrics["total"]
+
+
+def test_run_folder_holds_what_was_uploaded(sweep: Called) -> None:
+    for run in sweep.children:
+        folder = Path(run.data.tags["folder"])
+        uploaded = {n: p.read_bytes() for n, p in sweep.artifacts(run).items() if p.is_file()}
+        left = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        assert left.keys() == uploaded.keys() | {".lock", "record.json"}
+        same = uploaded.keys() - {"run.log"}  # the log goes on after the upload
+        assert all(left[name] == uploaded[name] for name in same)
+        log = uploaded["run.log"].decode()
+        assert f"{run.info.run_name}: started" in log
+        if run.data.tags["status"] == "ok":
+            metrics = run.data.metrics
+            outcome = f"{metrics['correct']:.0f} of {metrics['total']:.0f} correct"
+        else:
+            outcome = "unsupported"
+        assert f"{run.info.run_name}: {outcome}" in log
+
+
+def test_uploaded_model_is_a_quantized_one(sweep: Called) -> None:
+    (run,) = [run for run in sweep.children if cell_of(run) == ("onnx", "uint8")]
+    graph = onnx.load(sweep.artifacts(run)["model.onnx"]).graph
+    assert any(node.op_type == "QuantizeLinear" for node in graph.node)
+
+
+def test_sweep_leaves_its_report(sweep: Called) -> None:
+    (path,) = (sweep.folder / "runs" / "sweeps").rglob("runs.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run_id"] for row in rows] == [run.info.run_id for run in sweep.children]
+    for row, run in zip(rows, sweep.children, strict=True):
+        for key, value in run.data.metrics.items():
+            assert float(row[key]) == value
+    report = {name: file.read_bytes() for name, file in sweep.artifacts(sweep.parent).items()}
+    figures = {"trade_offs.png", "classes.png", "confusion.png"}
+    assert set(report) >= {"runs.csv", "report.md", "report.html", *figures}
+    assert report == {name: (path.parent / name).read_bytes() for name in report}
+
+
+def test_failing_cell_does_not_stop_the_sweep(failing_sweep: Called) -> None:
+    assert failing_sweep.code == 1
+    good, bad = failing_sweep.children
+    assert (bad.info.status, bad.data.tags["status"]) == ("FAILED", "failed")
+    assert (good.info.status, good.data.tags["status"]) == ("FINISHED", "ok")
+    assert bad.data.params["calib.num_bins"] == "2047"
+    assert good.data.metrics["accuracy"] > 0.85
+
+
+def test_failing_cell_leaves_its_traceback(failing_sweep: Called) -> None:
+    _, bad = failing_sweep.children
+    assert bad.data.tags["reason"] == REFUSED
+    assert "ConfigError" in failing_sweep.artifacts(bad)["traceback.txt"].read_text()
+
+
+def test_sweep_with_a_failing_cell_has_failed(failing_sweep: Called) -> None:
+    parent = failing_sweep.parent
+    assert (parent.info.status, parent.data.tags["status"]) == ("FAILED", "failed")
+    assert len(failing_sweep.errors) == 1
+
+
+def test_failing_cell_stays_in_the_table(failing_sweep: Called) -> None:
+    found = [(row["calib.num_bins"], row["status"]) for row in failing_sweep.table]
+    assert found == [("", "baseline"), ("2048", "ok"), ("2047", "failed")]
+    assert f"failed: {REFUSED} (" in " ".join(failing_sweep.out.split())
+
+
+@pytest.mark.parametrize(
+    ("override", "named", "recorded"),
+    [
+        ("backend=onxx,onnx", "onxx", []),  # it does not get as far as a run
+        ("seed=1,${nokey}", "nokey", []),
+        ("seed=1,abc", "abc", ["FAILED"]),
+    ],
+)
+def test_sweep_that_cannot_be_composed_has_failed(
+    tmp_path: Path, override: str, named: str, recorded: list[str]
+) -> None:
+    found = call(tmp_path, "-m", *QUICK, override, **NO_REAL_FILES)
+    assert len(found.errors) == 1
+    assert named in found.errors[0]
+    assert "Traceback" not in found.err
+    assert found.code == 2
+    assert "Browse:" not in found.out  # there is nothing to see
+    runs = found.runs if (tmp_path / "mlruns").exists() else []
+    assert [run.info.status for run in runs] == recorded
+    assert {run.data.tags["status"] for run in runs} <= {"failed"}
+
+
+PASSWORD = "http://user:hunter2@127.0.0.1:9"
+ERRORS: list[tuple[list[str], dict[str, str], int, str]] = [
+    (["backend=onxx"], {}, 2, "onxx"),
+    ([f"tracking.uri={PASSWORD}"], {}, 2, "tracking.uri: holds a password"),
+    (["model.path=/nonexistent.h5"], {}, 2, "model.path: got /nonexistent.h5"),
+    ([], {"MLFLOW_TRACKING_URI": PASSWORD}, 1, "http://127.0.0.1:9 "),
+]
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "code", "named"), ERRORS, ids=["composing", "config", "model", "server"]
+)
+def test_error_is_one_line_and_harms_no_earlier_run(
+    sweep: Called, args: list[str], env: dict[str, str], code: int, named: str
+) -> None:
+    before = {run.info.run_id: run.to_dictionary() for run in [sweep.parent, *sweep.children]}
+    found = call(sweep.folder, *QUICK, *args, **env)
+    assert_one_error(found, code, named)
+    after = {run.info.run_id: run.to_dictionary() for run in sweep.runs}
+    assert {key: after[key] for key in before} == before
+
+
+def assert_one_error(found: Called, code: int, named: str) -> None:
+    assert found.code == code
+    assert len(found.errors) == 1
+    assert named in found.errors[0]
+    assert found.err.splitlines()[-1] == found.errors[0]
+    for unwanted in ("Traceback", "hunter2", "HYDRA_FULL_ERROR", "Error executing job"):
+        assert unwanted not in found.err
+    assert found.out == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("calib.percentile=abc", "error: calib.percentile: got 'abc', takes a number\n"),
+        ("per_channel=yess", "error: per_channel: got 'yess', takes true | false\n"),
+        ("seed=1.5", "error: seed: got '1.5', takes an integer\n"),
+        ("calib.percentile=120", "calib.percentile: got 120"),
+        ("nosuchkey=1", "error: nosuchkey: no such key; takes backend | dtype | "),
+        ("per_chanel=true", "error: per_chanel: no such key; takes backend | "),
+        ("per_chanel=true", " | per_backend (nearest: per_channel)\n"),
+        ("modle.path=a", "error: modle: no such key; takes backend | "),
+        (
+            "data.rot=a",
+            "error: data.rot: no such key; takes name | root | on_missing (nearest: root)",
+        ),
+        (
+            "+data.rot=a",
+            "error: data.rot: no such key; takes name | root | on_missing (nearest: root)",
+        ),
+        ("data.root=/nonexistent", "data.root: got /nonexistent"),
+    ],
+)
+def test_wrong_setting_is_one_line(
+    override: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((HydraException, ConfigError)) as caught:
+        config = parse_config(compose_whole(override, return_hydra_config=False))
+        locate.settle(config.data)
+    assert command.report(caught.value) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: ")
+    assert named in err
+    assert "append" not in err
+
+
+@pytest.mark.parametrize(("name", "mode"), [("runs", []), ("mlruns", ["-m"])], ids=str)
+def test_file_in_the_way_of_the_outputs(tmp_path: Path, name: str, mode: list[str]) -> None:
+    (tmp_path / name).write_text("mine")
+    assert_one_error(call(tmp_path, *mode, *QUICK), 1, str(tmp_path / name))
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_help_lists_the_groups(tmp_path: Path) -> None:
+    found = call(tmp_path, "--help")
+    assert found.code == 0
+    for line in (
+        "backend: onnx, tflite, tflite_file, torch",
+        "dtype: fp32, int8, u8s8, uint8",
+        "data: arrays, cifar10, coco, folder, huggingface, shapes, table",
+    ):
+        assert line in found.out
+    assert "schema" not in found.out
+    assert "listed with it: python run.py data=arrays --help" in found.out
+    examples = [line for line in found.out.splitlines() if "python run.py" in line]
+    commands = [line.split("   ")[0] for line in map(str.strip, examples)]
+    assert len(set(commands)) == len(commands) > 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_falls_back_loudly(tmp_path: Path) -> None:
+    nowhere = {  # neither a copy in the cache nor a way to the server
+        **{"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        **{"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"},
+        **{"no_proxy": "", "NO_PROXY": ""},
+    }
+    quick = [word for word in QUICK if word != "data=shapes"]
+    found = call(tmp_path, "dtype=uint8", *quick, **NO_REAL_FILES, **nowhere)
+    assert found.code == 0, found.err
+    warning = " ".join(found.err.split())
+    assert warning.count("CIFAR-10 NOT FOUND") == 1
+    assert "`shapes`" in warning
+    assert "set CIFAR10_DIR or data.root" in warning
+    assert "shapes, resnet8, 500 held-out training images" in found.out
+    (run,) = found.runs
+    assert run.data.params["data.name"] == "shapes"
+    assert run.data.tags["status"] == "ok"
+
+
+@pytest.mark.usefixtures("shapes_model")  # a conversion would not be interrupted
+def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Path) -> None:
+    found = interrupt(tmp_path, signal.SIGINT, {"0"})
+    assert found.code == 130
+    assert "Traceback" not in found.err
+    (how_far,) = [line for line in found.err.splitlines() if "runs finished" in line]
+    said, _, command = how_far.partition("; continue: ")
+    assert said == "0 of 2 runs finished"
+    words = shlex.split(command)
+    assert words[:2] == ["python", RUN] and "-m" in words and words[-1] == "sweep.resume=true"
+    assert {*QUICK, "dtype=int8,uint8"} <= {*words}
+    (child,) = found.children  # the second was not started
+    for run in (found.parent, child):
+        assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
+    hidden = {path.name for path in (tmp_path / "runs").rglob(".*")}
+    assert hidden <= {".hydra", ".gitignore", ".lock"}
+
+    later = call(tmp_path, "-m", *QUICK, "dtype=fp32")
+    assert later.code == 0, later.err
+    assert sorted(run.info.status for run in later.runs) == ["FINISHED"] * 2 + ["KILLED"] * 2
+
+
+def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path: Path) -> None:
+    words = (*QUICK, "backend=tflite", "dtype=uint8")
+    with (
+        Process(tmp_path, *words, "per_channel=false") as one,
+        Process(tmp_path, *words, "per_channel=true") as other,
+    ):
+        ended = [one.wait(), other.wait()]
+    assert [found.code for found in ended] == [0, 0], ended
+    called = ended[0]
+    experiments = called.client.search_experiments()
+    assert sorted(experiment.name for experiment in experiments) == ["Default", "resnet8ptq"]
+    runs = called.runs
+    assert [run.data.tags["status"] for run in runs] == ["unsupported"] * 2  # at once
+    assert {run.data.params["per_channel"] for run in runs} == {"false", "true"}
+    assert len({run.data.tags["folder"] for run in runs}) == 2

@@ -1,0 +1,79 @@
+"""What a process imports: nothing that its work does not need."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resnet8ptq.models.model import Fp32Model
+from tests.helpers.calling import QUICK, RUN, clean_environment
+from tests.helpers.stores import new_store
+
+FRAMEWORKS = {"tensorflow", "keras", "torch", "torchvision", "torchao", "ai_edge_litert"}
+# MLflow imports pandas and scipy.sparse by itself.
+YARDSTICKS = {"scipy.stats", "sklearn", "statsmodels", "cpuinfo"}
+REPORT = {"jinja2", "markdown_it", "resnet8ptq.report.page", "resnet8ptq.report.plots"}
+LIBRARIES = {"mlflow", "numpy", "scipy", "pandas", "matplotlib", "onnx", "onnxruntime"}
+
+
+def imported(folder: Path, *args: str) -> set[str]:
+    """Call `run.py` in `folder`; return the modules it imported."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", RUN, *args],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return set(re.findall(r"^import time: .*\| +(\S+)$", done.stderr, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--cfg", "job", "backend=torch"]])
+def test_questions_are_answered_without_the_libraries(tmp_path: Path, args: list[str]) -> None:
+    modules = imported(tmp_path, *args)
+    assert "hydra" in modules
+    assert not modules & (FRAMEWORKS | YARDSTICKS | REPORT | LIBRARIES)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="py-cpuinfo tells the CPU elsewhere")
+def test_a_cached_run_imports_its_own_framework_only(
+    tmp_path: Path, shapes_model: Fp32Model
+) -> None:
+    new_store(tmp_path / "mlruns")
+    modules = imported(tmp_path, "backend=onnx", *QUICK)
+    assert "onnxruntime" in modules
+    assert not modules & (FRAMEWORKS | YARDSTICKS | REPORT)
+
+
+def loaded(imports: str, packages: set[str]) -> set[str]:
+    """Return which of the packages a fresh process has after these imports."""
+    code = f"import sys; {imports}; print(*({packages} & set(sys.modules)))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return set(done.stdout.split())
+
+
+def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws() -> None:
+    imports = (
+        "from resnet8ptq.experiment import pipeline; from resnet8ptq import job;"
+        "from resnet8ptq.sweep import callback, jobs, resume; from resnet8ptq.tracking import run;"
+        "from resnet8ptq.report import comparison, terminal, verdicts"
+    )
+    left = {"mlflow", "sqlalchemy", "pandas", "pyarrow", "matplotlib"}
+    assert loaded(imports, left) == set()
+
+
+def test_only_the_conversion_imports_tensorflow_and_only_pt2e_torchao() -> None:
+    imports = (
+        "from resnet8ptq.models import conversion, model;"
+        "from resnet8ptq.experiment import pipeline; from resnet8ptq.sweep import callback;"
+        "from resnet8ptq.backends.onnx import quantizer;"
+        "from resnet8ptq.backends.tflite import quantizer;"
+        "from resnet8ptq.backends.torch import quantizer"
+    )
+    frameworks = {"torch", "torchao", "tensorflow", "keras", "tf2onnx"}
+    assert loaded(imports, frameworks) == {"torch"}

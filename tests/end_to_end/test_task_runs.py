@@ -1,0 +1,258 @@
+"""A run of each task from the command line, on small data, and on real data in SHARED_DATA."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from resnet8ptq.config.schema import CORRECTIONS
+from resnet8ptq.tasks import registry
+from tests.helpers import detectors
+from tests.helpers.calling import Called, call
+
+QUICK = ("latency.enabled=false", "threads=1", "evaluate.batch_size=100")
+FEATURES, SAMPLES = 8, 600
+
+
+def write_network(path: Path, layers: list[np.ndarray], softmax: bool = False) -> Path:
+    """Gemm layers with a Relu between them; three layers or more have a second output."""
+    nodes, value = [], "x"
+    for index in range(len(layers)):
+        last = index == len(layers) - 1
+        nodes.append(helper.make_node("Gemm", [value, f"w{index}"], [f"g{index}"], f"dense{index}"))
+        value = f"g{index}"
+        if not last:
+            nodes.append(helper.make_node("Relu", [value], [f"r{index}"], f"relu{index}"))
+            value = f"r{index}"
+    if softmax:
+        nodes.append(helper.make_node("Softmax", [value], ["p"], "softmax"))
+        value = "p"
+    names = [value] if softmax or len(layers) < 3 else [value, f"r{len(layers) - 2}"]
+    widths = [layers[-1].shape[1], layers[-2].shape[1]]
+    graph = helper.make_graph(
+        nodes,
+        "own",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", FEATURES])],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", width])
+            for name, width in zip(names, widths, strict=False)
+        ],
+        [numpy_helper.from_array(w.astype(np.float32), f"w{n}") for n, w in enumerate(layers)],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Networks and data: the largest of the first features is the class."""
+    folder = tmp_path_factory.mktemp("files")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
+    both = np.concatenate([np.eye(FEATURES), -np.eye(FEATURES)], axis=1)
+    back = np.concatenate([np.eye(FEATURES), -np.eye(FEATURES)], axis=0)
+    noisy = x + random.normal(size=x.shape) * 0.4
+    seven, two = noisy[:, :7].argmax(axis=1), (noisy[:, 1] > noisy[:, 0]).astype(int)
+    # Anomalies have more in the features that the network leaves out.
+    clips = np.repeat(np.arange(SAMPLES // 4), 4)
+    strange = clips % 3 == 0
+    windows = x.copy()
+    windows[:, 6:] *= np.where(strange, 1.2, 1.0)[:, None]
+    lossy = back.copy()
+    lossy[:, 6:] = 0
+    half = SAMPLES // 2
+    np.savez(folder / "seven.npz", x=x, y=seven)
+    np.savez(folder / "two.npz", x=x, y=two)
+    np.savez(folder / "bare.npz", x=x)
+    np.savez(folder / "values.npz", x=x, y=noisy[:, :3].astype(np.float32))
+    np.savez(
+        folder / "clips.npz",
+        **{"x_train": windows[:half][~strange[:half]], "x_test": windows[half:]},
+        **{"y_test": strange[half:], "groups_test": clips[half:]},
+    )
+    detectors.write_pictures(folder / "boxes")
+    back = back + random.normal(size=back.shape) * 0.05
+    return {
+        **{path.stem: path for path in folder.glob("*.npz")},
+        "boxes": folder / "boxes",
+        "detector": detectors.write_detector(folder / "detector.onnx", "yolov8"),
+        "classes": write_network(folder / "classes.onnx", [both, back[:, :7]], softmax=True),
+        "pair": write_network(folder / "pair.onnx", [both, back[:, :2]], softmax=True),
+        "autoencoder": write_network(folder / "autoencoder.onnx", [both, lossy]),
+        "regressor": write_network(folder / "regressor.onnx", [both, back[:, :3]]),
+        "several": write_network(folder / "several.onnx", [both, back @ both, back]),
+    }
+
+
+OWN = """
+import numpy as np
+
+def worst(outputs, targets):
+    return float(np.quantile(np.abs(outputs - targets), 0.9))
+"""
+
+SCORED = ("task.direction=minimize", "task.resamples=199")
+
+# Task: data, network, overrides, title of the column, further metrics.
+RUNS = {
+    "classification": ("seven", "classes", (), "accuracy", ("top5_accuracy", "macro_f1", "drop")),
+    "binary": (
+        *("two", "pair", ("task=binary", "task.threshold=0.4"), "AUC"),
+        ("accuracy", "baseline_auc", "accuracy_p_value", "delta_ci95_low"),
+    ),
+    "anomaly": (
+        *("clips", "autoencoder", ("task=anomaly", "task.max_fpr=0.2"), "AUC"),
+        ("pauc", "baseline_pauc", "p_value", "sqnr_db"),
+    ),
+    "regression": ("values", "regressor", (), "MAE", ("rmse", "baseline_mae", "p_value")),
+    "custom": (
+        *("values", "regressor"),
+        ("task=custom", "task.metric._target_=own_metric.worst", *SCORED),
+        *("worst", ("custom_metric", "baseline_custom_metric", "p_value")),
+    ),
+    "detection": (
+        *("boxes", "detector", ("task.resamples=200",), "AP"),
+        ("ap50", "ap_small", "p_value", "sqnr_db", "classes_lost", "delta_ci95_low"),
+    ),
+    "agreement": ("bare", "classes", (), "agreement", ("kl_divergence", "sqnr_db", "drop")),
+    "deviation": (
+        *("bare", "several", (), "relative error"),
+        ("sqnr_db", "sqnr_db_g2", "sqnr_db_r1", "drop"),
+    ),
+}
+
+
+def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
+    data, network, overrides, *_ = RUNS[task]
+    (folder / "own_metric.py").write_text(OWN)
+    words = ["data=arrays", f"data.root={files[data]}"]
+    if task == "detection":
+        words = detectors.overrides(files[data])
+    words.append(f"model.path={files[network]}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        multirun = [word for word in more if word == "-m"]  # must come first
+        return call(folder, *multirun, *words, *overrides, *QUICK, *more[len(multirun) :])
+
+
+def test_every_task_is_run():
+    assert set(RUNS) == set(registry.TASKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", RUNS)
+def test_a_sweep_of_each_task(files, tmp_path, task):
+    """Table, metrics, report and a resumed sweep show the metrics of this task alone."""
+    _, _, _, title, further = RUNS[task]
+    done = run(tmp_path, files, task, "-m", "backend=onnx,torch")
+    assert done.code == 0, done.err
+    assert len(done.children) == 2
+    for child in done.children:
+        assert child.data.params["scored_as"] == task
+        metric = child.data.params["metric"]
+        assert {metric, "ci95_low", "ci95_high", "total", *further} <= set(child.data.metrics)
+        result = json.loads(done.artifacts(child)["result.json"].read_text())
+        assert result["metrics"] == pytest.approx(child.data.metrics)
+    measured = [row for row in done.table if row["status"] == "ok"]
+    assert [bool(row[title]) for row in measured] == [True, True]
+    report = done.artifacts(done.parent)["report.md"].read_text()
+    labels = task not in ("agreement", "deviation")
+    assert [bool(row.get("p")) for row in measured] == [labels] * 2
+    words = ("accuracy", "McNemar test against") if task != "binary" else ()
+    if task != "classification":
+        kept = report.replace("no accuracy is known", "")
+        assert not [
+            word for word in words if word in kept or word in done.out.replace("no acc", "")
+        ]
+    assert ("No labels: " in done.out and "No labels: " in report) == (not labels)
+    assert f"best {title}" in report or "No model keeps the limits" in report
+    again = run(tmp_path, files, task, "-m", "backend=onnx,torch", "sweep.resume=true")
+    assert "Skipped: 2 of 2 runs had finished before" in again.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(RUNS.keys() - {"classification", "anomaly"}))
+def test_layers_are_chosen_by_any_task(files, tmp_path, task):
+    held_out = f"held_out_images={5 if task == 'detection' else 50}"
+    chosen = run(tmp_path, files, task, "nodes_to_exclude=auto", "max_drop=0.5", held_out)
+    assert chosen.code == 0, chosen.err
+    ranked = run(tmp_path, files, task, "+analysis=sensitivity", held_out)
+    assert ranked.code == 0, ranked.err
+    title = RUNS[task][3]
+    assert f"{title} lost" in ranked.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_corrected_detector_says_what_stays_in_float(files, tmp_path, correction):
+    """The corrected graph is deleted once it is quantized."""
+    few = ("corrections.adaround_iterations=3", "corrections.reconstruction_iterations=3")
+    done = run(tmp_path, files, "detection", f"corrections.{correction}=true", *few)
+    assert done.code == 0, done.err
+    [record] = done.runs
+    assert "Concat 1" in record.data.params["float_operators"]
+    assert record.data.metrics["ap"] > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "more", "message"),
+    [
+        ("anomaly", ("nodes_to_exclude=auto", "held_out_images=50"), "the labels of the training"),
+        ("anomaly", ("+analysis=sensitivity", "held_out_images=50"), "the labels of the training"),
+        ("regression", ("method=qat", "held_out_images=50"), "a network that ends in Softmax"),
+        ("detection", ("method=qat", "held_out_images=5"), "a network that ends in Softmax"),
+        ("detection", ("task.head=ssd",), "task.head=ssd takes boxes [boxes, 4], decoded, and"),
+        ("detection", ("data.images=null",), "data.images: got null, takes a folder of pictures"),
+        ("custom", ("task.metric._target_=own_metric.none",), "got own_metric.none"),
+        ("binary", ("task.threshold=2",), "task.threshold: got 2, takes a fraction"),
+    ],
+)
+def test_unsupported_settings_are_refused_in_one_line(files, tmp_path, task, more, message):
+    done = run(tmp_path, files, task, *more)
+    assert message in done.out + done.err
+    assert len(done.errors) <= 1
+
+
+# Real networks and data, as SHARED_DATA's DATA.md describes them
+
+
+@pytest.fixture
+def shared() -> Path:
+    if "SHARED_DATA" not in os.environ:
+        pytest.skip("needs SHARED_DATA")
+    return Path(os.environ["SHARED_DATA"])
+
+
+@pytest.mark.slow
+def test_visual_wake_words_as_two_classes(shared, tmp_path):
+    data = shared / "vww" / "vww_own_permissive.npz"
+    done = call(
+        *(tmp_path, "data=arrays", f"data.root={data}", "preprocess=unit", "task=binary", *QUICK),
+        f"model.path={shared / 'vww' / 'vww_96.h5'}",
+    )
+    assert done.code == 0, done.err
+    [row] = [row for row in done.table if row["status"] == "ok"]
+    assert float(row["AUC"]) > 0.9
+    assert abs(float(row["delta"])) < 0.02
+
+
+@pytest.mark.slow
+def test_an_autoencoder_without_labels(shared, tmp_path):
+    """Five frames of a smooth log-mel spectrum, drawn: ToyADMOS itself is not free."""
+    random = np.random.default_rng(0)
+    steps = random.normal(size=(300, 5, 128)).cumsum(axis=2)
+    np.save(tmp_path / "windows.npy", (-30 + steps.reshape(300, 640)).astype(np.float32))
+    done = call(
+        *(tmp_path, "data=arrays", f"data.root={tmp_path / 'windows.npy'}", *QUICK),
+        f"model.path={shared / 'ad' / 'ad01.h5'}",
+    )
+    assert done.code == 0, done.err
+    [row] = [row for row in done.table if row["status"] == "ok"]
+    assert 0 < float(row["relative error"].rstrip("%")) < 20
+    assert float(row["SQNR dB"]) > 10

@@ -1,0 +1,193 @@
+"""How an evaluation finds its batching, with times that are told; and that it changes no output."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from resnet8ptq.core import machine
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation import batching, evaluator, inference
+from resnet8ptq.evaluation.batching import BATCH_SIZES, Batching
+from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.contract import PROBABILITIES
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of
+from tests.helpers.originals import runtime_of_all_cores
+
+Cost = Callable[[Batching], float]  # seconds for each image
+
+
+class Counting:
+    """A backend whose model says which image it saw, and whose time is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
+        self.batches: list[tuple[int, int]] = []  # with the threads of each
+        self.measured: list[Batching] = []
+        self.cost = cost
+        monkeypatch.setattr(evaluator, "make_quantizer", lambda config, runtime: self)
+        monkeypatch.setattr(batching, "measure", self.measure)
+        monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
+
+    def measure(self, load: batching.Load, split: Split, tried: Batching) -> float:
+        self.measured.append(tried)
+        return self.cost(tried)
+
+    def load(self, path: Path, threads: int) -> "Counting":
+        def predict(batch: np.ndarray) -> tuple[np.ndarray]:
+            self.batches.append((len(batch), threads))
+            numbers = batch.reshape(len(batch), -1)[:, 0]
+            return (np.stack([numbers, 1 - numbers], axis=1),)
+
+        self.predict = predict
+        return self
+
+
+def images(count: int) -> Split:
+    pixels = (np.arange(count) % 251).astype(np.uint8)
+    return Split(pixels.reshape(-1, 1, 1, 1), np.zeros(count, np.int64), "made up")
+
+
+def evaluator_of(
+    network: str, runtime: Runtime, batch_size: int | None = None
+) -> evaluator.Evaluator:
+    fp32 = SimpleNamespace(sha256=network, final=PROBABILITIES)
+    return evaluator.Evaluator(fp32, classification.build(("a", "b")), runtime, batch_size)
+
+
+def run(count: int, cache: Path, *overrides: str, network: str = "a") -> inference.Evaluation:
+    config = make_config("data=shapes", f"cache_dir={cache}", *overrides)
+    runtime = runtime_of_all_cores(config.cache_dir, config.threads)
+    measuring = evaluator_of(network, runtime, config.evaluate.batch_size)
+    return measuring.run(config, Path("nowhere"), images(count))
+
+
+@pytest.mark.parametrize("best", BATCH_SIZES)
+@pytest.mark.parametrize("way", [(1, 4), (4, 1), (1, 2)])
+def test_the_fastest_way_is_found_once(monkeypatch, tmp_path, best, way):
+    fastest = Batching(best, *way)
+
+    def cost(tried: Batching) -> float:
+        wrong = (tried.batch_size != best) + ((tried.threads, tried.at_once) != way)
+        return (1 + wrong) / 10_000
+
+    backend = Counting(monkeypatch, cost)
+    assert run(9_984, tmp_path).batching == fastest
+    tried = list(backend.measured)
+    assert len({*tried}) == len(BATCH_SIZES) + 2
+    assert run(9_984, tmp_path).batching == fastest
+    assert backend.measured == tried  # nothing is tried any more
+    assert {threads for _, threads in backend.batches} == {way[0]}
+
+
+def test_a_way_that_is_fast_or_slow_once_is_no_other(monkeypatch, tmp_path):
+    turns: Counter[Batching] = Counter()
+
+    def cost(tried: Batching) -> float:
+        turns[tried] += 1
+        usual, once = (1, 5) if tried.at_once > 1 else (2, 0.5)
+        return (once if turns[tried] % 3 == 2 else usual) / 10_000
+
+    Counting(monkeypatch, cost)
+    assert run(1000, tmp_path, "threads=4").batching.at_once == 4
+
+
+def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_path):
+    backend = Counting(monkeypatch, lambda tried: 0.01)
+    assert run(1000, tmp_path).batching.batch_size == 16
+    assert {tried.batch_size for tried in backend.measured} == {16}
+
+
+@pytest.mark.parametrize(
+    ("within", "sizes", "copies"), [(400, {16, 64}, 4), (100, {16, 25}, 4), (3, {1, 3}, 2)]
+)
+def test_a_way_that_exceeds_the_memory_is_not_tried(monkeypatch, tmp_path, within, sizes, copies):
+    """All copies together run no more samples at once than memory takes."""
+    backend = Counting(monkeypatch, lambda tried: 1 / tried.at_once / 10_000)
+    split = replace(images(1000), within_memory=within)
+    runtime = runtime_of_all_cores(tmp_path, 4)
+    config = make_config("data=shapes", f"cache_dir={tmp_path}")
+    measuring = evaluator_of("a", replace(runtime, threads_fixed=False))
+    found = measuring.run(config, Path("nowhere"), split)
+    assert found.batching.at_once == copies
+    assert {tried.batch_size for tried in backend.measured} <= sizes
+    assert all(tried.batch_size * tried.at_once <= within for tried in backend.measured)
+    assert len(found.outputs.values[0]) == 1000
+
+
+@pytest.mark.parametrize(
+    ("overrides", "network"),
+    [(["backend=torch"], "a"), (["dtype=uint8"], "a"), ([], "b"), (["format=qoperator"], "a")],
+)
+def test_another_kind_of_artifact_is_measured_by_itself(monkeypatch, tmp_path, overrides, network):
+    fast = {"size": 16}
+    Counting(monkeypatch, lambda tried: (1 + (tried.batch_size != fast["size"])) / 10_000)
+    assert run(1000, tmp_path).batching.batch_size == 16
+    fast["size"] = 64
+    assert run(1000, tmp_path, *overrides, network=network).batching.batch_size == 64
+    assert run(1000, tmp_path).batching.batch_size == 16
+
+
+@pytest.mark.parametrize("count", [1, 31, 100, 500, 1234])
+def test_every_image_is_run_in_order(monkeypatch, tmp_path, count):
+    Counting(monkeypatch, lambda tried: 1 / tried.at_once)
+    found = run(count, tmp_path)
+    assert found.batching.at_once == 4
+    np.testing.assert_array_equal(found.outputs.values[0][:, 0], np.arange(count) % 251)
+
+
+def test_what_is_set_is_not_tried(monkeypatch, tmp_path):
+    backend = Counting(monkeypatch, lambda tried: 1.0)
+    assert run(1000, tmp_path, "evaluate.batch_size=300", "threads=1").batching == Batching(300, 1)
+    assert backend.batches == [(300, 1), (300, 1), (300, 1), (100, 1)]
+    assert not backend.measured
+    run(1000, tmp_path, "evaluate.batch_size=300", "threads=3")
+    assert {*backend.measured} == {Batching(300, 3, 1), Batching(300, 1, 3)}
+
+
+def test_batches_of_dynamic_quantization_are_a_setting(monkeypatch, tmp_path):
+    """They change what it predicts."""
+    backend = Counting(monkeypatch, lambda tried: 1.0)
+    assert run(1000, tmp_path, "method=dynamic").batching.batch_size == 256
+    assert sorted(size for size, _ in backend.batches) == [232, 256, 256, 256]
+
+
+def test_what_a_copy_raises_ends_the_run():
+    def fail(batch: np.ndarray) -> np.ndarray:
+        if batch[0] == 3:
+            raise ValueError("image 3")
+        return batch
+
+    batches = [np.array([number]) for number in range(100)]
+    found = batching.run_all([fail, fail], batches)
+    assert [int(next(found)[0]) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="image 3"):
+        next(found)
+
+
+def test_a_pace_is_measured(quantize, shapes):
+    cell = quantize("backend=onnx")
+    load = partial(quantizer_of(cell.config).load, cell.artifact.path)
+    assert batching.measure(load, shapes.test.take(np.arange(64)), Batching(16, 1, 2)) > 0
+
+
+def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
+    for backend in ("onnx", "torch", "tflite"):
+        cell = quantize(f"backend={backend}")
+        split = shapes.test.take(np.arange(130))
+        quantizer = quantizer_of(cell.config)
+        found = [
+            inference.infer(
+                partial(quantizer.load, cell.artifact.path), split, Batching(size, *way)
+            ).outputs.values[0]
+            for size in (1, 7, 32, 128)
+            for way in ((1, 1), (2, 1), (1, 2))
+        ]
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0])

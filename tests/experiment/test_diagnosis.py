@@ -1,0 +1,339 @@
+"""A network broken on purpose is diagnosed by name, and a healthy one is not."""
+
+import csv
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from resnet8ptq.core import machine
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import running
+from resnet8ptq.experiment.diagnosis import changes, measuring
+from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
+from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
+from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
+from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
+from resnet8ptq.experiment.settings import settle
+from tests.helpers.calling import call
+from tests.helpers.configs import make_config
+
+CLASSES = 3
+COPIES = 40  # of each colour
+HIDDEN = CLASSES * COPIES + 1  # the last channel is zero unless it is broken
+MIXED = 4  # the three colours, and what is left
+NAMES = ("first", "second", "head")  # of its weights
+COLOUR = np.arange(HIDDEN) // COPIES
+
+
+@dataclass
+class Parts:
+    """The parameters of a network that tells the brightest colour of a picture."""
+
+    first: Any = field(default_factory=lambda: np.zeros((HIDDEN, 3, 1, 1), np.float32))
+    bias: Any = field(default_factory=lambda: np.zeros(HIDDEN, np.float32))
+    second: Any = field(default_factory=lambda: np.zeros((MIXED, HIDDEN, 1, 1), np.float32))
+    clip: bool = True
+    joined: float = 0  # by how much the other input of a concatenation is larger
+
+
+def healthy() -> Parts:
+    parts = Parts()
+    for colour in range(CLASSES):
+        parts.first[colour == COLOUR, colour] = 1
+        parts.second[colour, colour == COLOUR] = 1 / COPIES
+    parts.second[CLASSES, :-1] = 1 / (HIDDEN - 1)
+    return parts
+
+
+def outlier_weight() -> Parts:
+    parts = healthy()
+    parts.second[0, -1] = 30  # of a channel that is zero
+    return parts
+
+
+def unlike_channels() -> Parts:
+    """Large weights that cancel each other, since the copies of a colour are equal."""
+    parts = healthy()
+    parts.second[CLASSES, :-1, 0, 0] = 20 * (-1.0) ** np.arange(HIDDEN - 1)
+    return parts
+
+
+def outlier_activation() -> Parts:
+    parts = healthy()
+    parts.clip = False
+    parts.bias[-1] = 100  # nobody reads it
+    return parts
+
+
+def unlike_inputs() -> Parts:
+    parts = healthy()
+    parts.joined = 400
+    return parts
+
+
+def write_network(path: Path, parts: Parts) -> Path:
+    """Conv, Clip or Relu, perhaps Concat, Conv, GlobalAveragePool, Gemm: logits."""
+    act = ["c", "low", "high"] if parts.clip else ["c"]
+    nodes = [
+        helper.make_node("Conv", ["pixels", "first", "bias"], ["c"], "first"),
+        helper.make_node("Clip" if parts.clip else "Relu", act, ["r"], "act"),
+        helper.make_node("Conv", ["j" if parts.joined else "r", "second"], ["m"], "second"),
+        helper.make_node("GlobalAveragePool", ["m"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "head"], ["scores"], "head"),
+    ]
+    second = parts.second
+    if parts.joined:
+        second = np.concatenate([second, np.zeros_like(second)], axis=1)
+        nodes[2:2] = [
+            helper.make_node("Mul", ["r", "factor"], ["large"], "enlarge"),
+            helper.make_node("Concat", ["r", "large"], ["j"], "join", axis=1),
+        ]
+    constants = {
+        "first": parts.first,
+        "bias": parts.bias,
+        "second": second,
+        "head": np.eye(MIXED, CLASSES, dtype=np.float32),
+        "low": np.float32(0),
+        "high": np.float32(1),
+        "factor": np.float32(parts.joined),
+    }
+    used = {name for node in nodes for name in node.input}
+    graph = helper.make_graph(
+        nodes,
+        "colours",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3, 6, 6])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", CLASSES])],
+        [numpy_helper.from_array(np.asarray(constants[n]), n) for n in constants if n in used],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(proto, path)
+    return path
+
+
+def write_data(path: Path) -> Path:
+    """Pictures [6, 6, 3] of which one colour is brighter: that colour is the class."""
+    random, labels = np.random.default_rng(0), np.arange(120) % CLASSES
+    images = random.integers(1, 140, (120, 6, 6, 3), dtype=np.uint8)
+    images[np.arange(120), :, :, labels] += 100
+    np.savez(path, images=images, labels=labels)
+    return path
+
+
+class Recorder:
+    """An open run that keeps nothing but what it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@pytest.fixture
+def diagnose(tmp_path: Path) -> Any:
+    def run(parts: Parts, *overrides: str) -> RunResult:
+        files = (f"data.root={write_data(tmp_path / 'data.npz')}", "data=arrays", "threads=1")
+        files += (f"model.path={write_network(tmp_path / 'own.onnx', parts)}",)
+        chosen = overrides if "preprocess=raw" in overrides else ("preprocess=unit", *overrides)
+        words = ("+analysis=diagnose", "evaluate.batch_size=30", "dtype=uint8", *files, *chosen)
+        return running.run(settle(make_config(*words)), tmp_path, Recorder())
+
+    return run
+
+
+def names(result: RunResult) -> list[str]:
+    assert isinstance(result, DiagnosisResult), result.reason
+    return [finding.name for finding in result.reasons]
+
+
+@pytest.mark.parametrize("granularity", ["per_channel=false", "per_channel=true"])
+def test_a_healthy_network_has_no_finding(diagnose: Any, granularity: str, capsys: Any) -> None:
+    result = diagnose(healthy(), granularity)
+    assert result.findings == ()
+    assert capsys.readouterr().out.splitlines()[1].startswith("nothing found: ")
+
+
+@pytest.mark.parametrize(
+    ("parts", "overrides", "name", "tensor", "answer"),
+    [
+        (outlier_weight(), (), "outlier weight", "second", "nodes_to_exclude=[second]"),
+        (
+            *(unlike_channels(), (), "channels of very different scale", "second"),
+            "per_channel=true",
+        ),
+        (
+            *(healthy(), ("calib=percentile", "calib.percentile=70"), "clipped activation", "m"),
+            "calib=minmax",
+        ),
+        (outlier_activation(), (), "outlier in an activation", "r", "nodes_to_exclude=["),
+        (unlike_inputs(), (), "joined inputs of very different scale", "j", "nodes_to_exclude=["),
+    ],
+    ids=["outlier weight", "channels", "clipped", "outlier activation", "joined"],
+)
+def test_what_is_broken_is_named(
+    diagnose: Any, tmp_path: Path, capsys: Any, parts, overrides, name, tensor, answer
+) -> None:
+    result = diagnose(parts, *overrides)
+    assert name in names(result), result.conclusion
+    (finding,) = [each for each in result.reasons if each.name == name]
+    assert tensor in finding.tensors
+    assert result.answer(finding).words.startswith(answer)
+    first = capsys.readouterr().out.splitlines()[1]
+    assert first.startswith("what is wrong: ")
+
+
+@pytest.mark.parametrize(
+    ("parts", "overrides", "half"),
+    [
+        (outlier_weight(), (), WEIGHTS),
+        (unlike_channels(), (), WEIGHTS),
+        (outlier_activation(), (), ACTIVATIONS),
+        (healthy(), ("calib=percentile", "calib.percentile=70"), ACTIVATIONS),
+    ],
+    ids=["outlier weight", "channels", "outlier activation", "clipped"],
+)
+def test_the_half_that_is_broken_costs_more(diagnose: Any, parts, overrides, half) -> None:
+    result = diagnose(parts, *overrides)
+    halves, whole = result.halves, result.before
+    assert halves.costs_more == half
+    assert result.conclusion[-2].startswith(f"what costs more: the {half}: ")
+    worse, better = sorted([halves.weights.sqnr_db, halves.activations.sqnr_db])
+    assert worse == pytest.approx(whole.sqnr_db, abs=3.0)  # of both together
+    assert better > whole.sqnr_db
+    assert f"({half} alone)" in to_markdown(result, "title")
+
+
+def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagnose: Any) -> None:
+    tried = {
+        granularity: {each.words for each in diagnose(outlier_weight(), granularity).outcomes}
+        for granularity in ("per_channel=false", "per_channel=true")
+    }
+    words = {change.words for change in (changes.BIAS, changes.LEARN)}
+    assert words <= tried["per_channel=true"]
+    assert not words & tried["per_channel=false"]
+
+
+needs_saturation = pytest.mark.skipif(
+    machine.has_vnni() or platform.machine() not in ("x86_64", "AMD64"),
+    reason="sums do not saturate on this CPU",
+)
+
+
+@needs_saturation
+def test_a_saturated_sum_is_named(diagnose: Any) -> None:
+    """Two products of bright pixels and the largest weight exceed 16 bits."""
+    result = diagnose(healthy(), "dtype=u8s8")
+    assert names(result) == ["saturated sum"]
+    assert result.reasons[0].tensors[0] == "m"
+    assert result.outcomes[0].words in ("dtype=uint8", "reduce_range=true")
+    assert result.outcomes[0].helps
+
+
+def test_kernels_that_saturate_are_named_on_any_cpu(
+    diagnose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = measuring._Sessions.quantized
+
+    def saturated(self: Any, batch: Any) -> Any:
+        return [np.minimum(values, values.max() / 2) for values in run(self, batch)]
+
+    monkeypatch.setattr(measuring._Sessions, "quantized", saturated)
+    for vnni, name in ((False, "saturated sum"), (True, "inexact kernel")):
+        monkeypatch.setattr(machine, "has_vnni", lambda vnni=vnni: vnni)
+        result = diagnose(healthy(), "dtype=u8s8", "per_channel=true")
+        assert [finding.name for finding in result.findings] == [name]
+
+
+def test_wrong_preprocessing_is_named(diagnose: Any) -> None:
+    """Raw pixels are all cut off at 1: each class looks like the first."""
+    result = diagnose(healthy(), "preprocess=raw")
+    assert names(result)[0] == "wrong preprocessing"
+    assert "preprocess=unit gets 100.00%" in result.conclusion[0]
+
+
+def test_kernels_of_which_only_the_output_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are other kernels where tensors between them are asked for."""
+    monkeypatch.setattr(machine, "has_vnni", lambda: False)
+    some, config = Spread(), make_config("data=shapes")
+    for noise, found in ((1.0, "the output"), (1e-6, None)):
+        measured = TensorMeasurements((), (), Noise(100, 1e-7), Noise(100, noise), some, some, 1)
+        finding = saturated_sum(measured, config)
+        assert (finding and finding.tensors[0]) == found
+
+
+def test_calibration_samples_in_another_range_are_named() -> None:
+    pixels = np.arange(1, 256, dtype=np.float32)
+    found = [
+        wrong_preprocessing(
+            TensorMeasurements(
+                (), (), Noise(), Noise(), Spread.of(pixels, pixels), Spread.of(drawn, drawn), 1
+            ),
+            make_config("data=shapes"),
+        )
+        for drawn in (pixels / 255, pixels * 0.9)
+    ]
+    assert found[0] is not None and "0.003922 to 1, those of the held-out" in found[0].meaning
+    assert found[1] is None
+
+
+def test_an_outlier_is_no_part_of_the_reach() -> None:
+    values = np.array([0, *np.linspace(0.5, 0.9, 200), -100], np.float32)
+    spread = Spread.of(values, np.round(values))
+    assert (spread.low, spread.high, spread.peak, spread.reach) == (-100, values.max(), 100, 1)
+    assert spread.peaks == 100
+    assert spread.bulk_db < 20 < Noise(*(100**2, 1.0)).sqnr_db
+    alone = Spread.of(np.ones(1, np.float32), np.ones(1, np.float32))
+    assert (alone.reach, alone.peaks) == (0, 0)
+
+
+def test_files_hold_every_tensor(diagnose: Any, tmp_path: Path) -> None:
+    """The QDQ form of QOperator is diagnosed, and named."""
+    result = diagnose(healthy(), "format=qoperator", "slim=true")
+    assert "format=qdq" in result.notes[0]
+    rows = list(csv.DictReader((tmp_path / "diagnosis.csv").read_text().splitlines()))
+    tensors = [row["tensor"] for row in rows]
+    assert sorted(tensors) == sorted(["pixels", "r", "m", "p", "f", "scores", *NAMES])
+    page = (tmp_path / "diagnosis.md").read_text()
+    assert page.splitlines()[2].startswith("nothing found: ")
+    assert (tmp_path / "diagnosis.png").stat().st_size > 0
+    metrics = result.to_metrics()
+    assert metrics["findings"] == 0 and metrics["accuracy"] == 1
+
+
+@pytest.mark.slow
+def test_a_diagnosis_is_logged(tmp_path: Path) -> None:
+    short = ("data=shapes", "calib.samples_per_class=10", "held_out_images=100")
+    done = call(tmp_path, *short, "+analysis=diagnose", "dtype=uint8", "calib=entropy")
+    assert done.code == 0, done.err
+    assert "what is wrong: clipped activation in " in done.out
+    (run,) = done.runs
+    assert {"diagnosis.csv", "diagnosis.md", "diagnosis.png"} <= set(done.artifacts(run))
+    assert run.data.metrics["findings"] >= 1
+    assert run.data.metrics["best_sqnr_db"] > run.data.metrics["sqnr_db"]
+    assert run.data.params["held_out_digest"]
+
+
+@pytest.mark.parametrize("override", ["backend=torch", "backend=tflite", "method=dynamic"])
+def test_what_has_no_qdq_graph_is_unsupported(diagnose: Any, override: str) -> None:
+    more = ("dtype=int8",) if override == "method=dynamic" else ()
+    result = diagnose(healthy(), override, *more)
+    assert result.status == "unsupported"
+    assert "backend=onnx method=static" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("dtype=fp32", "dtype.name: got 'fp32', takes int8"),
+        ("nodes_to_exclude=auto", "nodes_to_exclude: got 'auto', takes a list of names"),
+        ("analysis.mode=all_but_one", "analysis: its keys have no effect without"),
+    ],
+)
+def test_wrong_settings_are_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config("+analysis=diagnose", override)

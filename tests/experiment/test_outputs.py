@@ -1,0 +1,274 @@
+"""The files of a run: complete, whole, and of one mind."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from matplotlib import image
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+
+from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import figures
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import outputs
+from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks import class_plots, classification
+from resnet8ptq.tasks.classification import ClassScores
+from resnet8ptq.tasks.hits import Hits
+from tests.helpers.configs import make_config
+from tests.helpers.results import make_result
+
+NAMES = ("cat", "dog", "frog")
+# True classes, and what model and baseline make of them. No image is a frog.
+LABELS = np.array([0, 0, 0, 0, 1, 1])
+MODEL = np.array([0, 0, 0, 2, 1, 0])
+BASELINE = np.array([0, 0, 1, 1, 1, 1])
+
+FILES = {
+    *("config.yaml", "result.json", "per_class.csv", "confusion.csv", "confusion.png"),
+    *("classes.png", "predictions.npz", "example.npz", "calibration.csv", "ranges.json"),
+}
+
+Write = Callable[..., tuple[RunConfig, RunResult]]
+
+
+def scores(predictions: np.ndarray) -> ClassScores:
+    probabilities = np.full((len(predictions), len(NAMES)), 0.1, dtype=np.float32)
+    probabilities[np.arange(len(predictions)), predictions] = 0.8
+    return ClassScores(probabilities, LABELS)
+
+
+@pytest.fixture
+def written(shapes_model: Fp32Model) -> Write:
+    """Write the files of a run into a folder; return its config and result."""
+
+    def write(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
+        config, result, artifact, samples = made(folder, *overrides)
+        outputs.write(folder, config, result, artifact, samples, shapes_model)
+        return config, result
+
+    return write
+
+
+def made(folder: Path, *overrides: str) -> tuple[RunConfig, RunResult, Artifact, Samples]:
+    task = classification.build(NAMES)
+    result = make_result(task, task.compare(scores(MODEL), scores(BASELINE)))
+    config = make_config("data=shapes", *overrides)
+    artifact = Artifact(folder / "model.onnx", 10, {"input": (0.0, 255.0)})
+    images = np.zeros((3, 32, 32, 3), dtype=np.uint8)
+    calibration = CalibrationSet(Split(images, np.array([2, 0, 1]), "here"), np.array([4, 7, 9]))
+    reported = Split(np.zeros((1, 32, 32, 3), np.uint8), np.array([0]), "here")
+    dataset = Dataset("shapes", NAMES, calibration.split, reported)
+    return config, result, artifact, Samples(dataset, calibration)
+
+
+def both(model: np.ndarray, baseline: np.ndarray) -> tuple[Hits, Hits]:
+    return Hits(model, LABELS), Hits(baseline, LABELS)
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_writes_every_file_and_leaves_no_temporary(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+
+
+def test_config_reads_back(tmp_path: Path, written: Write) -> None:
+    config, _ = written(tmp_path, "backend=torch", "calib.percentile=99.5", "per_channel=true")
+    found = OmegaConf.load(tmp_path / "config.yaml")
+    assert OmegaConf.to_container(found) == OmegaConf.to_container(OmegaConf.structured(config))
+    assert found.backend.engine == "auto"
+    assert found.calib.percentile == 99.5
+
+
+def test_no_file_holds_a_password_of_the_environment(
+    tmp_path: Path, written: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hunter2@127.0.0.1:9")
+    written(tmp_path)
+    for path in tmp_path.iterdir():
+        assert b"hunter2" not in path.read_bytes()
+
+
+def test_result_holds_every_metric(tmp_path: Path, written: Write) -> None:
+    _, result = written(tmp_path)
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["status"] == "ok"
+    assert record["resolved"] == {"weight_dtype": "int8"}
+    assert record["metrics"] == result.to_metrics()
+    assert record["metrics"]["correct"] == 4
+    assert record["metrics"]["baseline_correct"] == 4
+    assert record["metrics"]["size_reduction"] == 0.75
+    assert record["metrics"]["delta_cat"] == 0.25
+
+
+def test_what_was_not_measured_is_left_out(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    metrics = json.loads((tmp_path / "result.json").read_text())["metrics"]
+    assert "peak_memory_bytes" not in metrics
+    assert "accuracy_frog" not in metrics  # not NaN, which is no JSON
+
+
+def test_confusion_counts_true_classes_down_and_predictions_across(
+    tmp_path: Path, written: Write
+) -> None:
+    written(tmp_path)
+    header, *rows = read_csv(tmp_path / "confusion.csv")
+    assert header[1:] == list(NAMES)
+    assert rows == [["cat", "3", "0", "1"], ["dog", "1", "1", "0"], ["frog", "0", "0", "0"]]
+
+
+def test_per_class_accuracies(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    header, *rows = read_csv(tmp_path / "per_class.csv")
+    assert header == ["class", "accuracy", "baseline_accuracy", "delta"]
+    assert rows == [
+        ["cat", "0.75", "0.5", "0.25"],
+        ["dog", "0.5", "1.0", "-0.5"],
+        ["frog", "", "", ""],
+    ]
+
+
+def test_predictions_read_back(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    with np.load(tmp_path / "predictions.npz", allow_pickle=False) as arrays:
+        assert arrays["predictions"].tolist() == MODEL.tolist()
+        assert arrays["baseline_predictions"].tolist() == BASELINE.tolist()
+        assert arrays["labels"].tolist() == LABELS.tolist()
+        assert np.array_equal(arrays["probabilities"], scores(MODEL).probabilities)
+
+
+def test_calibration_images_can_be_found_again(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    assert read_csv(tmp_path / "calibration.csv") == [
+        *(["index", "label"], ["4", "2"], ["7", "0"], ["9", "1"])
+    ]
+
+
+def test_ranges_read_back(tmp_path: Path, written: Write, shapes_model: Fp32Model) -> None:
+    written(tmp_path)
+    found = json.loads((tmp_path / "ranges.json").read_text())
+    assert found.keys() == {"activations", "weights"}
+    assert found["activations"] == {"input": [0.0, 255.0]}
+    initializers = onnx.load(shapes_model.onnx_path).graph.initializer
+    arrays = [onnx.numpy_helper.to_array(tensor) for tensor in initializers]
+    extremes = {(float(array.min()), float(array.max())) for array in arrays if array.ndim > 1}
+    assert len(found["weights"]) == 10  # ResNet8: nine convolutions, one dense layer
+    assert {(low, high) for low, high in found["weights"].values()} <= extremes
+
+
+def test_writing_again_replaces(tmp_path: Path, written: Write) -> None:
+    written(tmp_path)
+    (tmp_path / "result.json").write_text("stale")
+    written(tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+
+
+def test_result_comes_last(tmp_path: Path, written: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a result.json is a whole one."""
+
+    def fail(*args: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(class_plots, "confusion", fail)
+    with pytest.raises(OSError, match="disk full"):
+        written(tmp_path)
+    assert "result.json" not in {path.name for path in tmp_path.iterdir()}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+def labelled(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The texts of each matrix that is drawn, [rows, columns]."""
+    found: list[np.ndarray] = []
+    draw = class_plots.label_cells
+
+    def label_cells(axes: Axes, texts: np.ndarray, *rest: Any, **named: Any) -> None:
+        found.append(texts)
+        draw(axes, texts, *rest, **named)
+
+    monkeypatch.setattr(class_plots, "label_cells", label_cells)
+    return found
+
+
+def test_confusion_plot_is_a_picture_that_shows_the_counts(
+    tmp_path: Path, labelled: list[np.ndarray]
+) -> None:
+    labels = np.repeat([0, 1, 2], [5, 7, 9])
+    pictures = []
+    for name, model in (("right", labels), ("mirrored", 2 - labels)):
+        figure = class_plots.confusion(Hits(model, labels), Hits(labels, labels), NAMES, "title")
+        figures.save(figure, tmp_path / f"{name}.png")
+        pictures.append(image.imread(tmp_path / f"{name}.png"))
+        assert {*labelled[0].ravel()} == {"5", "7", "9", ""}
+    one, other = pictures
+    assert one.shape == other.shape
+    assert min(one.shape[:2]) > 300
+    assert not np.array_equal(one, other)
+
+
+def test_confusion_plot_shows_the_change_from_fp32(labelled: list[np.ndarray]) -> None:
+    class_plots.confusion(*both(MODEL, BASELINE), NAMES, "title")
+    counts, change = (texts.tolist() for texts in labelled)
+    # By true and predicted class; empty cells stay empty.
+    assert counts == [["3", "", "1"], ["1", "1", ""], ["", "", ""]]
+    assert change == [["+1", "-2", "+1"], ["+1", "-1", ""], ["", "", ""]]
+
+
+def test_labels_of_cells_stand_in_their_cells() -> None:
+    """Ink where there is a text, black or white as the cell asks for, and none elsewhere."""
+    figure = Figure(figsize=(3, 3))
+    axes = figure.add_axes((0, 0, 1, 1))
+    figures.show_matrix(axes, np.zeros((3, 3)), cmap="gray", vmin=-1, vmax=1)
+    texts = np.array([["8", "", ""], ["", "", "+12"], ["", "", ""]])
+    dark = np.array([[False] * 3, [False, False, True], [False] * 3])
+    figures.label_cells(axes, texts, dark, size=9)
+    pixels = image.imread(io.BytesIO(figures.to_png(figure)))[..., 0]
+    cells = [np.split(row, 3, axis=1) for row in np.split(pixels, 3)]
+    middle = [[cell[5:-5, 5:-5] for cell in row] for row in cells]
+    ink = [[(float(cell.min()), float(cell.max())) for cell in row] for row in middle]
+    grey = ink[2][2]
+    assert grey[0] == grey[1]
+    assert ink[0][0] == (0, grey[0])
+    assert ink[1][2] == (grey[0], 1)
+    assert all(ink[r][c] == grey for r in range(3) for c in range(3) if not texts[r, c])
+
+
+def test_class_plot_has_a_bar_of_each_for_each_class_with_images() -> None:
+    figure = class_plots.classes(*both(MODEL, BASELINE), NAMES, "title")
+    heights = sorted(bar.get_height() for bar in figure.axes[0].patches)
+    assert heights == [50, 50, 75, 100]  # cat: 50 and 75, dog: 100 and 50, no frog
+
+
+@pytest.mark.parametrize("plot", [class_plots.confusion, class_plots.classes])
+@pytest.mark.parametrize("model", [LABELS, 1 - LABELS], ids=["all right", "all wrong"])
+def test_plots_take_extremes_and_classes_without_images(
+    tmp_path: Path, plot: Callable[..., Figure], model: np.ndarray
+) -> None:
+    path = tmp_path / "extreme.png"
+    figures.save(plot(*both(model, model), NAMES, "title"), path)
+    assert image.imread(path).std() > 0
+
+
+def test_only_measured_runs_leave_files(tmp_path: Path, shapes_model: Fp32Model) -> None:
+    config, result, artifact, samples = made(tmp_path)
+    unmeasured = replace(result, measurement=None)
+    with pytest.raises(AssertionError):
+        outputs.write(tmp_path, config, unmeasured, artifact, samples, shapes_model)
+    assert list(tmp_path.iterdir()) == []

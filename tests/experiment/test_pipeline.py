@@ -1,0 +1,267 @@
+"""A run from config to result, and the figures that are to be reproduced."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+
+from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
+from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import machine
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data import locate, registry
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.evaluation.inference import targets_of
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import preparation, running
+from resnet8ptq.experiment.settings import settle
+from resnet8ptq.models import model
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.classification import ClassScores
+from resnet8ptq.tasks.contract import Outputs
+from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.record import RunRecord
+from resnet8ptq.tracking.run import start_run
+from resnet8ptq.tracking.store import Store
+from tests.helpers.configs import make_config
+from tests.helpers.factories import evaluator_of
+from tests.helpers.stores import new_store
+
+Ranges = Mapping[str, Range] | None
+FEW = (
+    *("calib.samples_per_class=20", "latency.enabled=false"),
+    *("evaluate.split=held_out", "held_out_images=500"),
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return new_store(tmp_path_factory.mktemp("mlruns"))
+
+
+@pytest.fixture(autouse=True)
+def no_run_left_open() -> Iterator[None]:
+    yield
+    while mlflow.active_run():
+        mlflow.end_run()
+
+
+def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunRecord]:
+    config = make_config("data=shapes", *FEW, *overrides)
+    with start_run(store, "name", {}, folder) as opened:
+        result = running.run(settle(config), folder, opened)
+    return result, history.load_run(store, opened.run_id)
+
+
+@pytest.mark.slow
+def test_run_is_measured_and_logged(store: Store, tmp_path: Path) -> None:
+    result, record = run(store, tmp_path, "dtype=uint8")
+    found = result.measurement
+    assert found is not None
+    assert record.tags["status"] == result.status == "ok"
+    assert record.metrics == result.to_metrics()
+    assert record.params["weight_dtype"] == record.params["activation_dtype"] == "uint8"
+    drop = record.metrics["baseline_accuracy"] - record.metrics["accuracy"]
+    assert record.drop == pytest.approx(drop)
+    assert found.size_bytes == (tmp_path / "model.onnx").stat().st_size
+    assert found.comparison.baseline.value > 0.85
+    assert found.comparison.model.agreement(found.comparison.baseline) < 1
+    assert found.quantized_layers == 10
+
+
+@pytest.mark.parametrize(
+    "overrides", [("backend=torch", "dtype=uint8"), ("backend=onnx", "calib=histogram")]
+)
+def test_unsupported_combination_does_no_work(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr(registry, "read", refuse)
+    monkeypatch.setattr(model, "load", refuse)
+    result, record = run(store, tmp_path, *overrides)
+    assert result.status == record.tags["status"] == "unsupported"
+    assert result.reason == record.tags["reason"] != ""
+    assert record.drop is None
+    assert record.metrics == {}
+    assert {path.name for path in tmp_path.iterdir()} == {journal.FILE, journal.LOCK}
+
+
+def test_held_out_images_are_the_same_for_every_seed(store: Store, tmp_path: Path) -> None:
+    overrides = ("dtype=fp32", "evaluate.split=held_out", "held_out_images=203")
+    tags = []
+    for seed in ("1", "2"):
+        (tmp_path / seed).mkdir()
+        tags.append(run(store, tmp_path / seed, *overrides, f"seed={seed}")[1].tags)
+    assert tags[0]["test_digest"] == tags[1]["test_digest"]
+    assert tags[0]["calibration_digest"] != tags[1]["calibration_digest"]
+
+
+@pytest.mark.parametrize("choice", ["method=qat", "nodes_to_exclude=auto"])
+@pytest.mark.parametrize("split", ["test", "held_out"])
+def test_no_image_calibrates_chooses_and_is_scored(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, split: str
+) -> None:
+    seen: list[Split] = []
+
+    def look(work: preparation.Workspace) -> None:
+        samples = work.samples
+        seen.extend((samples.reported, samples.calibrating.split, samples.held_out))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preparation, "prepare", look)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path, choice, f"evaluate.split={split}", "held_out_images=300")
+    total = sum(map(len, seen))
+    assert len(np.unique(np.concatenate([found.pixel_hashes for found in seen]))) == total
+    assert len(seen[2]) == 300
+
+
+@dataclass(frozen=True)
+class Swapping(OnnxQuantizer):
+    """Leaves the FP32 network on disk in place of what it quantized."""
+
+    def quantize(
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges = None
+    ) -> Artifact:
+        artifact = super().quantize(model, calibration, folder, ranges)
+        shutil.copyfile(model.onnx_path, artifact.path)
+        return artifact
+
+
+@pytest.mark.slow
+def test_what_is_evaluated_is_the_file_on_disk(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Swapping")
+    result, record = run(store, tmp_path)
+    assert result.measurement is not None
+    comparison = result.measurement.comparison
+    assert comparison.model.agreement(comparison.baseline) == 1
+    assert record.drop == 0
+    assert record.metrics["size_reduction"] == 0
+
+
+@dataclass(frozen=True)
+class Truncating(OnnxQuantizer):
+    """Leaves half a file on disk."""
+
+    def quantize(
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges = None
+    ) -> Artifact:
+        artifact = super().quantize(model, calibration, folder, ranges)
+        whole = artifact.path.read_bytes()
+        artifact.path.write_bytes(whole[: len(whole) // 2])
+        return artifact
+
+
+def test_damaged_artifact_fails_the_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Truncating")
+    config = make_config("data=shapes", *FEW)
+    with (
+        pytest.raises(Exception, match=r"(?i)protobuf|parse|load"),
+        start_run(store, "name", {}, tmp_path) as opened,
+    ):
+        running.run(settle(config), tmp_path, opened)
+    record = history.load_run(store, opened.run_id)
+    assert record.tags["status"] == "failed"
+    assert record.metrics == {}
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_too_many_calibration_images_are_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"calib.samples_per_class: got 1001, takes at most 1000"):
+        run(store, tmp_path, "calib.samples_per_class=1001", "evaluate.split=test")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp32_run_equals_its_baseline(store: Store, tmp_path: Path, backend: str) -> None:
+    result, record = run(store, tmp_path, f"backend={backend}", "dtype=fp32")
+    assert result.measurement is not None
+    comparison = result.measurement.comparison
+    assert comparison.model.agreement(comparison.baseline) == 1
+    assert record.drop == 0
+    assert record.metrics["p_value"] == 1
+    assert record.metrics["size_reduction"] == 0
+    assert record.metrics["quantized_layers"] == 0
+
+
+@pytest.fixture(scope="module")
+def cifar10() -> Dataset:
+    settled = locate.settle(make_config("data.on_missing=error").data)
+    return registry.load(settled.name, settled.root)
+
+
+@pytest.fixture(scope="module")
+def resnet8(cifar10: Dataset, cache_root: Path) -> Fp32Model:
+    return model.load(make_config().model, cifar10, cache_root)
+
+
+def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path) -> ClassScores:
+    """Quantize, reload, evaluate: the middle of the recipe."""
+    calibration = draw_calibration(dataset, 100, 42)
+    evaluator = evaluator_of(config, network)
+    quantized = evaluator.quantize(config, network, calibration.split, folder)
+    return scored(evaluator.run(config, quantized.path, dataset.test).outputs, dataset)
+
+
+def scored(outputs: Outputs, dataset: Dataset) -> ClassScores:
+    return classification.score(outputs, targets_of(dataset.test))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_files")
+def test_fp32_accuracy_is_reproduced(request: pytest.FixtureRequest) -> None:
+    """In ONNX Runtime; that every framework predicts the same is checked elsewhere."""
+    dataset: Dataset = request.getfixturevalue("cifar10")
+    network: Fp32Model = request.getfixturevalue("resnet8")
+    config = make_config()
+    kept = evaluator_of(config, network).baseline(config, dataset.test)
+    baseline = scored(kept.outputs, dataset)
+    assert (baseline.correct, baseline.total) == (8703, 9980)
+    dog = dataset.class_names.index("dog")
+    assert baseline.class_accuracy(dog) == pytest.approx(0.742, abs=0.0005)
+
+
+# Measured with onnxruntime 1.31.1 and torch 2.13: minmax, batch normalization folded, percent.
+# Each dtype, granularity and framework once; test_backends.py has all of them on `shapes`.
+REFERENCE = [
+    ("onnx", "int8", "false", 86.75),
+    ("onnx", "uint8", "true", 86.85),
+    ("onnx", "u8s8", "false", 86.75),
+    ("torch", "int8", "true", 86.88),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_files")
+@pytest.mark.parametrize(("backend", "dtype", "per_channel", "expected"), REFERENCE)
+def test_accuracy_is_reproduced(
+    backend: str,
+    dtype: str,
+    per_channel: str,
+    expected: float,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    if not machine.has_vnni() and (backend == "torch" or dtype == "u8s8"):
+        pytest.skip("measured on a CPU with VNNI: without it 16-bit sums saturate")
+    config = make_config(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}")
+    dataset: Dataset = request.getfixturevalue("cifar10")
+    network: Fp32Model = request.getfixturevalue("resnet8")
+    found = score(config, network, dataset, tmp_path)
+    assert 100 * found.value == pytest.approx(expected, abs=0.3)
+    assert np.isfinite(found.probabilities).all()

@@ -1,0 +1,187 @@
+"""Calling `run.py`: in the process of the test or, where the process is the point, in its own."""
+
+import gc
+import io
+import logging
+import os
+import pickle
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import cloudpickle
+import pytest
+from hydra.core.hydra_config import HydraConfig
+from matplotlib.figure import Figure
+
+from resnet8ptq.__main__ import main
+from resnet8ptq.core import background, console, figures
+from resnet8ptq.data import locate
+from resnet8ptq.evaluation import paired_latency
+from resnet8ptq.models import model
+from resnet8ptq.sweep import callback
+from tests.helpers.stores import copy_database
+
+if TYPE_CHECKING:  # most tests do without MLflow
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+REPO = Path(__file__).parents[2]
+RUN = str(REPO / "run.py")
+NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
+# MLflow's server otherwise starts eight processes for jobs of its own, which no test asks for.
+NO_SERVER_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+EMPTY = figures.to_png(Figure(figsize=(0.1, 0.1)))
+QUICK = (  # for a run whose accuracy does not matter
+    *("data=shapes", "latency.enabled=false"),
+    *("evaluate.split=held_out", "held_out_images=500", "calib.samples_per_class=20"),
+)
+FAILS = ("calib=percentile", "calib.num_bins=2048,2047")
+
+
+@dataclass(frozen=True)
+class Called:
+    """A finished `run.py`, and the folder it ran in."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+    @property
+    def client(self) -> "MlflowClient":
+        import mlflow
+
+        return mlflow.MlflowClient(tracking_uri=f"sqlite:///{self.folder / 'mlruns' / 'mlflow.db'}")
+
+    @property
+    def runs(self) -> list["Run"]:
+        """All runs of the store, the oldest first."""
+        experiment = self.client.get_experiment_by_name("resnet8ptq")
+        assert experiment is not None
+        order = ["attributes.start_time ASC"]
+        return list(self.client.search_runs([experiment.experiment_id], order_by=order))
+
+    @property
+    def parent(self) -> "Run":
+        (found,) = [run for run in self.runs if "overrides" in run.data.tags]
+        return found
+
+    @property
+    def children(self) -> list["Run"]:
+        parent_id = self.parent.info.run_id
+        return [r for r in self.runs if r.data.tags.get("mlflow.parentRunId") == parent_id]
+
+    def artifacts(self, run: "Run") -> dict[str, Path]:
+        root = Path(run.info.artifact_uri.removeprefix("file://"))
+        return {path.name: path for path in root.iterdir()}
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("error:")]
+
+    @property
+    def table(self) -> list[dict[str, str]]:
+        """The rows of the printed table."""
+        rows = [
+            [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+            for line in self.out.splitlines()
+            if line.startswith(("│", "┃"))
+        ]
+        return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+@contextmanager
+def handed_over_here() -> Iterator[None]:
+    """Make the calls for the process beside in this one, pickled as for that one."""
+
+    def put(function: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(pickle.loads(cloudpickle.dumps(partial(function, *args, **named)))())
+        return done
+
+    with mock.patch.object(background, "put", put):
+        yield
+
+
+def call(folder: Path, *args: str, drawn: bool = False, **env: str) -> Called:
+    """Call `run.py` in `folder`, as a person would; runs/ and mlruns/ land there.
+
+    In this process, where everything is imported and loaded already. Its figures are empty pictures
+    unless `drawn`: they take half a second each. Models race in 3 blocks and not in 10, for each of
+    which they are loaded again.
+    """
+    pictures = nullcontext() if drawn else mock.patch.object(figures, "to_png", lambda _: EMPTY)
+    here = mock.patch.object(background, "allowed", handed_over_here)
+    with pictures, here, mock.patch.object(paired_latency, "BLOCKS", 3):
+        return _call(lambda: runpy.run_path(RUN, run_name="__main__"), folder, [RUN, *args], env)
+
+
+def call_beside(folder: Path, *args: str, **env: str) -> Called:
+    """Call `python -m resnet8ptq` in `folder`, in this process."""
+    return _call(lambda: sys.exit(main()), folder, ["resnet8ptq", *args], env)
+
+
+def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[str, str]) -> Called:
+    from resnet8ptq.tracking import store
+
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        kept_globals(),
+        chdir(folder),
+        mock.patch.dict(os.environ, clean_environment(**env), clear=True),
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(store, "_make_database", partial(copy_database, store._make_database)),
+        # Hydra closes every handler that there is, and absl's closes what it writes to: pytest's.
+        mock.patch.object(logging, "_handlerList", []),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        run()
+    assert isinstance(ended.value.code, int)
+    return Called(folder, ended.value.code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def kept_globals() -> Iterator[None]:
+    """Give the block what a new process would find, and put back what it changes of that."""
+    root, threshold = logging.getLogger(), gc.get_threshold()
+    handlers, level, terminated = root.handlers[:], root.level, signal.getsignal(signal.SIGTERM)
+    forget()
+    try:
+        yield
+    finally:
+        for handler in root.handlers:
+            if handler not in handlers:
+                handler.close()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        signal.signal(signal.SIGTERM, terminated)
+        gc.set_threshold(*threshold)
+        forget()
+
+
+def forget() -> None:
+    """Forget what a process keeps from the first run on, but for imports and data."""
+    HydraConfig.instance().cfg = None
+    if sweep := callback.find_current():
+        sweep.lock.release()
+    callback._current = None
+    for kept in (console.stderr, locate._find_cifar10, model._log_once):
+        kept.cache_clear()
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with `changes`, and with no store but one named there."""
+    dropped = ("MLFLOW_TRACKING_URI", "HYDRA_FULL_ERROR")  # set in this process by MLflow and cli
+    inherited = {key: value for key, value in os.environ.items() if key not in dropped}
+    return {**inherited, **changes}

@@ -1,0 +1,28 @@
+"""Parts of a run, made from its config."""
+
+from resnet8ptq.backends.contract import Quantizer
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import cache
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.models import model
+from resnet8ptq.tasks import classification
+
+THREADS = 1
+
+
+def runtime_of(config: RunConfig) -> Runtime:
+    """Return what a run of these settings may use."""
+    return cache.runtime(config.cache_dir, config.threads)
+
+
+def quantizer_of(config: RunConfig) -> Quantizer:
+    """Return the framework of these settings."""
+    return make_quantizer(config, runtime_of(config))
+
+
+def evaluator_of(config: RunConfig, fp32: model.Fp32Model) -> Evaluator:
+    """Return what measures a classification with these settings."""
+    task = classification.build(tuple("0123456789"))
+    return Evaluator(fp32, task, runtime_of(config), config.evaluate.batch_size)

@@ -1,0 +1,630 @@
+"""Networks that come as a SavedModel, a TFLite file, an exported program or a torch module.
+
+TensorFlow is only imported by a process of its own, as in the package.
+"""
+
+import json
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from resnet8ptq.config.schema import ModelConfig
+from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models import conversion, locate, sources
+from resnet8ptq.models.gates import tflite as tflite_gate
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.models.sources import Module
+from tests.helpers import probe
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of
+from tests.helpers.torch_archives import forge
+
+SAMPLES = np.random.default_rng(0).normal(size=(12, 8, 6, 3)).astype(np.float32)
+
+# Makes SavedModel folders and TFLite files, tries to convert each, and writes down what came of it.
+PROBE = """
+import json, os, shutil, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+from resnet8ptq.models import conversion
+
+folder = Path(sys.argv[1])
+target, secret = folder / "target", folder / "secret"
+secret.write_text("secret")
+random = np.random.default_rng(0)
+spec = tf.TensorSpec((None, 8, 6, 3), tf.float32)
+
+
+class Network(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.filters = tf.Variable(random.normal(size=(3, 3, 3, 4)).astype(np.float32))
+        self.dense = tf.Variable(random.normal(size=(4, 5)).astype(np.float32))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 8, 6, 3), tf.float32, name="features")])
+    def sound(self, features):
+        found = tf.nn.relu(tf.nn.conv2d(features, self.filters, 1, "SAME"))
+        mean = tf.reduce_mean(found, (1, 2))
+        return {"scores": tf.matmul(mean, self.dense), "mean": mean}
+
+    @tf.function(input_signature=[spec])
+    def reads(self, x):
+        size = tf.strings.length(tf.io.read_file(str(secret)))
+        return self.sound(x)["scores"] + tf.cast(size, tf.float32)
+
+    @tf.function(input_signature=[spec])
+    def writes(self, x):
+        with tf.control_dependencies([tf.io.write_file(str(target), "x")]):
+            return self.sound(x)["scores"] + 0
+
+    @tf.function(input_signature=[spec])
+    def python(self, x):
+        act = lambda y: (target.touch(), y)[1]
+        scores = tf.py_function(act, [self.sound(x)["scores"]], tf.float32)
+        return tf.ensure_shape(scores, (None, 5))
+
+    @tf.function(input_signature=[spec, spec])
+    def two_inputs(self, x, y):
+        return self.sound(x + y)["scores"]
+
+    @tf.function(input_signature=[spec])
+    def asserts(self, x):
+        tf.debugging.assert_less(tf.reduce_max(tf.abs(x)), 1e6, "too large")
+        return self.sound(x)["scores"]
+
+    @tf.function(input_signature=[spec])
+    def logits(self, x):
+        return self.sound(x)["scores"]
+
+
+network = Network()
+for name in ("sound", "asserts", "reads", "writes", "python", "two_inputs"):
+    tf.saved_model.save(network, folder / name, signatures=getattr(network, name))
+
+
+def forge(name, change):
+    shutil.copytree(folder / "sound", folder / name)
+    path = folder / name / "saved_model.pb"
+    proto = saved_model_pb2.SavedModel.FromString(path.read_bytes())
+    change(proto.meta_graphs[0])
+    path.write_bytes(proto.SerializeToString())
+
+
+def restore_by_writing(meta):
+    with tf.Graph().as_default() as graph:
+        tf.raw_ops.WriteFile(filename=str(target), contents="x", name="evil")
+    meta.graph_def.node.extend(graph.as_graph_def().node)
+    meta.saver_def.restore_op_name = "evil"
+
+
+def lead_nowhere(meta):
+    meta.signature_def["serving_default"].outputs["scores"].name = "nowhere:0"
+
+
+def forget_the_tag(meta):
+    meta.meta_info_def.tags[:] = ["train"]
+
+
+def restore_nodes(meta):
+    for function in meta.graph_def.library.function:
+        for node in function.node_def:
+            if node.op == "RestoreV2":
+                yield function.node_def, node
+
+
+def name_other(nodes):
+    other = nodes.add(name="other", op="Const")
+    other.attr["dtype"].type = tf.string.as_datatype_enum
+    path = folder / "sound" / "variables" / "variables"
+    other.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(str(path)))
+
+
+def restore_another(meta):
+    for nodes, node in list(restore_nodes(meta)):
+        name_other(nodes)
+        node.input[0] = "other:output:0"
+
+
+def restore_what_a_checkpoint_names(meta):
+    for nodes, node in list(restore_nodes(meta)):
+        again = nodes.add()
+        again.CopyFrom(node)
+        again.name, again.input[0] = "again", f"{node.name}:tensors:0"
+
+
+def call_with_another(meta):
+    name_other(meta.graph_def.node)
+    called = meta.saver_def.restore_op_name
+    for node in meta.graph_def.node:
+        if node.name == called:
+            node.input[0] = "other"
+            node.input.append("^" + meta.saver_def.filename_tensor_name.split(":")[0])
+
+
+forge("restores", restore_by_writing)
+forge("other", restore_another)
+forge("other_by_call", call_with_another)
+forge("other_by_name", restore_what_a_checkpoint_names)
+forge("piped", lambda meta: None)
+os.mkfifo(folder / "piped" / "variables" / "more")
+forge("nowhere", lead_nowhere)
+forge("untagged", forget_the_tag)
+shutil.copytree(folder / "sound", folder / "without_variables")
+shutil.rmtree(folder / "without_variables" / "variables")
+(folder / "damaged").mkdir()
+(folder / "damaged" / "saved_model.pb").write_bytes(b"\\x0f" * 100)
+
+tf.saved_model.save(network, str(folder / "logits"), signatures=network.logits)
+converter = tf.lite.TFLiteConverter.from_saved_model(str(folder / "logits"))
+(folder / "float.tflite").write_bytes(converter.convert())
+converter.optimizations = [tf.lite.Optimize.DEFAULT]
+converter.target_spec.supported_types = [tf.float16]
+(folder / "float16.tflite").write_bytes(converter.convert())
+converter.target_spec.supported_types = []
+samples = random.normal(size=(12, 8, 6, 3)).astype(np.float32)
+converter.representative_dataset = lambda: ([each] for each in samples[:, None])
+(folder / "int8.tflite").write_bytes(converter.convert())
+
+report = {}
+for path in sorted(folder.iterdir()):
+    if path == secret or path.suffix == ".converted":
+        continue
+    made = folder / f"{path.name}.converted"
+    made.mkdir()
+    try:
+        conversion.convert(path, made, samples)
+        report[path.name] = ["", ""]
+    except Exception as error:
+        report[path.name] = [type(error).__name__, str(error)]
+    report[path.name].append(target.exists())
+(folder / "report.json").write_text(json.dumps(report))
+"""
+
+Report = dict[str, tuple[str, str, bool]]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what PROBE made."""
+    folder = tmp_path_factory.mktemp("formats")
+    probe.run(PROBE, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(kept: Path) -> Report:
+    """What came of each: the error's class and message, and whether hostile code ran."""
+    return json.loads((kept / "report.json").read_text())
+
+
+def record_of(kept: Path, name: str) -> conversion.Conversion:
+    return conversion.read_record(kept / f"{name}.converted")
+
+
+# SavedModel
+
+
+def test_a_saved_model_keeps_the_names_of_its_signature(kept, report):
+    assert report["sound"] == ["", "", False]
+    record = record_of(kept, "sound")
+    assert [str(each) for each in record.contract.inputs] == ["features [8, 6, 3] float32"]
+    assert [str(each) for each in record.contract.outputs] == [
+        *("mean [4] float32", "scores [5] float32")
+    ]
+    assert record.final == "values"
+    assert max(record.parity.values()) < 1e-5
+    assert len(record.parity) == 4
+
+
+def test_a_saved_model_may_check_its_values(report):
+    assert report["asserts"] == ["", "", False]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("logits", ["dtype=fp32"]),
+        ("logits", ["dtype=int8", "per_channel=true"]),
+        ("float.tflite", ["dtype=fp32"]),
+        ("float.tflite", ["backend=tflite_file", "backend.file=int8.tflite"]),
+    ],
+)
+def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, overrides, capfd):
+    """Whatever is made, or copied, returns what the network does, as near as 8 bits come."""
+    samples = np.random.default_rng(1).normal(size=(40, 8, 6, 3)).astype(np.float32)
+    found = record_of(kept, name)
+    network = Fp32Model("own", kept / name, "", kept / "none", True, found)
+    asked = [each.replace("file=int8", f"file={kept / 'int8'}") for each in overrides]
+    quantizer = quantizer_of(make_config("backend=tflite", *asked))
+    artifact = quantizer.quantize(network, Split(samples, np.zeros(40, np.int64), ""), tmp_path)
+    told = capfd.readouterr().err
+    assert "@defun" not in told and "trackable_obj" not in told
+    onnx_path = kept / f"{name}.converted" / conversion.FOLDED
+    [expected] = open_runner(str(onnx_path))(samples)
+    got = quantizer.load(artifact.path, 1).predict(samples)
+    quantized = overrides != ["dtype=fp32"]
+    assert artifact.quantized_layers == (2 if quantized else 0)
+    noise = np.abs(np.asarray(got).reshape(expected.shape) - expected).max()
+    assert noise < (0.2 if quantized else 1e-5) * np.abs(expected).max()
+
+
+def test_the_file_to_score_is_asked_for():
+    with pytest.raises(ConfigError, match=r"^backend\.file: got null, takes a quantized \.tflite"):
+        quantizer_of(make_config("backend=tflite_file")).resolve()
+
+
+def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
+    network = Fp32Model("own", kept / "float.tflite", "", kept, True, record_of(kept, "logits"))
+    split = Split(np.zeros((2, 8, 6, 3), np.float32), np.zeros(2, np.int64), "")
+    quantizer = quantizer_of(make_config("backend=tflite"))
+    with pytest.raises(UnsupportedError, match=r"float\.tflite: .*takes a Keras file or a Saved"):
+        quantizer.quantize(network, split, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "shape", "says"),
+    [
+        ("float.tflite", (8, 6, 3), "quantized nothing"),
+        ("saved_model.pb", (8, 6, 3), "takes a quantized .tflite file"),
+        ("gone.tflite", (8, 6, 3), "takes a quantized .tflite file"),
+        ("int8.tflite", (6, 8, 3), "takes [8, 6, 3], the samples are [6, 8, 3]"),
+    ],
+)
+def test_a_file_that_cannot_be_scored_is_named(kept, tmp_path, file, shape, says):
+    network = Fp32Model("own", kept / "logits", "", kept, True, record_of(kept, "logits"))
+    split = Split(np.zeros((2, *shape), np.float32), np.zeros(2, np.int64), "")
+    path = kept / "damaged" / file if file == "saved_model.pb" else kept / file
+    quantizer = quantizer_of(make_config("backend=tflite_file", f"backend.file={path}"))
+    with pytest.raises(ConfigError) as caught:
+        quantizer.quantize(network, split, tmp_path)
+    assert str(caught.value).startswith("backend.file: ") and says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("reads", "its operator 'ReadFile' is none of inference"),
+        ("writes", "its operator 'WriteFile' is none of inference"),
+        ("python", "its operator 'EagerPyFunc' is none of inference"),
+        ("restores", "its operator 'WriteFile' is none of inference"),
+        ("other", "restores variables from a path of its own"),
+        ("other_by_call", "restores variables from a path of its own"),
+        ("other_by_name", "restores variables from a path of its own"),
+        ("two_inputs", "has 2 inputs (x, y); takes one"),
+        ("nowhere", "not a SavedModel ("),
+        ("untagged", "has no graph tagged 'serve'"),
+        ("without_variables", "cannot be converted ("),
+        ("damaged", "not a SavedModel ("),
+    ],
+)
+def test_a_saved_model_with_more_or_less_is_refused_before_it_runs(kept, report, name, says):
+    kind, message, acted = report[name]
+    assert not acted
+    assert not list((kept / f"{name}.converted").iterdir())
+    assert kind == "ModelError"
+    assert message.startswith(f"{kept / name}: ")
+    assert says in message
+    assert "\n" not in message
+
+
+def test_a_pipe_among_the_variables_is_refused_before_it_is_read(kept, report):
+    kind, message, _ = report["piped"]
+    assert kind == "ModelError"
+    assert message.startswith(f"{kept / 'piped'}: variables/more is no regular file")
+
+
+# TFLite
+
+
+def test_a_float_tflite_file_is_taken(kept, report):
+    assert report["float.tflite"] == ["", "", False]
+    record = record_of(kept, "float.tflite")
+    assert record.contract.inputs[0].shape == (8, 6, 3)
+    assert record.contract.outputs[0].shape == (5,)
+    assert (record.final, record.contract.batch) == ("logits", None)
+    assert max(record.parity.values()) < 1e-5
+
+
+def test_float16_weights_of_a_tflite_file_are_widened(kept, report):
+    assert report["float16.tflite"] == ["", "", False]
+    assert max(record_of(kept, "float16.tflite").parity.values()) < 1e-5
+    graph = onnx.load(kept / "float16.tflite.converted" / conversion.UNFOLDED).graph
+    assert onnx.TensorProto.FLOAT16 not in {tensor.data_type for tensor in graph.initializer}
+
+
+def test_a_quantized_tflite_file_is_no_baseline(report):
+    kind, message, _ = report["int8.tflite"]
+    assert kind == "ModelError"
+    assert "backend=tflite_file backend.file= scores" in message
+    assert "takes the FP32 model" in message
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_damaged_tflite_file_is_refused_in_one_line_or_harmless(kept, tmp_path, data):
+    content = bytearray((kept / "float.tflite").read_bytes())
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=8)):
+        content[place] ^= data.draw(st.integers(1, 255))
+    path = tmp_path / "damaged.tflite"
+    path.write_bytes(content[: data.draw(st.integers(8, len(content)))])
+    try:
+        tflite_gate.check(path)
+    except ModelError as error:
+        assert str(error).startswith(f"{path}: ")
+        assert "\n" not in str(error)
+
+
+# Exported programs and modules
+
+
+class Network(torch.nn.Module):
+    """Takes [N, 3, 8, 6]; returns scores [N, classes]."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.dense = torch.nn.Linear(4 * 48, classes)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        found = torch.relu(self.norm(self.convolution(features)))
+        return self.dense(found.view(found.shape[0], -1))
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    torch.manual_seed(0)
+    made = Network().eval()
+    made.norm.running_mean.uniform_(-1, 1)
+    return made
+
+
+Take = Callable[..., conversion.Conversion]
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Take:
+    """Convert here, not in a process of its own."""
+
+    def run(path: Path, module: Module | None = None) -> conversion.Conversion:
+        folder = tmp_path / "made"
+        folder.mkdir()
+        conversion.convert(path, folder, SAMPLES, module)
+        return conversion.read_record(folder)
+
+    return run
+
+
+def export(network: Network, path: Path, batch: int | None) -> Path:
+    features = torch.zeros(batch or 2, 3, 8, 6)
+    free = ({0: torch.export.Dim("batch", min=1, max=64)},) if batch is None else None
+    torch.export.save(torch.export.export(network, (features,), dynamic_shapes=free), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def program(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program whose batch is fixed at 1, as it is where nothing is said."""
+    return export(network, tmp_path_factory.mktemp("program") / "network.pt2", 1)
+
+
+@pytest.mark.parametrize("batch", [1, None])
+def test_an_exported_program_is_taken(take, network, program, tmp_path, batch):
+    path = program if batch == 1 else export(network, tmp_path / "free.pt2", batch)
+    record = take(path)
+    assert [str(each) for each in record.contract.inputs] == ["features [3, 8, 6] float32"]
+    assert record.contract.batch is None
+    assert record.final == "logits"
+    assert len(record.parity) == 4
+    assert max(record.parity.values()) < 1e-5
+
+
+class Touches:
+    """Unpickled, it touches a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.target,)
+
+
+def plant_samples(records: dict[str, bytes], target: Path) -> None:
+    [name] = [name for name in records if "sample_inputs" in name]
+    records[name] = pickle.dumps(Touches(target))
+
+
+def test_pickled_samples_of_a_program_are_never_unpickled(take, program, tmp_path):
+    target = tmp_path / "target"
+    path = forge(program, tmp_path / "a.pt2", lambda records: plant_samples(records, target))
+    assert take(path).final == "logits"
+    assert not target.exists()
+
+
+def hostile_changes(target: Path) -> Iterator[tuple[str, Callable[[dict[str, bytes]], None]]]:
+    def graph(old: str, new: str) -> Callable[[dict[str, bytes]], None]:
+        def change(records: dict[str, bytes]) -> None:
+            [name] = [name for name in records if name.endswith("models/model.json")]
+            changed = records[name].decode().replace(old, new)
+            assert changed != records[name].decode()
+            records[name] = changed.encode()
+
+        return change
+
+    def add(name: str) -> Callable[[dict[str, bytes]], None]:
+        return lambda records: records.update({name: b"x"})
+
+    yield "target", graph("torch.ops.aten.relu.default", "torch.os.system")
+    yield "as_expr", graph('"as_int": 3}', '"as_expr": {"expr_str": "__import__(\'os\')"}}')
+    yield "data/aotinductor/model.so", add("network/data/aotinductor/model.so")
+    yield "records of two programs", add("other/byteorder")
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_program_with_more_than_a_network_is_refused(take, program, tmp_path, index):
+    says, change = list(hostile_changes(tmp_path))[index]
+    path = forge(program, tmp_path / "a.pt2", change)
+    with pytest.raises(ModelError) as caught:
+        take(path)
+    assert str(caught.value).startswith(f"{path}: not a program of torch.export")
+    assert says in str(caught.value) or index == 1
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_module_is_taken_by_its_dotted_path(take, network, tmp_path, suffix):
+    path = tmp_path / f"weights{suffix}"
+    weights = network.state_dict()
+    save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)
+    record = take(path, Module(f"{__name__}.Network", {"classes": 5}))
+    assert [str(each) for each in record.contract.inputs] == ["features [3, 8, 6] float32"]
+    assert record.contract.batch is None
+    assert max(record.parity.values()) < 1e-5
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="needs torchvision")
+def test_a_module_may_import_torchvision(take, tmp_path, monkeypatch):
+    """Beside a CPU build of torch, its import alone fails on an operator that did not load."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "network_of_torchvision.py").write_text(
+        "import torch\n"
+        "from torchvision.ops import Conv2dNormActivation\n"
+        "class Network(torch.nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        pool, flat = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()\n"
+        "        super().__init__(Conv2dNormActivation(3, 4), pool, flat, torch.nn.Linear(4, 5))\n"
+    )
+    first = (torch.nn.Conv2d(3, 4, 3, padding=1, bias=False), torch.nn.BatchNorm2d(4))
+    layers = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 5))
+    same = torch.nn.Sequential(torch.nn.Sequential(*first), *layers)
+    torch.save(same.state_dict(), tmp_path / "weights.pt")
+    record = take(tmp_path / "weights.pt", Module("network_of_torchvision.Network"))
+    assert [str(each) for each in record.contract.outputs] == ["linear [5] float32"]
+    assert max(record.parity.values()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("Network", {"classes": 6}, "model.state_dict: "),
+        ("Network", {"colour": 6}, "model.module: got "),
+        ("Nothing", {}, "model.module: got "),
+        ("json", {}, "model.module: got "),
+        ("make_config", {}, "takes a torch.nn.Module"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_refused_by_its_key(
+    take, network, tmp_path, name, arguments, says
+):
+    path = tmp_path / "weights.pt"
+    torch.save(network.state_dict(), path)
+    with pytest.raises(ModelError) as caught:
+        take(path, Module(f"{__name__}.{name}", arguments))
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("model.")
+
+
+@pytest.mark.parametrize("name", ["network.onnx", "network/saved_model.pb"])
+def test_a_file_with_holes_is_refused_before_it_is_hashed(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(2**34)
+    monkeypatch.setattr(locate.files, "sha256", None)
+    top = path if name.endswith(".onnx") else path.parent
+    with pytest.raises(ModelError, match=r"^\S+: larger than \d GiB"):
+        locate.digest(config := ModelConfig(path=str(top)), locate.locate(config, "own"))
+
+
+def test_pickled_code_in_weights_is_never_run(take, tmp_path):
+    path, target = tmp_path / "weights.pt", tmp_path / "target"
+    torch.save({"convolution.weight": Touches(target)}, path)
+    with pytest.raises(ModelError, match=r"^model\.state_dict: "):
+        take(path, Module(f"{__name__}.Network"))
+    assert not target.exists()
+
+
+# Which format a file is of, and what it is known by
+
+
+def config_of(**settings: object) -> ModelConfig:
+    return ModelConfig(name="own", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"module": "a.B"}, "model.state_dict: not set"),
+        ({"module": "a.B", "state_dict": "/gone.pt"}, "model.state_dict: got /gone.pt, no such"),
+        ({"module": "a.B", "state_dict": "w.pt", "path": "x"}, "model.path: set together with"),
+    ],
+)
+def test_a_module_is_named_with_its_weights_alone(settings, says):
+    with pytest.raises(ModelError) as caught:
+        locate.locate(config_of(**settings), "cifar10")
+    assert str(caught.value).startswith(says)
+
+
+def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    code, weights = tmp_path / "networks_of_mine.py", tmp_path / "weights.pt"
+    found = []
+    for text, content, arguments in [
+        ("x = 1", b"1", {}),
+        ("x = 2", b"1", {}),
+        ("x = 1", b"2", {}),
+        ("x = 1", b"1", {"classes": 2}),
+        ("x = 1", b"1", {}),
+    ]:
+        code.write_text(text)
+        weights.write_bytes(content)
+        config = config_of(module="networks_of_mine.Network", module_args=arguments)
+        found.append(locate.digest(config, weights))
+    assert found[0] == found[-1]
+    assert len(set(found)) == 4
+    assert "networks_of_mine" not in sys.modules  # hashed, not run
+
+
+def test_a_folder_s_identity_is_every_file_in_it(tmp_path):
+    (tmp_path / "variables").mkdir()
+    (tmp_path / "saved_model.pb").write_bytes(b"1")
+    before = locate.digest(config_of(), tmp_path)
+    (tmp_path / "variables" / "index").write_bytes(b"1")
+    assert locate.digest(config_of(), tmp_path) != before
+
+
+def test_the_formats_are_told_apart_by_what_files_are(kept, program, tmp_path):
+    named = tmp_path / "network.ONNX"
+    named.write_bytes(b"\x08\x08")
+    for path, name in (
+        (kept / "sound", "saved_model"),
+        (kept / "float.tflite", "tflite"),
+        (program, "exported_program"),
+        (named, "onnx"),
+        (kept, None),
+        (kept / "report.json", None),
+    ):
+        found = sources.find_format(path)
+        assert (found and found.name) == name
+
+
+def test_config_takes_a_module() -> None:
+    config = make_config("model.module=a.B", "model.state_dict=w.pt", "model.module_args={n: 3}")
+    assert (config.model.module, config.model.module_args) == ("a.B", {"n": 3})

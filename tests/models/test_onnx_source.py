@@ -1,0 +1,663 @@
+"""An ONNX file as the network: what is taken, what it becomes, what is refused."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    quantize_dynamic,
+    quantize_static,
+    shape_inference,
+)
+
+from resnet8ptq.config.schema import ModelConfig
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.data import registry
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.torch_module import load_torch_module
+from resnet8ptq.models import conversion, folding, model
+from resnet8ptq.models.batch import in_full_batches
+from resnet8ptq.models.contract import Contract, Tensor
+from resnet8ptq.models.gates import onnx as gate
+from resnet8ptq.models.normalization import write_paddings
+from tests.helpers.configs import make_config
+from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.onnx_networks import DENSE, FILTERS, IMAGES, RANDOM, build
+
+Take = Callable[..., conversion.Conversion]
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Take:
+    """Convert here, not in a process of its own, into `tmp_path / "made"`."""
+
+    def run(given: onnx.ModelProto | Path, samples: NDArray = IMAGES) -> conversion.Conversion:
+        path = given if isinstance(given, Path) else tmp_path / "network.onnx"
+        if not isinstance(given, Path):
+            onnx.save(given, path)
+        folder = tmp_path / "made"
+        folder.mkdir()
+        conversion.convert(path, folder, samples)
+        return conversion.read_record(folder)
+
+    return run
+
+
+@pytest.fixture
+def refused(take: Take) -> Callable[[onnx.ModelProto | Path], str]:
+    """Return the one line that a file is refused by."""
+
+    def run(given: onnx.ModelProto | Path) -> str:
+        with pytest.raises(ModelError) as caught:
+            take(given)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return run
+
+
+# What is taken
+
+
+def test_the_graph_keeps_the_names_of_its_inputs_and_outputs(take, tmp_path):
+    record = take(build())
+    assert set(record.parity) == {
+        f"{framework}, {file}" for framework in ("onnx", "torch") for file in ("folded", "unfolded")
+    }
+    assert record.contract == Contract(
+        (Tensor("pixels:0", (32, 32, 3), "float32"),), (Tensor("given", (10,), "float32"),)
+    )
+    graph = onnx.load(tmp_path / "made" / conversion.UNFOLDED).graph
+    assert [value.name for value in graph.input] == ["pixels:0"]  # no weights
+    names = [node.name for node in graph.node]
+    assert len(set(names)) == len(names)
+    assert all(names)
+    assert names[-1] == "a/b"  # as onnx2torch would name it
+
+
+@pytest.mark.parametrize(
+    ("changes", "takes"),
+    [
+        ({"nchw": True, "takes": ["B", 3, 32, 32]}, (3, 32, 32)),
+        ({"nchw": True, "takes": [1, 3, 32, 32], "gives": [1, 10]}, (3, 32, 32)),
+        ({"nchw": True, "takes": ["B", 3, "H", "W"]}, (3, 32, 32)),
+        ({"takes": ["B", "H", "W", 3]}, (32, 32, 3)),
+    ],
+)
+def test_samples_settle_the_layout_and_free_sizes(take, tmp_path, changes, takes):
+    record = take(build(**changes))
+    assert record.contract.inputs[0].shape == takes
+    assert record.contract.batch is None
+    assert record.parity["torch, folded"] < 1e-5
+    [value] = onnx.load(tmp_path / "made" / conversion.FOLDED).graph.input
+    assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [0, *takes]
+
+
+def test_logits_and_several_outputs_are_taken_as_they_are(take):
+    assert take(build(last="Identity")).final == "logits"
+
+
+def test_several_outputs_are_taken(take):
+    proto = build()
+    proto.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", 10]))
+    proto.graph.node.append(helper.make_node("ArgMax", ["logits"], ["best"], axis=1, keepdims=0))
+    proto.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, ["B"]))
+    record = take(proto)
+    assert [str(each) for each in record.contract.outputs] == [
+        *("given [10] float32", "logits [10] float32", "best [] int64")
+    ]
+    assert record.final == "values"
+    assert max(record.parity.values()) < 1e-5
+
+
+def test_unlisted_weights_of_ir_version_3_are_taken(take):
+    proto = build(8)
+    proto.ir_version = 3
+    del proto.graph.input[1:]
+    assert take(proto).source_opset == 8
+
+
+def test_a_bias_with_an_axis_of_1_is_flattened(take, tmp_path):
+    bias = np.arange(10, dtype=np.float32)[np.newaxis]
+    assert max(take(build(constants={"bias": bias})).parity.values()) < 1e-5
+    for name in (conversion.FOLDED, conversion.UNFOLDED):
+        graph = onnx.load(tmp_path / "made" / name).graph
+        [gemm] = [node for node in graph.node if node.op_type == "Gemm"]
+        [found] = [each for each in graph.initializer if each.name == gemm.input[2]]
+        assert found.dims == [10]
+
+
+@pytest.mark.parametrize("opset", [7, 9, 12])
+def test_an_old_opset_is_raised(take, opset):
+    record = take(build(opset))
+    assert (record.source_opset, record.opset) == (opset, 17)
+    assert record.parity["onnx, unfolded"] < 1e-5
+    assert not record.without_torch
+
+
+@pytest.mark.parametrize("opset", [13, 17, 20])
+def test_a_newer_opset_is_left(take, opset):
+    record = take(build(opset))
+    assert (record.source_opset, record.opset) == (opset, opset)
+
+
+def test_an_opset_that_cannot_be_raised_is_refused_by_its_operators(refused):
+    message = refused(build(6))
+    assert "opset 6 is too old" in message
+    assert "from 6 to 7" in message
+    assert "Gemm" in message
+    assert "Assertion" in message  # the converter's reason
+
+
+def reshape(*shape: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    nodes = [helper.make_node("Reshape", ["relu", "shape"], ["middle"])]
+    return nodes, {"shape": np.array(shape, np.int64)}
+
+
+def constant_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    return reshape(batch, 8, 32, 32)
+
+
+def computed_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    """As torch's older exporters wrote `x.view(x.size(0), -1, 32, 32)`."""
+    nodes = [
+        helper.make_node("Shape", ["relu"], ["shape of relu"]),
+        helper.make_node("Gather", ["shape of relu", "zero"], ["size"], axis=0),
+        helper.make_node("Unsqueeze", ["size"], ["sizes"], axes=[0]),
+        helper.make_node("Concat", ["sizes", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["relu", "shape"], ["middle"]),
+    ]
+    return nodes, {"zero": np.array(0), "rest": np.array([-1, 32, 32])}
+
+
+def weights_behind_a_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    nodes = [
+        helper.make_node("Reshape", ["flat weights", "of weights"], ["weights"]),
+        helper.make_node("Conv", ["relu", "weights"], ["middle"]),
+    ]
+    return nodes, {
+        "flat weights": RANDOM.normal(0, 1, (1, 64)).astype(np.float32),
+        "of weights": np.array([8, 8, 1, 1]),
+    }
+
+
+@pytest.mark.parametrize("declared", ["fixed", "free"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    "middle",
+    [constant_reshape, computed_reshape, weights_behind_a_reshape],
+    ids=lambda f: f.__name__,
+)
+def test_a_fixed_batch_is_freed(take, tmp_path, middle, batch, declared):
+    if declared == "free" and batch != 1:
+        pytest.skip("a graph that says nothing is tried with 1")
+    nodes, constants = middle(batch)
+    size = batch if declared == "fixed" else "B"
+    proto = build(11, takes=[size, 32, 32, 3], middle=nodes, constants=constants)
+    record = take(proto)
+    assert record.contract.batch is record.why_fixed is None
+    assert not record.without_torch
+    session = onnxruntime.InferenceSession(tmp_path / "made" / conversion.UNFOLDED)
+    assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "N"
+    assert session.run(None, {"pixels:0": IMAGES[:7]})[0].shape == (7, 10)
+    graph = onnx.load(tmp_path / "made" / conversion.UNFOLDED).graph
+    constant = {tensor.name for tensor in graph.initializer}
+    assert not {"Shape", "Gather", "Concat"} & {node.op_type for node in graph.node}
+    assert all(n.input[1] in constant for n in graph.node if n.op_type in ("Reshape", "Conv"))
+
+
+def test_a_batch_that_cannot_be_freed_stays_fixed_and_is_told(take, tmp_path):
+    nodes = [helper.make_node("Add", ["relu", "each"], ["middle"])]
+    each = {"each": np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1)}
+    record = take(build(takes=[4, 32, 32, 3], gives=[4, 10], middle=nodes, constants=each))
+    assert record.contract.batch == 4
+    assert record.why_fixed
+    assert max(record.parity.values()) < 1e-5
+    [value] = onnx.load(tmp_path / "made" / conversion.FOLDED).graph.input
+    assert value.type.tensor_type.shape.dim[0].dim_value == 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 9), size=st.integers(1, 5))
+def test_any_number_of_samples_fills_up_a_fixed_batch(count, size):
+    def run(samples: NDArray) -> list[NDArray]:
+        assert len(samples) == size
+        return [samples * 2, samples.sum(1)]
+
+    samples = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+    doubled, summed = in_full_batches(run, size)(samples)
+    assert np.array_equal(doubled, samples * 2)
+    assert np.array_equal(summed, samples.sum(1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.integers(1, 3),
+    side=st.sampled_from(["SAME_UPPER", "SAME_LOWER"]),
+    operator=st.sampled_from(["Conv", "MaxPool"]),
+)
+def test_written_paddings_are_those_that_onnx_runtime_works_out(
+    size, kernel, stride, side, operator
+):
+    if operator == "MaxPool":  # ONNX Runtime refuses pools with gaps between them
+        stride = min(stride, *kernel)
+    settings = {"strides": [stride] * 2, "auto_pad": side}
+    weights = RANDOM.normal(size=(2, 1, *kernel)).astype(np.float32)
+    inputs = ["x", "w"] if operator == "Conv" else ["x"]
+    node = helper.make_node(operator, inputs, ["y"], kernel_shape=kernel, **settings)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 1, *size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    samples = RANDOM.normal(size=(2, 1, *size)).astype(np.float32)
+    expected = open_runner(proto)(samples)
+    write_paddings(proto)
+    assert not any(each.name == "auto_pad" for each in proto.graph.node[0].attribute)
+    assert np.array_equal(open_runner(proto)(samples), expected)
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+def test_operators_that_onnx2torch_knows_from_before_are_lowered_for_it(take, opset):
+    nodes = [
+        helper.make_node("ReduceMean", ["relu", "axes"], ["mean of all"], keepdims=1),
+        helper.make_node("Add", ["relu", "mean of all"], ["sum"]),
+        helper.make_node("Reshape", ["sum", "shape"], ["middle"], allowzero=1),
+    ]
+    constants = {"axes": np.array([2, 3]), "shape": np.array([-1, 8, 32, 32])}
+    record = take(build(opset, middle=nodes, constants=constants))
+    assert record.opset == opset
+    assert record.parity["torch, folded"] < 1e-5
+
+
+def test_slices_that_onnx_runtime_makes_one_operator_of_run_in_torch(take):
+    nodes = [
+        *(
+            helper.make_node("Slice", ["relu", f"{y}{x}", "end", "hw", "step"], [f"part{y}{x}"])
+            for y in (0, 1)
+            for x in (0, 1)
+        ),
+        helper.make_node("Concat", ["part00", "part10", "part01", "part11"], ["parts"], axis=1),
+        helper.make_node("Conv", ["parts", "weights"], ["middle"]),
+    ]
+    constants = {f"{y}{x}": np.array([y, x]) for y in (0, 1) for x in (0, 1)}
+    constants |= {"end": np.array([99, 99]), "hw": np.array([2, 3]), "step": np.array([2, 2])}
+    constants["weights"] = RANDOM.normal(0, 0.1, (8, 32, 1, 1)).astype(np.float32)
+    record = take(build(middle=nodes, constants=constants))
+    assert "SpaceToDepth" in record.preprocessing.operators_after
+    assert record.parity["torch, folded"] < 1e-5
+
+
+def test_what_onnx2torch_does_not_know_is_for_onnx_alone(take, tmp_path):
+    nodes = [helper.make_node("ThresholdedRelu", ["relu"], ["middle"], alpha=0.1)]
+    record = take(build(middle=nodes))
+    assert set(record.parity) == {"onnx, folded", "onnx, unfolded"}
+    assert "ThresholdedRelu" in record.without_torch[conversion.FOLDED]
+    with pytest.raises(ModelError, match=r"ThresholdedRelu.*backend=onnx") as caught:
+        load_torch_module(tmp_path / "made" / conversion.FOLDED)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def exported(shapes: Dataset, shapes_model: model.Fp32Model, cache_root: Path, tmp_path_factory):
+    """The embedded set's network as tf2onnx exports it, under another name of its input."""
+    config = make_config("data=shapes", "model.fold=false").model
+    proto = onnx.load(model.load(config, shapes, cache_root).onnx_path)
+    for node in proto.graph.node:
+        node.input[:] = ["images" if name == "input" else name for name in node.input]
+    proto.graph.input[0].name = "images"
+    path = tmp_path_factory.mktemp("exported") / "network.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
+def test_quantizes_like_the_keras_file_it_came_from(
+    shapes, shapes_model, cache_root, exported, tmp_path, backend
+):
+    config = make_config("data=shapes", f"backend={backend}", f"model.path={exported}")
+    imported = model.load(config.model, shapes, cache_root)
+    assert imported.source == exported
+    calibration = draw_calibration(shapes, 10, config.seed).split
+    [batch] = shapes.test.take(np.arange(200)).batches(200)
+    found = []
+    for index, network in enumerate((shapes_model, imported)):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        quantizer = quantizer_of(config)
+        artifact = quantizer.quantize(network, calibration, folder)
+        assert artifact.quantized_layers == 10
+        found.append(quantizer.load(artifact.path, THREADS).predict(batch)[0])
+    assert np.array_equal(*found)
+
+
+# What preprocessing does
+
+
+def test_the_effect_of_folding_is_told(shapes_model, shapes, cache_root):
+    described = shapes_model.describe()
+    assert described["opset"] == "17"
+    assert described["preprocess_nodes"].endswith(" -> 24")
+    assert "Mul 7 -> 0" in described["preprocess_operators"]
+    before, after = map(int, described["preprocess_bytes"].split(" -> "))
+    assert after == shapes_model.onnx_path.stat().st_size != before
+    assert not set(described) & {"model", "fold", "dtype", "backend", "calib"}
+    assert replace(shapes_model, fold=False).describe() == {"opset": "17"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (shape_inference.onnx.shape_inference, "infer_shapes_path"),
+        (shape_inference.onnxruntime, "InferenceSession"),  # quant_pre_process only logs this one
+    ],
+)
+def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
+    shapes_model, tmp_path, monkeypatch, owner, name
+):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("odd\ngraph")
+
+    unfolded, folded = (
+        shapes_model.onnx_path.with_name(conversion.UNFOLDED),
+        tmp_path / "folded.onnx",
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        found = folding.preprocess(unfolded, folded)
+    assert not folded.exists()
+    assert found.failure is not None
+    assert "odd graph" in found.failure
+    failed = replace(shapes_model, conversion=replace(shapes_model.conversion, preprocessing=found))
+    with pytest.raises(ModelError, match=r"odd graph.*model\.fold=false"):
+        model._report(failed)
+    model._report(replace(failed, fold=False))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from(["Mul", "Add"]), min_size=1, max_size=3),
+    operator=st.sampled_from(["Gemm", "MatMul"]),
+    transposed=st.booleans(),
+    whole=st.booleans(),
+    branches=st.booleans(),
+)
+def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transposed, whole, branches):
+    shape = (5, 4) if operator == "Gemm" and transposed else (4, 5)
+    constants = {"w": RANDOM.normal(size=shape).astype(np.float32)}
+    kind = {"transB": int(transposed)} if operator == "Gemm" else {}
+    nodes = [helper.make_node(operator, ["x", "w"], ["y0"], name="layer", **kind)]
+    for index, step in enumerate(steps):
+        constants[f"c{index}"] = RANDOM.normal(size=1 if whole else (1, 5)).astype(np.float32)
+        inputs = [f"y{index}", f"c{index}"]
+        inputs = inputs[::-1] if whole else inputs
+        nodes.append(helper.make_node(step, inputs, [f"y{index + 1}"]))
+    outputs = [f"y{len(steps)}", *(["y0"] if branches else [])]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 5]) for name in outputs],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    samples = RANDOM.normal(size=(3, 4)).astype(np.float32)
+    expected = open_runner(proto)(samples)
+    foldable = len(steps) if operator == "Gemm" else [*steps, "Add"].index("Add")
+    foldable = 0 if branches else foldable
+    assert folding.fold_into_products(proto.graph) == bool(foldable)
+    assert len(proto.graph.node) == 1 + len(steps) - foldable
+    onnx.checker.check_model(proto, full_check=True)
+    for found, wanted in zip(open_runner(proto)(samples), expected, strict=True):
+        assert np.allclose(found, wanted, atol=1e-5)
+
+
+# What is refused: contract
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"takes": ["B", 28, 28, 3]}, "takes (28, 28, 3), the samples are (32, 32, 3)"),
+        ({"takes": ["B", 3, "H", 31]}, "takes (3, ?, 31), the samples are (32, 32, 3)"),
+        ({"constants": {"filters": np.full_like(FILTERS, np.nan)}}, "NaN or infinity in 'filters'"),
+        ({"constants": {"filters": FILTERS.astype(np.float16)}}, "are float16"),
+    ],
+)
+def test_a_graph_that_does_not_fit_is_refused(refused, changes, says):
+    assert says in refused(build(gives=["B", "classes"], **changes))
+
+
+def test_two_inputs_are_refused_by_their_names(refused):
+    proto = build()
+    proto.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, ["B", 5]))
+    assert "has 2 inputs (pixels:0 [32, 32, 3] float32, more [5] float32)" in refused(proto)
+
+
+def test_another_type_of_input_is_refused(refused):
+    proto = build(middle=[helper.make_node("Identity", ["relu"], ["middle"])])
+    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    proto.graph.node.insert(
+        0, helper.make_node("Cast", ["pixels:0"], ["floats"], to=TensorProto.FLOAT)
+    )
+    proto.graph.node[1].input[0] = "floats"
+    assert "its input is float64; takes float32, int8, " in refused(proto)
+
+
+def test_an_output_without_a_batch_axis_is_refused(refused):
+    proto = build()
+    proto.graph.node.append(helper.make_node("ReduceMax", ["logits"], ["most"], keepdims=1))
+    proto.graph.output.append(helper.make_tensor_value_info("most", TensorProto.FLOAT, [1, 1]))
+    assert "output 'most' is [1, 1] for 2 samples" in refused(proto)
+
+
+# What is refused: nothing to quantize
+
+
+class Reader(CalibrationDataReader):
+    def __init__(self) -> None:
+        self.left = [{"pixels:0": IMAGES}]
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        return self.left.pop() if self.left else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("QDQ", "DequantizeLinear"),
+        ("QOperator", "QLinearConv"),
+        ("dynamic", "ConvInteger"),
+    ],
+)
+def test_a_quantized_model_is_refused(refused, tmp_path, kind, says):
+    source, path = tmp_path / "source.onnx", tmp_path / "quantized.onnx"
+    onnx.save(build(), source)
+    if kind == "dynamic":
+        quantize_dynamic(source, path)
+    else:
+        quantize_static(source, path, Reader(), quant_format=QuantFormat[kind])
+    message = refused(path)
+    assert "already quantized (" in message
+    assert says in message
+    assert message.endswith("takes the FP32 model")
+
+
+def test_weights_of_8_bits_are_refused(refused):
+    nodes = [
+        helper.make_node("Cast", ["narrow"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Conv", ["relu", "wide"], ["middle"]),
+    ]
+    narrow = {"narrow": np.ones((8, 8, 1, 1), np.int8)}
+    message = refused(build(middle=nodes, constants=narrow))
+    assert "already quantized (int8 weights 'narrow')" in message
+
+
+@pytest.mark.parametrize("level", ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
+def test_a_model_with_fused_layers_is_refused_by_their_operators(refused, tmp_path, level):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # warns that the file is for this machine alone
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    proto = build(takes=[1, 32, 32, 3], gives=[1, 10])
+    del proto.graph.input[1:]  # weights that are inputs may change, and are not optimized
+    onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    message = refused(tmp_path / "optimized.onnx")
+    assert "already optimized (" in message
+    assert "com.microsoft" in message
+    assert "Conv" in message
+    assert "without ONNX Runtime's extended or layout optimizations" in message
+
+
+def test_a_graph_without_layers_is_refused(refused):
+    proto = build()
+    del proto.graph.initializer[:]
+    del proto.graph.node[1:]
+    proto.graph.output[0].name = "nchw"
+    assert "quantization would find nothing" in refused(proto)
+
+
+# What is refused: hostile and damaged files
+
+
+@pytest.mark.parametrize("inside", ["initializer", "attribute"])
+@pytest.mark.parametrize("location", ["/etc/passwd", "../weights", "weights", "*/_ORT_MEM_ADDR_/*"])
+def test_external_data_is_refused_wherever_it_lies(refused, location, inside):
+    proto = build()
+    tensor = proto.graph.initializer[0]
+    if inside == "attribute":
+        node = helper.make_node("Constant", [], ["hidden"], value=numpy_helper.from_array(DENSE))
+        proto.graph.node.insert(0, node)
+        tensor = proto.graph.node[0].attribute[0].t
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    message = refused(proto)
+    assert "external data; takes one file" in message
+
+
+def test_operators_of_others_are_refused(refused):
+    proto = build(middle=[helper.make_node("Own", ["relu"], ["middle"], domain="evil.example")])
+    proto.opset_import.append(helper.make_opsetid("evil.example", 1))
+    assert "operator 'Own' of domain 'evil.example'" in refused(proto)
+
+
+@pytest.mark.parametrize("name", ["EPContext", "PythonOp", "Tokenizer", "BeamSearch"])
+def test_operators_of_onnx_runtime_that_do_more_than_compute_are_refused(refused, name):
+    domain = "com.microsoft"
+    proto = build(middle=[helper.make_node(name, ["relu"], ["middle"], domain=domain)])
+    proto.opset_import.append(helper.make_opsetid(domain, 1))
+    assert f"operator '{name}' of domain 'com.microsoft'" in refused(proto)
+
+
+def test_functions_are_refused(refused):
+    proto = build()
+    node = helper.make_node("Relu", ["x"], ["y"])
+    imports = [helper.make_opsetid("", 17)]
+    function = helper.make_function("own", "Own", ["x"], ["y"], [node], imports)
+    proto.functions.append(function)
+    assert "holds functions" in refused(proto)
+
+
+def test_a_file_too_large_for_protobuf_is_not_read(refused, tmp_path):
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(2**31)  # a hole: takes no room
+    assert "larger than 2 GiB" in refused(path)
+
+
+def test_a_file_of_more_nodes_than_a_network_has(refused, monkeypatch):
+    monkeypatch.setattr(gate, "MAX_NODES", 3)
+    assert "nodes, takes 3 at most" in refused(build())
+
+
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+SOUND = build().SerializeToString()
+
+
+def read_or_refuse(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+        gate.read(path)
+    except ModelError as error:
+        assert str(error).startswith(f"{path}: ")
+        assert "\n" not in str(error)
+
+
+@quick
+@given(content=st.binary(max_size=200))
+def test_random_bytes_are_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "random.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError):
+        gate.read(path)
+    read_or_refuse(path, content)
+
+
+@quick
+@given(length=st.integers(0, len(SOUND) - 1))
+def test_what_is_cut_off_is_refused_in_one_line(tmp_path, length):
+    read_or_refuse(tmp_path / "cut.onnx", SOUND[:length])
+
+
+@quick
+@given(flips=st.lists(st.integers(0, len(SOUND) * 8 - 1), min_size=1, max_size=8))
+def test_flipped_bits_are_refused_in_one_line_or_harmless(tmp_path, flips):
+    content = bytearray(SOUND)
+    for bit in flips:
+        content[bit // 8] ^= 1 << bit % 8
+    read_or_refuse(tmp_path / "flipped.onnx", bytes(content))
+
+
+def test_a_damaged_file_is_refused_by_the_whole_path(shapes, cache_root, tmp_path):
+    path = tmp_path / "network.ONNX"
+    path.write_bytes(SOUND[:-100])
+    with pytest.raises(ModelError) as caught:
+        model.load(ModelConfig(name="own", path=str(path)), shapes, cache_root)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_is_refused_by_its_key(shapes, cache_root, tmp_path):
+    path = tmp_path / "network.onnx"
+    path.touch()
+    with pytest.raises(ModelError, match=r"^model\.path: .*is empty"):
+        model.load(ModelConfig(name="own", path=str(path)), shapes, cache_root)
+
+
+# The real network
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_files")
+def test_the_real_network_as_an_onnx_file(cache_root):
+    real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
+    config = make_config("model.fold=false").model
+    exported = model.load(config, real, cache_root).onnx_path
+    imported = model.load(replace(config, path=str(exported), fold=True), real, cache_root)
+    session = onnxruntime.InferenceSession(imported.onnx_path)
+    right = 0
+    for start, batch in zip(range(0, 9980, 499), real.test.batches(499), strict=True):
+        found = session.run(None, {"input": batch})[0].argmax(1)
+        right += int((found == real.test.labels[start : start + 499]).sum())
+    assert right == 8703

@@ -1,0 +1,144 @@
+"""Tests across a sweep: Holm's correction, classes, and which models cannot be told apart."""
+
+import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resnet8ptq.report import comparison
+from resnet8ptq.report.comparison import Cell, compare, indistinguishable
+from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.tasks.hits import MCNEMAR, Hits
+from resnet8ptq.tasks.statistics import holm, mcnemar
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.record import RunRecord
+from tests.helpers.cells import BASELINE, LABELS, NAMES, predictions, record, sweep, unmeasured
+
+
+def test_mcnemar_of_no_images_is_one() -> None:
+    nothing = np.zeros(0, dtype=bool)
+    assert mcnemar(nothing, nothing) == 1.0
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.01, 0.02, 0.04: times 3, 2, 1, and never smaller than the one before.
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
+    assert holm([0.03]) == [0.03]
+    assert holm([]) == []
+
+
+def test_every_cell_stays_and_only_measured_ones_are_tested() -> None:
+    measured = sweep(("a", predictions(lost=30), {}), ("b", predictions(), {"dtype": "uint8"}))
+    refused = unmeasured("c", "unsupported", "no kernel")
+    found = compare([*measured.cells, refused])
+    assert [cell.record.run_id for cell in found.cells] == ["a", "b", "c"]
+    assert [cell.adjusted_p is None for cell in found.cells] == [False, False, True]
+    assert found.cells[0].adjusted_p == pytest.approx(2 * 2 * 0.5**30)
+    assert found.cells[1].adjusted_p == 1.0
+
+
+def test_a_class_is_flagged_only_where_it_lost_significantly() -> None:
+    found = sweep(
+        ("a", predictions(lost=25, label=1), {}),
+        ("b", predictions(lost=3, label=1), {"dtype": "uint8"}),
+        ("c", predictions(won=40), {"dtype": "u8s8"}),
+    )
+    assert found.class_names == NAMES
+    assert [cell.worse_classes for cell in found.cells] == [("dog",), (), ()]
+
+
+def test_indistinguishable_is_paired_and_corrected() -> None:
+    found = sweep(
+        ("best", predictions(won=20), {}),
+        ("near", predictions(won=18), {"calib": "entropy"}),
+        ("far", predictions(lost=30), {"calib": "percentile"}),
+    )
+    best, near, far = found.cells
+    assert indistinguishable(best, [near, far]) == [near]
+
+
+def test_nothing_measured_gives_an_empty_comparison() -> None:
+    found = compare([unmeasured("a", "failed", "boom")])
+    assert found.measured == []
+    assert found.class_names == ()
+
+
+def test_classes_of_any_name_are_tested() -> None:
+    names = ("c++", "c--/")
+    odd = sweep(("a", predictions(lost=25, label=1), {}))
+    (cell,) = odd.cells
+    cell.record.tags["class_names"] = json.dumps(names)
+    for plain, name in zip(NAMES, metric_names(names), strict=True):
+        cell.record.metrics[f"delta_{name}"] = cell.record.metrics.pop(f"delta_{plain}")
+    found = compare(odd.cells)
+    assert found.class_deltas(found.cells[0]) == [0, pytest.approx(-0.05)]
+    assert found.cells[0].worse_classes == ("c--/",)
+
+
+def test_what_a_cell_knows_of_itself() -> None:
+    (cell,) = sweep(("a", predictions(), {})).cells
+    assert (cell.record.backend, cell.record.status, cell.metric("total"), cell.quantized) == (
+        "onnx",
+        "ok",
+        1000,
+        True,
+    )
+    bare = Cell(RunRecord("id", {}, {}, {}), "label")
+    assert (bare.record.backend, bare.record.status, bare.quantized) == ("?", "?", False)
+    assert math.isnan(bare.metric("accuracy"))
+    (baseline,) = sweep(("a", predictions(), {"dtype": "fp32"})).cells
+    assert not baseline.quantized
+
+
+def test_families_are_read_and_tested_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = {"activations": {"x": [-1.0, 2.0], "zero": [0, 0]}, "weights": {"w": [-0.5, 0.5]}}
+    (tmp_path / "ranges.json").write_text(json.dumps(ranges))
+    model = predictions(lost=25, label=1)
+    arrays = {"predictions": model, "baseline_predictions": BASELINE, "labels": LABELS}
+    np.savez(tmp_path / "predictions.npz", **arrays)
+    monkeypatch.setattr(history, "artifact", lambda store, run, name: nullcontext(tmp_path / name))
+
+    first, other = record("a", model), record("b", model, dtype="uint8")
+    failed = RunRecord("c", first.params, {}, {"status": "failed"})
+    for run, images in ((first, "1"), (failed, "1"), (other, "2")):
+        run.tags["test_digest"] = images
+    one, two = comparison.load(None, [first, failed, other])  # type: ignore[arg-type]
+    cell, unread = one.cells
+    assert one.measured == [cell]
+    assert unread == Cell(failed, unread.label)
+    assert cell.ranges == ranges
+    assert cell.paired is not None
+    for hits, predicted in ((cell.paired.model, model), (cell.paired.baseline, BASELINE)):
+        assert isinstance(hits, Hits)
+        assert np.array_equal(hits.predictions, predicted)
+        assert np.array_equal(hits.labels, LABELS)
+    assert cell.worse_classes == two.cells[0].worse_classes == ("dog",)
+    assert cell.adjusted_p == two.cells[0].adjusted_p == pytest.approx(2 * 0.5**25)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.bool_])
+@pytest.mark.parametrize("name", ["predictions", "baseline_predictions", "labels"])
+def test_predictions_are_an_integer_for_each_image(tmp_path: Path, name: str, dtype: type) -> None:
+    good = {key: np.arange(3) for key in ("predictions", "baseline_predictions", "labels")}
+    for wrong in (np.arange(3).astype(dtype), np.arange(4), np.arange(3)[None]):
+        np.savez(tmp_path / "predictions.npz", **{**good, name: wrong})
+        with pytest.raises(ValueError, match="not one number for each item"):
+            comparison._read_predictions(MCNEMAR, tmp_path / "predictions.npz", {})
+
+
+@pytest.mark.parametrize("kind", ["activations", "weights"])
+@pytest.mark.parametrize("ends", [(1, 0), (math.nan, 0), (0, math.nan)])
+def test_a_range_that_is_read_has_an_inside(
+    tmp_path: Path, kind: str, ends: tuple[float, float]
+) -> None:
+    ranges = {"activations": {"x": [0, 1]}, "weights": {"w": [0, 1]}}
+    ranges[kind]["y"] = list(ends)  # type: ignore[assignment]
+    (tmp_path / "ranges.json").write_text(json.dumps(ranges))
+    with pytest.raises(ValueError, match="a range with low > high"):
+        comparison._read_ranges(tmp_path / "ranges.json")

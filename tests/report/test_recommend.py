@@ -1,0 +1,421 @@
+"""The choices, from sweeps made by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.evaluation.paired_latency import PairedLatency
+from resnet8ptq.report import page
+from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.recommend import (
+    Recommendation,
+    Selection,
+    finalists,
+    other_choice,
+    recommend,
+    why_none,
+)
+from tests.helpers.cells import predictions, sweep
+
+LIMITS = ReportConfig(max_drop=0.02, min_accuracy=0.85)
+SINGLE, BATCHES = "fastest, one image at a time", "fastest, 64 images at a time"
+
+
+def select(
+    family: Family, race: PairedLatency | None = None, limits: ReportConfig = LIMITS
+) -> Selection:
+    (selected,) = page.select([family], limits, [race])
+    return selected
+
+
+def by_use(
+    *cells: object, race: PairedLatency | None = None, **options: object
+) -> dict[str, Recommendation]:
+    return {r.use: r for r in recommend(select(sweep(*cells, **options), race))}  # type: ignore[arg-type]
+
+
+def chosen(found: Recommendation) -> str:
+    assert found.choice is not None
+    return found.choice.record.run_id
+
+
+def test_most_accurate_names_those_that_cannot_be_told_from_it() -> None:
+    found = by_use(
+        ("best", predictions(won=10), {}),
+        ("near", predictions(won=8), {"calib": "entropy"}),
+        ("far", predictions(lost=40), {"calib": "percentile"}),
+    )
+    choice = found["best accuracy"]
+    assert chosen(choice) == "best"
+    assert [cell.record.run_id for cell in choice.equals] == ["near"]
+
+
+def test_of_equals_at_the_top_the_faster_and_smaller_is_chosen() -> None:
+    same = predictions(won=10)
+    slow, quick = {"latency_p50_ms": 2.0}, {"latency_p50_ms": 1.02}
+    found = by_use(
+        ("first", same, {**slow, "size_bytes": 50_000.0}),
+        ("fast", same, {"latency_p50_ms": 1.0, "size_bytes": 90_000.0, "calib": "entropy"}),
+        ("both", same, {**quick, "size_bytes": 80_000.0, "calib": "mse"}),
+        ("worse", predictions(won=9), {"latency_p50_ms": 0.1, "calib": "percentile"}),
+    )
+    assert chosen(found["best accuracy"]) == "both"
+
+
+def test_the_smallest_is_the_most_accurate_of_those_of_its_size() -> None:
+    found = by_use(
+        ("bytes", predictions(lost=2), {"size_bytes": 100_000.0}),
+        ("better", predictions(won=2), {"size_bytes": 100_008.0, "calib": "entropy"}),
+    )
+    assert chosen(found["smallest"]) == "better"
+
+
+def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
+    """The first is better on the test images, the second on those to choose by."""
+    family = sweep(
+        ("lucky", predictions(won=12), {"size_bytes": 100_000.0}),
+        ("sound", predictions(won=2), {"calib": "entropy", "size_bytes": 90_000.0}),
+        choices=[predictions(), predictions(won=5)],
+    )
+    selected = select(family)
+    (best, smallest) = recommend(selected)
+    assert chosen(best) == chosen(smallest) == "sound"
+    assert best.why.startswith("90.20%, against FP32 +0.20 points")
+    assert best.why.endswith("; 90.50% on the samples to choose by")
+    told = other_choice(selected)
+    assert "The best on the reported samples is onnx int8 minmax per tensor: 91.20%" in told
+    same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
+    assert "The reported samples would give the same choice" in other_choice(same)
+    alone = other_choice(select(sweep(("a", predictions(), {}))))
+    assert alone.startswith("The best are chosen on the reported samples, ")
+    assert alone.endswith("results are optimistic.")
+
+
+def test_smallest_passes_on_the_samples_to_choose_by() -> None:
+    """A loss of 1.6 points is within 2 as measured, and not shown to be."""
+    cells = (
+        ("large", predictions(), {"size_bytes": 110_000.0}),
+        ("small", predictions(), {"size_bytes": 90_000.0, "calib": "entropy"}),
+    )
+    lost = predictions(lost=16)
+    assert chosen(by_use(*cells, choices=[predictions(), lost])["smallest"]) == "large"
+    # Without any that passes, what is within as measured.
+    assert chosen(by_use(*cells, choices=[lost, lost])["smallest"]) == "small"
+    beyond = predictions(lost=30)
+    assert "smallest" not in by_use(*cells, choices=[beyond, beyond])
+
+
+def test_a_loss_as_measured_of_just_the_limit_is_within_it() -> None:
+    family = sweep(("a", predictions(), {}), choices=[predictions(lost=16)])
+    loss = family.measured[0].metric("choice_drop")
+    assert "smallest" in {r.key for r in recommend(select(family, limits=ReportConfig(loss)))}
+    less = ReportConfig(np.nextafter(loss, 0))
+    assert "smallest" not in {r.key for r in recommend(select(family, limits=less))}
+
+
+def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
+    sizes = {"least": 100_000.0, "edge": 105_000.0, "over": 105_001.0}
+    found = by_use(*[(n, predictions(), {"size_bytes": v, "seed": n}) for n, v in sizes.items()])
+    smallest = found["smallest"]
+    assert chosen(smallest) == "least"
+    assert [cell.record.run_id for cell in smallest.equals] == ["edge"]
+    assert smallest.equals_mean == "within 5%"
+    assert smallest.why == "100.0 kB, 66.7% less than FP32, at 90.00%"
+
+
+def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
+    for lost, words in (
+        (16, "whose measured loss is within the limit"),
+        (30, "so that the smallest and the fastest cannot be chosen"),
+    ):
+        family = sweep(("a", predictions(), {}), choices=[predictions(lost=lost)])
+        assert words in page.to_markdown([select(family)], {})
+
+
+def test_what_fails_is_not_recommended() -> None:
+    found = by_use(
+        ("best", predictions(won=10), {"size_bytes": 110_000.0}),
+        ("tiny", predictions(lost=100), {"size_bytes": 10_000.0, "calib": "percentile"}),
+    )
+    assert chosen(found["smallest"]) == "best"
+    assert recommend(select(sweep(("a", predictions(lost=100), {})))) == []
+    below = ReportConfig(max_drop=0.02, min_accuracy=0.95)
+    assert recommend(select(sweep(("a", predictions(), {})), limits=below)) == []
+    # Nor where there are samples to choose by, and it is good on those; nor is its choice told.
+    apart = select(sweep(("a", predictions(lost=100), {}), choices=[predictions()]))
+    assert recommend(apart) == []
+    assert other_choice(apart) == ""
+
+
+def test_what_fails_is_a_candidate_only_beside_samples_to_choose_by() -> None:
+    cells = (("good", predictions(), {}), ("bad", predictions(lost=100), {"calib": "mse"}))
+    for number, kept in ((0, ["good"]), (1, ["good"]), (2, ["good", "bad"])):
+        choices = [predictions()] * number  # with one, not all have such samples
+        found = select(sweep(*cells, choices=choices)).candidates
+        assert [cell.record.run_id for cell in found] == kept
+
+
+def test_what_is_reported_does_not_choose() -> None:
+    """The best on the samples to choose by is shown with its verdict, though it fails."""
+    family = sweep(
+        ("unlucky", predictions(lost=60), {}),
+        ("other", predictions(), {"calib": "entropy"}),
+        choices=[predictions(won=5), predictions()],
+    )
+    best = recommend(select(family))[0]
+    assert (chosen(best), best.verdict) == ("unlucky", "fail, accuracy < 85.00%")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("nodes_to_exclude", "auto", True),
+        ("precision.plan", "auto", True),
+        ("method", "qat", True),
+        ("method", "ptq", False),
+    ],
+)
+def test_runs_that_have_chosen_by_the_same_samples_are_told(
+    key: str, value: str, told: bool
+) -> None:
+    cells = (("a", predictions(), {}), ("b", predictions(), {key: value}))
+    said = other_choice(select(sweep(*cells, choices=[predictions(), predictions()])))
+    words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their"
+    assert (f"do not use.{words}" in said) is told
+
+
+def test_the_samples_that_choose_are_told_by_their_name() -> None:
+    for named, words in (({"chosen_by": "500 images"}, "500 images"), ({}, "other samples")):
+        selected = select(sweep(("a", predictions(), named), choices=[predictions()]))  # type: ignore[arg-type]
+        assert other_choice(selected) == (
+            f"The best are chosen on {words}, which the reported figures do not use. "
+            "The reported samples would give the same choice."
+        )
+
+
+def test_samples_that_fp32_knows_are_told() -> None:
+    for known, told in ((0.99, True), (0.91, False)):
+        family = sweep(("a", predictions(), {}), choices=[predictions()])
+        family.measured[0].record.metrics["choice_baseline_accuracy"] = known
+        said = other_choice(select(family))
+        assert (" FP32 has 99.00% on them and 90.00% on the reported ones" in said) is told
+
+
+def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands() -> None:
+    cells = (("a", predictions(), {}), ("b", predictions(won=5), {"calib": "entropy"}))
+    said = other_choice(select(sweep(*cells, choices=[predictions(won=5), predictions()])))
+    assert "The best on the reported samples is onnx int8 entropy per tensor: 90.50%" in said
+
+
+def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_it() -> None:
+    selected = select(sweep(("a", predictions(lost=22), {})))
+    assert [cell.record.run_id for cell in selected.candidates] == ["a"]
+    assert selected.within == []
+
+
+def test_a_change_that_is_not_known_is_not_told() -> None:
+    family = sweep(("a", predictions(), {}))
+    del family.measured[0].record.metrics["delta"]
+    assert recommend(select(family))[0].why == "90.00%"
+
+
+def race(**times: float) -> PairedLatency:
+    """Blocks that differ by a hundredth, of models twice as slow with 64 images."""
+    blocks = {
+        name.replace("_", " "): [each * (1 + 0.01 * (n % 2)) for n in range(10)]
+        for name, each in times.items()
+    }
+    return PairedLatency(blocks, {k: [2 * t for t in each] for k, each in blocks.items()}, 64, 1)
+
+
+TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline_latency_p50_ms": 0.3}
+
+
+def test_the_fastest_is_that_of_the_race_with_fp32_in_it() -> None:
+    cells = (("a", predictions(), TIMED), ("b", predictions(), {**TIMED, "calib": "entropy"}))
+    found = by_use(*cells, race=race(a=0.2, b=0.1, onnx_fp32=0.15))
+    assert chosen(found[SINGLE]) == chosen(found[BATCHES]) == "b"
+    assert "1.50 times as fast (95% interval 1.50 to 1.50) as onnx fp32" in found[SINGLE].why
+    assert found[SINGLE].why.endswith("the fastest FP32")
+    assert found[SINGLE].equals == ()
+    fp32 = by_use(*cells, race=race(a=0.2, b=0.18, onnx_fp32=0.15))[SINGLE]
+    assert (fp32.choice, fp32.label, fp32.verdict, fp32.command) == (None, "onnx fp32", "", "")
+    assert "of the models within the limit the fastest is onnx int8 entropy" in fp32.why
+    assert "0.83 times as fast" in fp32.why
+    assert "; to try: python -m resnet8ptq advise, " in fp32.why
+    assert (fp32.equals, fp32.equals_mean) == ((), "")
+
+
+def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race() -> None:
+    found = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
+    assert chosen(found) == "a"
+    assert found.why.endswith("the fastest FP32: not significantly faster")
+
+
+def test_models_race_where_others_did_not() -> None:
+    cells = [(name, predictions(), {**TIMED, "seed": name}) for name in "abc"]
+    found = by_use(*cells, race=race(a=0.1, b=0.1, onnx_fp32=0.2, torch_fp32=0.3))
+    assert (found[SINGLE].key, found[BATCHES].key) == ("fastest", "fastest_batch")
+    assert found[SINGLE].why.endswith("2.00) as onnx fp32, the fastest FP32")
+    assert [cell.record.run_id for cell in found[SINGLE].equals] == ["b"]
+    assert found[SINGLE].equals_mean == "not significantly slower"
+
+
+def test_finalists_of_each_use_are_its_fastest() -> None:
+    single, batch = (3, 4, 1, 5, 2, 6, 7, 8), (6, 5, 7, 4, 8, 1, 2, 3)
+    cells = [
+        (name, predictions(), {"seed": name, "latency_p50_ms": a, "latency_batch_p50_ms": b})
+        for name, a, b in zip("bacdefgh", single, batch, strict=True)
+    ]
+    names = {cell.record.run_id for cell in finalists(select(sweep(*cells)))}  # type: ignore[arg-type]
+    assert names == {"b", *"bce", *"fgh"}  # the first of equal ones, as the best and the smallest
+
+
+def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster() -> None:
+    noisy = PairedLatency({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
+    found = by_use(("a", predictions(), TIMED), race=noisy)
+    assert found[SINGLE].why.endswith("the fastest FP32: not significantly faster")
+    assert BATCHES not in found
+
+
+def test_without_a_race_the_runs_own_latencies_are_told_as_that() -> None:
+    fast = {**TIMED, "latency_p50_ms": 0.1, "calib": "entropy"}
+    cells = (("a", predictions(), TIMED), ("b", predictions(), fast))
+    found = by_use(*cells)[SINGLE]
+    assert chosen(found) == "b"
+    assert found.why == (
+        "0.100 ms, 3.00 times as fast as onnx fp32 (measured in different runs, minutes apart)"
+    )
+    others = by_use(*cells, race=race(gone=0.01, onnx_fp32=0.15))[SINGLE]  # of another limit
+    assert others.why == found.why
+    slow = {**TIMED, "latency_p50_ms": 0.4}
+    assert by_use(("a", predictions(), slow))[SINGLE].label == "onnx fp32"
+    assert not any(use.startswith("fastest") for use in by_use(("a", predictions(), {})))
+
+
+def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster() -> None:
+    other = {**TIMED, "backend": "torch", "baseline_latency_p50_ms": 0.25}
+    cells = (("c", predictions(), {}), ("a", predictions(), TIMED), ("b", predictions(), other))
+    found = by_use(*cells)[SINGLE]  # the first was not timed
+    assert "1.25 times as fast as torch fp32" in found.why
+    assert found.key == "fastest"
+    equal = by_use(("a", predictions(), {**TIMED, "baseline_latency_p50_ms": 0.2}))[SINGLE]
+    assert (equal.choice, equal.label) == (None, "onnx fp32")
+
+
+def test_the_fastest_run_names_those_within_a_twentieth_of_its_latency() -> None:
+    def timed(latency: float) -> dict[str, float | str]:
+        both = {"latency_p50_ms": latency, "baseline_latency_p50_ms": 2.0}
+        return {**TIMED, **both, "seed": str(latency)}
+
+    cells = [(str(each), predictions(), timed(each)) for each in (1.0, 1.05, 1.06)]
+    fastest = by_use(*cells)[SINGLE]
+    assert chosen(fastest) == "1.0"
+    assert [cell.record.run_id for cell in fastest.equals] == ["1.05"]
+    assert fastest.equals_mean == "within 5%"
+
+
+def test_finalists_are_the_fastest_the_smallest_and_the_best() -> None:
+    def timed(number: int, **changes: float | str) -> dict[str, float | str]:
+        return {**TIMED, "latency_p50_ms": number, "latency_batch_p50_ms": number, **changes}
+
+    cells = [(str(n), predictions(lost=1), timed(n, seed=str(n))) for n in range(1, 7)]
+    cells.append(("best", predictions(), timed(8)))
+    cells.append(("small", predictions(lost=1), timed(9, size_bytes=1.0)))
+    cells.append(("untimed", predictions(won=5), {"size_bytes": 0.5}))
+    found = finalists(select(sweep(*cells)))
+    assert {cell.record.run_id for cell in found} == {"1", "2", "3", "best", "small"}
+    assert finalists(select(sweep(("a", predictions(), {})))) == []
+
+
+def test_best_of_each_framework_where_there_are_several() -> None:
+    found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), {"backend": "torch"}))
+    assert chosen(found["best accuracy in torch"]) == "b"
+    assert "best accuracy in onnx" not in by_use(("a", predictions(), {}))
+
+
+def test_recommendations_name_their_keys_and_the_command_that_deploys_them() -> None:
+    elsewhere = {"backend": "torch", "tracking.root": "my runs", "tracking.uri": "null"}
+    found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), elsewhere))
+    keys = {each.key: each for each in found.values()}
+    assert {"best", "smallest", "best_onnx", "best_torch"} <= set(keys)
+    assert keys["best"].command == "python -m resnet8ptq deploy run_id=a"
+    assert keys["best_torch"].command == "python -m resnet8ptq deploy run_id=b 'root=my runs'"
+
+
+def test_a_command_says_where_the_run_is_unless_it_is_where_runs_are() -> None:
+    usual = {"tracking.root": "mlruns", "tracking.experiment_name": "resnet8ptq"}
+    best = by_use(("a", predictions(), {**usual, "tracking.uri": "null"}))["best accuracy"]
+    assert best.command == "python -m resnet8ptq deploy run_id=a"
+    other = {"tracking.uri": "http://host:5000", "tracking.experiment_name": "pets"}
+    best = by_use(("a", predictions(), other))["best accuracy"]
+    expected = "python -m resnet8ptq deploy run_id=a uri=http://host:5000 experiment=pets"
+    assert best.command == expected
+
+
+def test_frameworks_are_told_in_the_order_of_their_names() -> None:
+    names = ("torch", "c", "onnx", "b", "tflite", "a")
+    found = by_use(*((name, predictions(), {"backend": name}) for name in names))
+    keys = [each.key for each in found.values()]
+    assert [key for key in keys if key.startswith("best_")] == [
+        f"best_{name}" for name in sorted(names)
+    ]
+
+
+def test_why_nothing_is_recommended() -> None:
+    lost = select(sweep(("a", predictions(lost=100), {})))
+    lines = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.95)))
+    assert "report.max_drop=0.01, report.min_accuracy=0.95" in lines[0]
+    assert lines[1] == "FP32 itself has 90.00%, less than report.min_accuracy."
+    assert lines[2].startswith("To lose less: per_channel=true; another calibration (calib=); ")
+    enough = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.9)))  # of FP32
+    assert not any(line.startswith("FP32 itself") for line in enough)
+    kept = select(sweep(("a", predictions(), {"per_channel": "true"})))
+    assert len(why_none(kept)) == 1
+
+
+def test_advice_is_only_for_what_was_not_tried() -> None:
+    cells = (
+        ("a", predictions(lost=100), {}),
+        ("b", predictions(lost=100), {"per_channel": "true"}),
+    )
+    lost = select(sweep(*cells))
+    advice = why_none(lost)[1]
+    assert advice.startswith("To lose less: another calibration")
+    some = select(sweep(cells[0], ("c", predictions(), {"per_channel": "true"})))
+    assert len(why_none(some)) == 1
+
+
+def test_fp32_is_told_only_where_it_has_less_than_is_asked() -> None:
+    cells = [
+        (name, predictions(), {"seed": name, "baseline_accuracy": value})
+        for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.95), ("d", 0.85))
+    ]
+    selected = select(sweep(*cells))
+    asked = ReportConfig(max_drop=0.02, min_accuracy=0.95)
+    _, *told = why_none(replace(selected, limits=asked))
+    assert [line.split()[3] for line in told] == ["80.00%,", "85.00%,", "90.00%,"]
+    (line,) = why_none(replace(selected, limits=ReportConfig(max_drop=0.02)))
+    assert "(report.max_drop=0.02)" in line
+
+
+def test_what_ran_on_no_integer_kernels_is_never_recommended() -> None:
+    assert recommend(select(sweep(("a", predictions(), {"execution": "simulated"})))) == []
+    (first, *_) = recommend(select(sweep(("a", predictions(), {"execution": "integer"}))))
+    assert chosen(first) == "a"
+
+
+@pytest.mark.parametrize("low", [-0.012, None])
+def test_a_loss_is_told_with_its_interval(low: float | None) -> None:
+    ends = {} if low is None else {"delta_ci95_low": low, "delta_ci95_high": 0.01}
+    found = by_use(("a", predictions(lost=3), ends))["best accuracy"]
+    interval = "" if low is None else ", 95% interval -1.20 to +1.00"
+    assert found.why == f"89.70%, against FP32 -0.30 points{interval}"
+    assert found.verdict == "pass"
+
+
+def test_ties_at_the_top_are_told() -> None:
+    found = by_use(("a", predictions(), {"expected_accuracy": 0.92}))["best accuracy"]
+    assert found.why.startswith("90.00% (92.00% with ties at the top broken at random)")

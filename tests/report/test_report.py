@@ -1,0 +1,180 @@
+"""The report's pages, from sweeps made by hand; the real sweep's is looked at in test_browser."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.report import page, spread, table
+from resnet8ptq.report.comparison import Family, compare
+from resnet8ptq.report.facts import group
+from resnet8ptq.report.plots import activation_ranges, class_impact, trade_offs, weight_ranges
+from resnet8ptq.tracking.run import start_parent, start_run
+from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.sweep_file import Sweep
+from tests.helpers.cells import predictions, sweep, unmeasured
+from tests.helpers.configs import make_config
+
+LIMITS = ReportConfig()
+
+
+@pytest.fixture
+def found() -> Family:
+    measured = sweep(
+        ("a", predictions(lost=30, label=1), {}),
+        ("b", predictions(won=2), {"backend": "torch", "calib": "entropy"}),
+    )
+    cells = [*measured.cells, unmeasured("c", "unsupported", "no <b>kernel</b> | sorry")]
+    cells.append(unmeasured("d", "failed", "calib.percentile: got 120"))
+    return compare(cells)
+
+
+def test_every_requested_cell_and_reason_is_in_the_table(found: Family) -> None:
+    text = page.to_markdown(page.select([found], LIMITS), {})
+    rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + 2 + 4  # head, baselines, cells
+    assert [row.split(" | ")[-2] for row in rows[-2:]] == ["unsupported", "failed"]
+    assert "calib.percentile: got 120" in text
+
+
+def test_summary_counts_and_says_who_is_worse(found: Family) -> None:
+    text = page.to_markdown(page.select([found], LIMITS), {})
+    assert "4 combinations asked for: 2 measured, 1 unsupported, 1 failed" in text
+    counted = "Of the 2 quantized models, at most 1 point worse than FP32: 1 pass, 1 fail."
+    assert counted in text
+    assert "onnx int8 minmax per tensor: significantly worse on dog" in text
+
+
+def test_numbers_equal_the_records(found: Family) -> None:
+    text = page.to_markdown(page.select([found], LIMITS), {})
+    for cell in found.measured:
+        assert f"{cell.metric('accuracy'):.2%}" in text
+        assert f"{100 * cell.metric('delta'):+.2f}" in text
+
+
+def test_text_from_outside_is_escaped_in_the_page(found: Family) -> None:
+    html = page.to_html(page.to_markdown(page.select([found], LIMITS), {}), "title", {})
+    assert "<b>kernel</b>" not in html
+    assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in html
+    assert "<script" not in html.lower()
+
+
+def test_the_page_holds_its_figures_and_asks_for_nothing(found: Family) -> None:
+    images = {"trade_offs.png": b"\x89PNG"}
+    html = page.to_html(page.to_markdown(page.select([found], LIMITS), images), "title", images)
+    assert '<img src="data:image/png;base64,iVBORw==' in html
+    assert re.findall(r'(?:src|href)="(?!data:)', html) == []
+
+
+def test_nothing_measured_recommends_nothing() -> None:
+    bare = compare([unmeasured("a", "unsupported", "why")])
+    text = page.to_markdown(page.select([bare], LIMITS), {})
+    assert "nothing can be recommended" in text
+    assert "## Recommendation" not in text
+
+
+def test_limits_show_as_pass_and_fail(found: Family) -> None:
+    text = page.to_markdown(page.select([found], LIMITS), {})
+    assert "| fail | " in text
+    assert "| pass | " in text
+    strict = ReportConfig(min_accuracy=0.95)
+    text = page.to_markdown(page.select([found], strict), {})
+    assert "| pass, accuracy \\< 95.00% | " in text
+
+
+def test_spread_over_seeds_by_hand() -> None:
+    cells = [(f"s{n}", predictions(lost=n), {"seed": str(n)}) for n in (0, 10, 20)]
+    (group,) = spread.measure(sweep(*cells))
+    assert group.label == "onnx int8 minmax per tensor"
+    assert (group.draws, group.lowest, group.highest) == (3, pytest.approx(0.88), 0.9)
+    assert group.mean == pytest.approx(0.89)
+    assert group.standard_deviation == pytest.approx(0.01)
+    assert spread.measure(sweep(cells[0])) == []
+
+
+def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label() -> None:
+    found = sweep(("a", predictions(), {"seed": "1"}), ("b", predictions(), {"seed": "2"}))
+    assert table.columns(found.records)[4] == "seed"
+    assert [cell.label for cell in found.cells] == [
+        "onnx int8 minmax per tensor seed=1",
+        "onnx int8 minmax per tensor seed=2",
+    ]
+
+
+def test_figures_are_drawn_where_there_is_data(found: Family) -> None:
+    assert class_impact(found) is not None
+    assert trade_offs(found, LIMITS) is not None
+    assert activation_ranges(found, "onnx") is None
+    assert weight_ranges(found) is None
+    ranges = {"activations": {"conv": [-1.0, 2.0]}, "weights": {"conv": [-0.5, 0.25]}}
+    full = replace(found, cells=tuple(replace(cell, ranges=ranges) for cell in found.cells))
+    assert activation_ranges(full, "onnx") is not None
+    figure = weight_ranges(full)
+    assert figure is not None
+    assert [text.get_text() for text in figure.axes[0].texts] == [" -0.50 to 0.25"]
+    empty = replace(found, cells=())
+    assert class_impact(empty) is None
+    assert trade_offs(empty, LIMITS) is None
+
+
+def families() -> list[Family]:
+    """Two runs on one set of images, one on another, one that came to none."""
+    made = [
+        *sweep(("a", predictions(lost=30), {}), ("b", predictions(won=2), {"seed": "2"})).cells,
+        *sweep(("c", predictions(won=40), {"data": "wild pets", "total": 998.0})).cells,
+    ]
+    for cell, digest in zip(made, "112", strict=True):
+        cell.record.tags["test_digest"] = digest * 64
+    made.append(unmeasured("d", "failed", "boom"))
+    grouped = group([cell.record for cell in made])
+    cells = {cell.record.run_id: cell for cell in made}
+    return [compare([cells[record.run_id] for record in family]) for family in grouped]
+
+
+def test_each_set_of_images_has_a_section_of_its_own() -> None:
+    images = [f"set{n}_{name}.png" for n in "12" for name in ("trade_offs", "ranges_onnx")]
+    found = families()
+    text = page.to_markdown(page.select(found, LIMITS), images)
+    assert "scored on 2 different sets of images" in text
+    assert re.findall("^## (.*)$", text, re.M) == [
+        "pets, net, 1,000 test images",
+        "wild pets, net, 998 test images",
+    ]
+    first, second = text.split("\n## ")[1:]
+    for number, section in (("1", first), ("2", second)):
+        assert section.count("### Summary") == section.count("### Recommendation") == 1
+        assert re.findall(r"\]\(set(\d)_", section) == [number] * 2
+    assert "3 combinations asked for: 2 measured, 1 failed" in first
+    assert "boom" in first and "boom" not in second
+    assert "onnx int8 minmax per tensor seed=2** | 90.20%, against FP32 +0.20 points" in first
+    assert "corrected for 2 comparisons" in first
+    assert "90.20%" not in second and "94.00%" not in first
+    assert "comparisons (Holm)" not in second
+
+
+def test_one_set_of_images_needs_no_heading(found: Family) -> None:
+    text = page.to_markdown(page.select([found], LIMITS), {})
+    assert text.startswith("# Quantization report: pets, net, 1,000 test images\n\n## Summary\n")
+    assert "sets of images" not in text
+
+
+def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(
+    own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "sweep", tmp_path / "here"
+    for path in (folder / "0", here):
+        path.mkdir(parents=True)
+    parent_id = start_parent(own_store, "sweep", folder, {})
+    with start_run(own_store, "cell", {}, folder / "0", parent_id) as run:
+        run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
+        run.log_result(RunResult("unsupported", "no such kernel"))
+    monkeypatch.chdir(here)
+    page.main([f"root={tmp_path / 'mlruns'}"])  # without its sweep.json it is not that folder
+    assert "no such kernel" in (here / "report.md").read_text()
+    assert not (folder / "report.md").exists()
+    Sweep(own_store, parent_id, folder).save()
+    page.main([f"root={tmp_path / 'mlruns'}"])
+    assert (folder / "report.md").read_text() == (here / "report.md").read_text()

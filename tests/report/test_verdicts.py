@@ -1,0 +1,86 @@
+"""Pass, fail and undecided, from sweeps made by hand."""
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report import notes, page, table, verdicts
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
+from tests.helpers.cells import predictions, sweep
+
+
+def judged(*cells: object, max_drop: float = 0.01) -> dict[str, str]:
+    found = verdicts.judge(sweep(*cells), ReportConfig(max_drop=max_drop))  # type: ignore[arg-type]
+    return {run_id: verdict.outcome for run_id, verdict in found.items()}
+
+
+def test_a_loss_is_within_beyond_or_neither() -> None:
+    found = judged(
+        ("kept", predictions(), {}),
+        ("lost", predictions(lost=40), {"calib": "entropy"}),
+        ("near", predictions(lost=8), {"calib": "percentile"}),
+    )
+    assert found == {"kept": PASS, "lost": FAIL, "near": UNDECIDED}
+
+
+def test_a_limit_that_all_keep_and_one_that_none_does() -> None:
+    cells = (("a", predictions(lost=60), {}), ("b", predictions(lost=70), {"calib": "entropy"}))
+    assert set(judged(*cells, max_drop=0.2).values()) == {PASS}
+    assert set(judged(*cells, max_drop=0.02).values()) == {FAIL}
+
+
+def test_what_one_run_shows_many_may_not() -> None:
+    """Of 100 models the luckiest is within any bound that holds for one."""
+    near = predictions(lost=4, won=0)
+    assert judged(("a", near, {})) == {"a": PASS}
+    many = [(str(n), near, {"seed": str(n)}) for n in range(100)]
+    assert set(judged(*many).values()) == {UNDECIDED}
+
+
+def test_undecided_says_how_many_samples_would_tell() -> None:
+    (few,) = verdicts.judge(sweep(("a", predictions(lost=8, won=4), {})), ReportConfig()).values()
+    assert few.outcome == UNDECIDED
+    assert str(few).startswith("undecided (about ")
+    assert 1000 < few.needed < 3000
+    (verge,) = verdicts.judge(sweep(("a", predictions(lost=10), {})), ReportConfig()).values()
+    assert str(verge) == "undecided (more than 1,000,000)"
+    assert str(Verdict(UNDECIDED, 1234)) == "undecided (about 1,200)"
+    assert str(Verdict(PASS)) == "pass"
+
+
+def test_the_wanted_accuracy_is_told_beside() -> None:
+    found = sweep(("a", predictions(), {}))
+    judged = verdicts.in_words([found], ReportConfig(min_accuracy=0.95))
+    assert judged.texts == {"a": "pass, accuracy < 95.00%"}
+
+
+def test_grouped_samples_decide_nothing() -> None:
+    found = sweep(("a", predictions(), {"grouped": "true"}))
+    (verdict,) = verdicts.judge(found, ReportConfig()).values()
+    assert str(verdict) == "undecided"
+    texts = notes.collect(found.records, verdicts.in_words([found], ReportConfig()))
+    assert notes.GROUPED_NOTE in texts
+
+
+DOUBT = "FP32 ACCURACY NEAR CHANCE, 10.01% (1001 of 10000, 10 classes)"
+
+
+def test_beside_a_broken_fp32_all_is_void() -> None:
+    """Neither a pass nor a recommendation; sound runs of the family are judged by themselves."""
+    broken = sweep(("a", predictions(won=9), {"doubt": DOUBT}))
+    (selected,) = page.select([broken], ReportConfig())
+    assert {str(verdict) for verdict in selected.judged.values()} == {VOID}
+    assert (selected.recommendations, selected.within) == ([], [])
+    text = page.to_markdown([selected], {})
+    for part in (DOUBT.replace("(", "(")[:20], "1 void", "every verdict is void", notes.VOID_NOTE):
+        assert part.replace("_", "\\_") in text
+    assert "## Recommendation" not in text
+    mixed = sweep(
+        ("a", predictions(), {"doubt": DOUBT}),
+        ("b", predictions(lost=4), {"backend": "torch"}),  # alone it passes, of two it would not
+    )
+    found = verdicts.judge(mixed, ReportConfig())
+    assert [found[name].outcome for name in "ab"] == [VOID, PASS]
+
+
+def test_the_column_says_void() -> None:
+    found = sweep(("a", predictions(), {"doubt": DOUBT}))
+    rows = table.rows(found.records, verdicts.in_words([found], ReportConfig(min_accuracy=0.99)))
+    assert VOID in rows[-1]

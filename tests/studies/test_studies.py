@@ -1,0 +1,36 @@
+"""The studies: their tables are there, and their pages name them with a date and a command."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from studies import stores
+from tests.helpers.calling import REPO
+
+PAGES = sorted(set(REPO.glob("studies/*.md")) - {REPO / "studies/README.md"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_study_has_a_date_and_the_command_that_repeats_it(page: Path) -> None:
+    start = page.read_text().split("\n## ")[0]
+    assert re.search(r"^Measured 20\d\d-\d\d-\d\d", start, re.M)
+    assert re.search(r"^ {4}python ", start, re.M)
+
+
+def test_every_study_is_in_the_index() -> None:
+    index = (REPO / "studies/README.md").read_text()
+    assert [page.name for page in PAGES if f"]({page.name})" not in index] == []
+    tables = REPO.glob("studies/*.csv")
+    assert [table.name for table in tables if f"]({table.name})" not in index] == []
+
+
+def test_stores_of_several_sizes_stand_side_by_side() -> None:
+    usage = {"wall_s": 12.0, "user_s": 10.0, "sys_s": 1.0, "max_rss_bytes": 500_000_000}
+    measured = {
+        "calls": {"a run by its id": {"cpu_s": [0.003, 0.004], "statements": 10}},
+        "reports": [usage],
+    }
+    page = stores.render({"runs": 1008, "others": {"100": measured, "10000": measured}})
+    assert "| report of 1,008 runs | 100 other runs | 10,000 other runs |" in page
+    assert "| a run by its id | 3.5 (10) | 3.5 (10) |" in page

@@ -1,0 +1,114 @@
+"""How a sweep ends: its report, and its run in MLflow whatever becomes of that."""
+
+import errno
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from resnet8ptq.config import words
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core import command
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.report import page
+from resnet8ptq.sweep import callback
+from resnet8ptq.sweep.callback import RunningSweep
+from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.run import start_parent, start_run
+from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.sweep_file import Sweep
+from tests.helpers.calling import NO_REAL_FILES, call
+from tests.helpers.configs import make_config
+
+
+@pytest.fixture
+def running(own_store: Store, tmp_path: Path) -> RunningSweep:
+    """A sweep with one job, which has ended."""
+    folder = tmp_path / "sweep"
+    (folder / "0").mkdir(parents=True)
+    parent_id = start_parent(own_store, "sweep", folder, {})
+    with start_run(own_store, "cell", {}, folder / "0", parent_id) as run:
+        run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
+        run.log_result(RunResult("unsupported", "no such kernel"))
+    sweep = Sweep(own_store, parent_id, folder)
+    return RunningSweep(lambda: sweep, None, True, ReportConfig(), journal.lock(folder))
+
+
+FAULTS = [ValueError("two\nlines"), KeyError("x"), OSError(errno.ENOSPC, "No space left on device")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+def test_a_report_that_fails_is_one_line_and_closes_the_sweep(
+    running: RunningSweep,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fault: Exception,
+) -> None:
+    def fail(*args: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(page, "write", fail)
+    assert command.main(lambda: None, lambda: running) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: the report could not be made ({type(fault).__name__}: ")
+    assert f"`python -m resnet8ptq report run_id={running.sweep.parent_id}` tries again" in line
+    parent = running.sweep.store.client.get_run(running.sweep.parent_id)
+    assert (parent.info.status, parent.data.tags["status"]) == ("FINISHED", "ok")
+
+
+def test_a_failed_report_does_not_hide_a_failed_job(
+    running: RunningSweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = running.sweep
+    (child,) = history.load_children(sweep.store, sweep.parent_id)
+    sweep.store.client.set_tag(child.run_id, "status", "failed")
+    monkeypatch.setattr(page, "write", lambda: None)  # takes no arguments
+    assert command.main(lambda: None, lambda: running) == 1
+    assert "TypeError" in capsys.readouterr().err
+    parent = sweep.store.client.get_run(sweep.parent_id)
+    assert (parent.info.status, parent.data.tags["status"]) == ("FAILED", "failed")
+
+
+@pytest.mark.slow
+def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
+    splits = "evaluate.split=test,held_out"
+    quick = ("data=shapes", "calib.samples_per_class=5", "latency.enabled=false", "threads=1")
+    quick = (*quick, "held_out_images=500")
+    found = call(tmp_path, "-m", splits, *quick, **NO_REAL_FILES)
+    assert found.code == 0, found.err
+    assert found.parent.info.status == "FINISHED"
+    assert "scored on 2 different sets of images" in found.out
+    (report,) = tmp_path.glob("runs/sweeps/*/*/report.md")
+    sections = report.read_text().split("\n## ")[1:]
+    assert [section.splitlines()[0] for section in sections] == [
+        "shapes, resnet8, 5,000 test images",
+        "shapes, resnet8, 500 held-out training images",
+    ]
+    for number, section in enumerate(sections, 1):
+        assert "1 combinations asked for: 1 measured" in section
+        figures = re.findall(r"\((.*\.png)\)", section)
+        assert figures
+        assert all(name.startswith(f"set{number}_") for name in figures)
+        assert all(report.with_name(name).exists() for name in figures)
+
+
+@pytest.mark.parametrize(
+    ("params", "typed", "jobs"),
+    [
+        ({}, ["dtype=int8"], 1),
+        ({}, ["dtype=int8,uint8"], 2),
+        ({"seed": "1,2"}, [], 2),
+        ({"seed": "1,2"}, ["seed=1"], 1),
+        ({"seed": "1,2"}, ["seed=1", "calib=minmax,mse"], 2),
+        ({"seed": "range(1,4)"}, ["per_channel=choice(true,false)", "calib=minmax,mse"], 12),
+        ({}, ["dtype=int8,uint8", "calib=glob(*)"], None),
+    ],
+)
+def test_how_many_jobs_a_sweep_has(
+    params: dict[str, str], typed: list[str], jobs: int | None
+) -> None:
+    sweeper = OmegaConf.create({"params": params})
+    overrides = [*callback._find_swept(sweeper), *map(words.parse, typed)]
+    assert callback._count_jobs(sweeper, overrides) == jobs
+    assert callback._count_jobs(OmegaConf.merge(sweeper, {"n_trials": 9}), overrides) == 9

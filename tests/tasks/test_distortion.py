@@ -1,0 +1,165 @@
+"""SQNR and KL divergence by hand, and the logits that SQNR is computed from."""
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.evaluation import inference
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.classification import KL_EPSILON, ClassScores
+from tests.helpers.configs import make_config
+from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
+from tests.helpers.quantized import Quantize
+
+CASES = [
+    ("onnx", "int8"),
+    ("onnx", "u8s8"),
+    ("torch", "int8"),
+    ("tflite", "int8"),
+    ("torch_fbgemm", "int8"),
+]  # the last is not saved frozen
+
+
+def with_logits(rows):
+    logits = None if rows is None else np.array(rows, dtype=np.float32)
+    return ClassScores(np.eye(2, dtype=np.float32), np.array([0, 1]), logits)
+
+
+def with_probabilities(rows):
+    return ClassScores(np.array(rows, dtype=np.float32), np.zeros(len(rows), dtype=np.int64))
+
+
+# By hand
+
+
+def test_sqnr_by_hand():
+    # Centred: signal (3, -3), (3, -3), power 36; noise (1, -1), (0, 0), power 2.
+    baseline, model = with_logits([[6, 0], [3, -3]]), with_logits([[4, 0], [3, -3]])
+    assert model.sqnr_db(baseline) == pytest.approx(10 * math.log10(36 / 2))
+
+
+def test_sqnr_ignores_what_a_softmax_ignores():
+    baseline, model = [[6, 0], [1, -1]], [[4, 0], [1, -1]]
+    shifted = np.add(model, [[7], [-3]]).tolist()
+    reference = with_logits(baseline)
+    plain = with_logits(model).sqnr_db(reference)
+    assert with_logits(shifted).sqnr_db(reference) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("model", "baseline"),
+    [
+        ([[6, 0], [1, -1]], [[6, 0], [1, -1]]),  # equal: infinite
+        ([[6, 0], [1, -1]], [[2, 2], [0, 0]]),  # no signal
+        (None, [[6, 0], [1, -1]]),
+        ([[6, 0], [1, -1]], None),
+    ],
+)
+def test_sqnr_that_is_no_number_is_none(model, baseline):
+    assert with_logits(model).sqnr_db(with_logits(baseline)) is None
+
+
+def test_kl_divergence_by_hand():
+    baseline = with_probabilities([[0.5, 0.5], [0.25, 0.75], [0.25, 0.75]])
+    model = with_probabilities([[0.25, 0.75], [0.25, 0.75], [0.25, 0.75]])
+    first = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert model.kl_divergence(baseline) == pytest.approx(first / 3)
+
+
+def test_kl_divergence_takes_zeros():
+    whole = 1 + KL_EPSILON
+    p = [1 / whole, KL_EPSILON / whole]
+    expected = p[0] * math.log(p[0] / p[1]) + p[1] * math.log(p[1] / p[0])
+    model, baseline = with_probabilities([[0, 1]]), with_probabilities([[1, 0]])
+    assert model.kl_divergence(baseline) == pytest.approx(expected)
+
+
+def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
+    ours, theirs = with_probabilities([[0.9, 0.1]]), with_probabilities([[0.4, 0.6]])
+    assert ours.kl_divergence(ours) == 0
+    forth, back = ours.kl_divergence(theirs), theirs.kl_divergence(ours)
+    assert forth > 0
+    assert back > 0
+    assert forth != pytest.approx(back)
+
+
+# Logits
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_softmax_of_the_logits_is_the_probabilities(
+    backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path
+) -> None:
+    config = make_config("data=shapes", f"backend={backend}")
+    images = shapes.test.take(np.arange(inference.LOGIT_IMAGES + 50))
+    baseline = evaluator_of(config, shapes_model).baseline(config, images)
+    logits = baseline.outputs.logits
+    assert logits is not None
+    assert logits.shape == (inference.LOGIT_IMAGES, 10)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax = powers / powers.sum(axis=1, keepdims=True)
+    expected = baseline.outputs.values[0][: len(logits)]
+    np.testing.assert_allclose(softmax, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), CASES)
+def test_sqnr_of_a_quantized_model(
+    backend: str,
+    dtype: str,
+    shapes: Dataset,
+    shapes_model: Fp32Model,
+    quantize: Quantize,
+) -> None:
+    cell = quantize(f"backend={backend}", f"dtype={dtype}")
+    config, path = cell.config, cell.artifact.path
+    predictor = quantizer_of(config).load(path, THREADS)
+    images = shapes.test.take(np.arange(200))
+    before = predictor.predict(next(iter(images.batches(200))))[0]
+    logits = inference.collect_logits([predictor], images, batch_size=64)
+    evaluator = evaluator_of(config, shapes_model)
+    [probabilities] = evaluator.run(config, path, images).outputs.values
+    assert logits is not None
+    assert logits.dtype == np.float32
+    np.testing.assert_array_equal(probabilities, before)  # the cut copy left the model alone
+    kept = evaluator.baseline(config, images).outputs
+    assert kept.logits is not None
+    baseline = ClassScores(kept.values[0], images.labels, kept.logits)
+    model = ClassScores(probabilities, images.labels, logits)
+    sqnr_db = model.sqnr_db(baseline)
+    assert sqnr_db is not None
+    assert 5 < sqnr_db < 60
+    assert model.kl_divergence(baseline) > 0
+    # An 8-bit softmax is its logits' softmax to about one step.
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax = powers / powers.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(softmax, probabilities, atol=1.5 / 255)
+
+
+def test_an_onnx_model_without_a_softmax_has_no_logits(
+    shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    proto = onnx.load(shapes_model.onnx_path)
+    last = proto.graph.node[-1]
+    assert last.op_type == "Softmax"
+    last.CopyFrom(onnx.helper.make_node("Sigmoid", last.input, last.output))
+    onnx.save(proto, tmp_path / "model.onnx")
+    predictor = quantizer_of(make_config("data=shapes")).load(tmp_path / "model.onnx", THREADS)
+    assert predictor.logits(np.zeros((1, 32, 32, 3), np.float32)) is None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_torch_model_without_a_softmax_has_no_logits(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10), torch.nn.Sigmoid())
+    saved = io.BytesIO()  # as torchscript.save does: a file's name would be in the archive
+    torch.jit.save(torch.jit.trace(module.eval(), torch.zeros(1, 2, 2, 3)), saved)
+    (tmp_path / "model.pt").write_bytes(saved.getvalue())
+    config = make_config("data=shapes", "backend=torch", "dtype=fp32")
+    predictor = quantizer_of(config).load(tmp_path / "model.pt", THREADS)
+    assert predictor.logits(np.zeros((1, 2, 2, 3), np.float32)) is None

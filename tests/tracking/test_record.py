@@ -1,0 +1,71 @@
+"""The typed record of a run: the same from MLflow and from the run's folder."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.deploy.registering import register
+from resnet8ptq.deploy.source import Source
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.tracking import history, sync
+from resnet8ptq.tracking.record import RunRecord
+from resnet8ptq.tracking.run import start_parent, start_run
+from resnet8ptq.tracking.store import Store
+from tests.helpers.configs import make_config
+
+ATTRIBUTES = (
+    *("run_id", "name", "status", "key", "parent_id", "job_number", "folder", "cpu", "ended"),
+    *("test_digest", "backend", "dtype", "model", "seed", "dataset", "combination", "class_names"),
+    *("total", "size_bytes", "latency_ms", "held_out", "is_analysis", "quantized", "params"),
+)
+
+
+def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(
+    own_store: Store, tmp_path: Path
+) -> None:
+    parent = start_parent(own_store, "sweep", tmp_path, {})
+    folder = tmp_path / "0"
+    folder.mkdir()
+    split = Split(np.zeros((10, 2, 2, 3), np.uint8), np.arange(10), "made up")
+    data = Dataset("made up", ("a", "b"), split, split)
+    with start_run(own_store, "a run", {}, folder, parent, {"job_number": "3"}) as run:
+        run.log_config(make_config("data=shapes", "dtype=uint8"))
+        run.log_datasets(data, CalibrationSet(split, np.arange(10)), ("a", "b"))
+        run.log_result(RunResult("ok", resolved={"weight_dtype": "uint8"}))
+        assert not run.record.ended
+    (stored,) = history.load_children(own_store, parent)
+    (kept,) = sync.load_records(tmp_path)
+    values = [[getattr(r, name) for name in ATTRIBUTES] for r in (stored, kept, run.record)]
+    assert values[0] == values[1] == values[2]
+    assert (stored.name, stored.dataset, stored.job_number) == ("a run", "made up", "3")
+    assert (stored.status, stored.ended, stored.parent_id) == ("ok", True, parent)
+    assert stored.combination.name == "onnx-uint8-minmax-per_tensor"
+    assert (stored.test_digest, stored.class_names) == (split.digest, ("a", "b"))
+    assert stored.task.name == "classification"
+
+
+def test_a_record_without_values_has_defaults() -> None:
+    bare = RunRecord("id", {}, {}, {})
+    assert (bare.status, bare.backend, bare.dataset, bare.reason) == ("?", "?", "?", "")
+    assert (bare.total, bare.drop, bare.interval("ci95")) == (None, None, None)
+    assert not (bare.held_out or bare.is_analysis or bare.grouped)
+    assert bare.settings("seed", "dtype") == (None, None)
+
+
+@pytest.mark.parametrize("prefix", ["", "baseline_", "choice_"])
+def test_the_task_names_the_metric_of_a_record(prefix: str) -> None:
+    record = RunRecord("id", {}, {f"{prefix}accuracy": 0.5}, {})
+    assert record.value(record.task.metric, prefix) == 0.5
+    assert math.isclose(RunRecord("id", {}, {"drop": 0.25}, {}).drop or 0, 0.25)
+
+
+def test_a_run_without_a_logged_model_is_not_registered(own_store: Store, tmp_path: Path) -> None:
+    with start_run(own_store, "a run", {}, tmp_path) as run:
+        pass
+    source = Source(run.record, make_config(), tmp_path / "model.onnx")
+    with pytest.raises(TrackingError, match=f"run {run.run_id} has logged no model; try a new run"):
+        register(own_store, source, "name")
