@@ -16,9 +16,7 @@ import sys
 from pathlib import Path
 from pkgutil import resolve_name
 
-from resnet8ptq.core import command, importing
-from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import or_nearest
+from resnet8ptq.core import importing
 
 RUN = "run"
 COMMANDS = {
@@ -38,6 +36,9 @@ def call(words: list[str]) -> None:
     Raises:
         ConfigError: there is no such command.
     """
+    from resnet8ptq.core.errors import ConfigError
+    from resnet8ptq.core.text import or_nearest
+
     name, *others = words or ["--help"]
     if name in ("-h", "--help"):
         print(__doc__)
@@ -49,10 +50,12 @@ def call(words: list[str]) -> None:
 
 def main() -> int:
     """Answer the command line; return the exit code."""
+    importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
+    from resnet8ptq.core import command
+
     if sys.argv[1:2] == [RUN]:
         del sys.argv[1]  # Hydra reads the words from there
         return int(resolve_name("resnet8ptq.run:main")())
-    importing.allow(Path.cwd())
     return command.main(lambda: call(sys.argv[1:]))
 
 

@@ -25,8 +25,10 @@ def command(name: str, *words: str) -> str:
 
 
 def _name(program: str, path: Path) -> str:
-    """Return how a shell finds a program: by its name, if PATH has the folder of `path` first."""
+    """Return how a shell finds a program: by its name, if that is the one that PATH has."""
     on_path = shutil.which(program)
+    if path.name == str(path):
+        return program
     if on_path and Path(on_path).absolute().parent == path.absolute().parent:
         return program
     return str(path.absolute())
