@@ -1,15 +1,15 @@
 """The commands; `resnet8ptq` in the place of `python -m resnet8ptq` is the same.
 
-    python -m resnet8ptq init       a starting point for a project of your own
-    python -m resnet8ptq run        quantize, evaluate, track: a run, or with -m a sweep
+    python -m resnet8ptq init       write the first files of a project of your own
+    python -m resnet8ptq run        quantize, evaluate and track: a run, or a sweep with -m
     python -m resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
-    python -m resnet8ptq advise     what is worth trying on this CPU, before any sweep
-    python -m resnet8ptq deploy     a run's model as a folder that runs elsewhere, checked there
-    python -m resnet8ptq report     the report of a sweep again, from MLflow alone
+    python -m resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
+    python -m resnet8ptq deploy     export a run's model as a folder for other machines, verified
+    python -m resnet8ptq report     write the report of a sweep again, from MLflow alone
     python -m resnet8ptq sync       log the runs that MLflow lacks
-    python -m resnet8ptq server     MLflow on PostgreSQL, for a team
+    python -m resnet8ptq server     start MLflow on PostgreSQL, for a team
 
-Each takes key=value; `--help` lists the keys. In a checkout, `python run.py` is the same as `run`.
+Each command takes key=value; `--help` lists its keys. In a checkout, `python run.py` is `run`.
 """
 
 import sys
@@ -31,10 +31,10 @@ COMMANDS = {
 
 
 def call(words: list[str]) -> None:
-    """Run the command that the first word names with the others.
+    """Run the command that the first word names; the other words are its settings.
 
     Raises:
-        ConfigError: there is no such command.
+        ConfigError: an unknown command.
     """
     from resnet8ptq.core.errors import ConfigError
     from resnet8ptq.core.text import or_nearest
@@ -49,7 +49,7 @@ def call(words: list[str]) -> None:
 
 
 def main() -> int:
-    """Answer the command line; return the exit code."""
+    """Run the command line; return the exit code."""
     importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
     from resnet8ptq.core import command
 

@@ -1,4 +1,4 @@
-"""One job: alone, or in a sweep."""
+"""Runs one job: alone, or in a sweep."""
 
 import logging
 import shlex
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq.config import effect, words
+from resnet8ptq.config import words
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
@@ -27,14 +27,13 @@ log = logging.getLogger(__name__)
 
 
 def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRecord | None":
-    """Run, and show the result beside its baseline; None for an inspection, which records none.
+    """Run, and print the result beside its baseline; None for an inspection, which records none.
 
-    Args:
-        overrides: what was set on the command line.
+    `overrides` are the settings of the command line.
     """
     _settle_choice(cfg, several=False)
-    config = parse_config(cfg)  # before the store is opened: a typo leaves no run behind
-    for line in effect.find_idle(cfg, [words.parse(word) for word in overrides]):
+    config = parse_config(cfg)  # before the store is opened: a typo leaves no run
+    for line in words.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     if config.analysis.name == "inspect":
         from resnet8ptq.experiment.inspection import run_inspection
@@ -54,22 +53,22 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     from resnet8ptq.report import comparison, terminal, verdicts
 
     tags = identify(settings)
-    # Whatever is wrong with a store that was there before, `background.wait` tells at the end.
+    # If `find_store` returns a store, `background.wait` reports its errors at the end.
     store = find_store(config.tracking) or background.result(opening)
     done = record(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.load(store, [done])
         terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
-    terminal.print_places(folder, store)
+    terminal.print_paths(folder, store)
     background.wait()
     return done
 
 
 def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunRecord":
-    """Run as a child of the sweep's parent run; a wrong setting is recorded like any failure.
+    """Run as a child of the sweep's parent run; a wrong setting is recorded as a failed run.
 
     Args:
-        settings: Hydra's own: the sweep's folder, the job's number and overrides.
+        settings: Hydra's: the sweep's folder, the job's number and overrides.
     """
     from resnet8ptq.sweep import callback, jobs, resume
     from resnet8ptq.tracking.sweep_file import Sweep
@@ -87,28 +86,28 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(job)}
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
-        again = bool(cfg.objectives)  # a search proposes some configurations more than once
+        again = bool(cfg.objectives)  # a search may propose a configuration twice
         if finished := resume.find_finished(sweep, number, tags.get("identity"), again):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
         if sweep.worker and cfg.threads is None:
-            cfg.threads = sweep.worker.threads  # a job with a wrong setting records it too
+            cfg.threads = sweep.worker.threads  # also recorded by a job with a wrong setting
             job = job.with_threads(cfg.threads) if isinstance(job, Settings) else job
         earlier = resume.find_attempts(sweep, number)
         return record(cfg, job, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
-        log.error("%s: failed: %s", folder.name, command.one_line(error))
+        log.error("%s: failed: %s", folder.name, command.explain(error))
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise
 
 
 def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Settings | Exception":
-    """Return settled settings, or what is wrong with them where the run is to record that.
+    """Return settled settings, or the error that the run is to record.
 
     Args:
-        asked: parsed, or as composed.
-        errors: what is returned; others are raised.
+        asked: the config, parsed or as composed.
+        errors: types of error to return; others are raised.
     """
     from resnet8ptq.experiment.settings import settle
 
@@ -122,15 +121,15 @@ def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Setting
 
 
 def _settle_choice(cfg: DictConfig, several: bool) -> None:
-    """Choose by nothing where there is nothing to choose: one run costs no more for it."""
+    """Leave out the samples to choose by in a single run, which has nothing to choose."""
     if cfg.evaluate.choice == "auto" and not several:
         cfg.evaluate.choice = "none"
 
 
 def identify(settings: "Settings | Exception") -> dict[str, str]:
-    """Return the tag that identifies the run; empty where its settings or files are wrong.
+    """Return the tag that identifies the run; empty if its settings or files are wrong.
 
-    The run then fails, and records what is wrong with them.
+    The run then fails, and records the error.
     """
     from resnet8ptq.sweep import identity
 
@@ -151,21 +150,17 @@ def record(
     tags: Mapping[str, str] | None = None,
     earlier: Sequence["RunRecord"] = (),
 ) -> "RunRecord":
-    """Run inside an MLflow run, with `tags`, in the place of `earlier` ones; return its record.
+    """Run inside an MLflow run with `tags`, which replaces `earlier` ones; return its record.
 
     Args:
-        cfg: as composed, to name the run and to be kept where it fails early.
-        settings: what to run; or what is wrong with it, which fails the run.
+        cfg: as composed: names the run, and is logged if the run fails early.
+        settings: an error fails the run.
     """
     from resnet8ptq.experiment import running
     from resnet8ptq.tracking.run import replace_runs, start_run
 
-    parts = (
-        cfg.benchmark.name,
-        Combination.of_config(cast(RunConfig, cfg)).name,
-        cfg.analysis.name,
-    )
-    name = "-".join(filter(None, parts))
+    combination = Combination.of_config(cast(RunConfig, cfg)).name
+    name = "-".join(filter(None, (cfg.benchmark.name, combination, cfg.analysis.name)))
     log.info("%s: started", name)
     composed = OmegaConf.to_container(cfg, resolve=True)
     with start_run(store, name, composed, folder, parent_id, tags) as opened:
@@ -179,7 +174,7 @@ def record(
 
 
 def _refuse(error: Exception, opened: "Run") -> "RunResult":
-    """Record a combination that is unsupported for want of a file; raise any other error."""
+    """Record a combination that is unsupported because a file is missing; raise other errors."""
     from resnet8ptq.evaluation.result import RunResult
 
     if not isinstance(error, UnsupportedError):

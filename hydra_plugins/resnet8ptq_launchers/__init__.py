@@ -1,7 +1,5 @@
-"""Launchers of a sweep's jobs, and its sweeper.
+"""Launchers of a sweep's jobs, in Hydra's namespace for plugins.
 
-Hydra looks for them in packages of this namespace only.
-
-Hydra imports every module here at each start, so that Ray and submitit are imported where they are
-used.
+Hydra imports every module here at each start, so that Ray and submitit are imported inside the
+functions that need them.
 """

@@ -1,4 +1,4 @@
-"""What the launchers share. A job whose process dies has failed, and takes no other job along."""
+"""Base class of the launchers. If the process of a job dies, only this job fails."""
 
 import logging
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """One job of the sweep, by its number and what is overridden in it; called, it runs here.
+    """One job of the sweep; calling it runs it in this process.
 
-    It holds what another process needs to run it, in any folder: the sweep has composed its config,
-    where the current folder is the user's.
+    It holds everything that another process needs to run it. The sweep composes its config, because
+    relative paths refer to the user's current folder.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Job:
         return f"#{self.number} {' '.join(filter_overrides(self.overrides))}"
 
     def __call__(self) -> JobReturn:
-        """Run the job, as Hydra's own launcher does."""
+        """Run the job like Hydra's own launcher."""
         Singleton.set_state(self.singletons)
         setup_globals()
         return run_job(
@@ -48,14 +48,14 @@ class Job:
         )
 
     def died(self, reason: str) -> JobReturn:
-        """Return what stands for the result of a job whose process gave none."""
+        """Log and return a failed result, for a job whose process returned none."""
         error = JobError(f"job {self}: {reason}")
         log.error("%s", error)
         return JobReturn(self.overrides, status=JobStatus.FAILED, _return_value=error)
 
 
 class JobsLauncher(Launcher):
-    """The part of a launcher that is the same everywhere."""
+    """Base class of a launcher: composes the jobs; subclasses `run` them."""
 
     config: DictConfig
     hydra_context: HydraContext
@@ -64,7 +64,7 @@ class JobsLauncher(Launcher):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Take from Hydra what to run."""
+        """Store the arguments of Hydra."""
         self.hydra_context = hydra_context
         self.task_function = task_function
         self.config = config
@@ -72,23 +72,20 @@ class JobsLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run the jobs; return their results in the order given."""
+        """Run the jobs; return their results in the same order."""
         setup_globals()
-        context: Any = HydraContext  # nothing is composed with it any more
-        shared = (
-            context(None, self.hydra_context.callbacks),
-            self.task_function,
-            Singleton.get_state(),
-        )
+        make_context: Any = HydraContext  # without a loader: the jobs compose nothing
+        context = make_context(None, self.hydra_context.callbacks)
+        shared = (context, self.task_function, Singleton.get_state())
         jobs = [
             Job(number, list(overrides), self._compose(number, list(overrides)), *shared)
             for number, overrides in enumerate(job_overrides, initial_job_idx)
         ]
-        ended = self.run(jobs)
-        return [ended[job.number] for job in jobs]
+        results = self.run(jobs)
+        return [results[job.number] for job in jobs]
 
     def _compose(self, number: int, overrides: list[str]) -> DictConfig:
-        """Return the config of a job, with the sweep's own folder."""
+        """Return the config of a job, with the absolute path of the sweep's folder."""
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{number}"
@@ -97,5 +94,5 @@ class JobsLauncher(Launcher):
         return config
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
-        """Run the jobs to their ends; return the results by the jobs' numbers."""
+        """Run the jobs until all have ended; return their results by number."""
         raise NotImplementedError

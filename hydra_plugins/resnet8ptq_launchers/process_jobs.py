@@ -1,10 +1,12 @@
-"""Jobs at once on this machine, a process for each.
+"""Runs jobs in parallel on this machine, each in its own process.
 
-On Linux one process imports what every job needs, and jobs are forked from it: they start with the
-imports done, and share their memory. It only imports, so that no session and no thread pool is
-there when it forks. On macOS, whose libraries do not survive a fork, each job imports for itself.
+On Linux, one process imports the modules that every job needs, and the jobs are forked from it.
+They share the memory of these modules. The process only imports, so that it has no session and no
+thread pool when it forks. On macOS, whose libraries do not survive a fork, each job does its own
+imports.
 
-Jobs and results travel by cloudpickle: both hold functions of `__main__`, which pickle refuses.
+Jobs and results are sent by cloudpickle, because both hold functions of `__main__`, which pickle
+refuses.
 """
 
 import multiprocessing
@@ -25,8 +27,8 @@ from resnet8ptq.core import machine
 from resnet8ptq.sweep.jobs import fit
 from resnet8ptq.tracking.sweep_file import Worker
 
-GRACE_S = 10.0  # for an interrupted job to close its run
-IMPORTED = [  # by a job with ONNX Runtime; with another backend it imports that one itself
+GRACE_S = 10.0  # time for an interrupted job to close its run
+IMPORTED = [  # for jobs with ONNX Runtime; a job imports another backend itself
     *("resnet8ptq.job", "resnet8ptq.sweep.resume", "resnet8ptq.sweep.identity"),
     *("resnet8ptq.tracking.run", "mlflow.onnx", "mlflow.pyfunc", "git"),
     *("mlflow.store.tracking.sqlalchemy_store", "sqlalchemy.dialects.sqlite"),
@@ -36,7 +38,7 @@ IMPORTED = [  # by a job with ONNX Runtime; with another backend it imports that
 
 
 class ProcessJobs(JobsLauncher):
-    """As many jobs at once as have the CPUs that they ask for."""
+    """Runs as many jobs in parallel as the machine has CPUs for."""
 
     def __init__(self, cpus_per_task: int) -> None:
         self.cpus = cpus_per_task
@@ -48,36 +50,36 @@ class ProcessJobs(JobsLauncher):
         return Worker(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
-        """Start jobs as places get free, and take their results; end them when interrupted."""
-        os.environ.setdefault("OMP_NUM_THREADS", str(self.cpus))  # no setting of ours reaches BLAS
-        places = max(1, machine.threads(None) // self.cpus)
+        """Start jobs as CPUs become free, and collect their results; interrupt them on Ctrl-C."""
+        os.environ.setdefault("OMP_NUM_THREADS", str(self.cpus))  # BLAS has no other setting
+        at_once = max(1, machine.threads(None) // self.cpus)
         context = _make_context()
-        waiting, ended = list(jobs), {}
-        running: dict[Any, tuple[Job, BaseProcess]] = {}  # by where their results come from
+        waiting, results = list(jobs), {}
+        running: dict[Any, tuple[Job, BaseProcess]] = {}  # by the connection of their results
         try:
             while waiting or running:
-                while waiting and len(running) < places:
+                while waiting and len(running) < at_once:
                     job = waiting.pop(0)
-                    results_in, process = _start(job, context)
-                    running[results_in] = job, process
-                for results in wait(list(running)):
-                    job, process = running.pop(results)
-                    ended[job.number] = _take(job, results, process)
+                    connection, process = _start(job, context)
+                    running[connection] = job, process
+                for ready in wait(list(running)):
+                    job, process = running.pop(ready)
+                    results[job.number] = _receive(job, ready, process)
         except BaseException:  # Ctrl-C, SIGTERM
             _interrupt([process for _, process in running.values()])
             raise
-        return ended
+        return results
 
 
 def _make_context() -> Any:
-    """Return what starts jobs: on Linux by a process, started here, that they are forked from."""
+    """Return the multiprocessing context of the jobs; on Linux, start the process that forks."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     from multiprocessing import forkserver
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    # It starts with what is blocked here: a terminal's Ctrl-C is not to end it while it imports.
+    # The new process inherits blocked signals: Ctrl-C in a terminal must not end its imports.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -87,39 +89,39 @@ def _make_context() -> Any:
 
 
 def _start(job: Job, context: Any) -> tuple[Connection, BaseProcess]:
-    """Start a job; return where its result will come from, and its process."""
+    """Start a job; return the connection of its result, and its process."""
     import cloudpickle
 
     results, results_out = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(cloudpickle.dumps(job), results_out))
     process.start()
-    results_out.close()  # so that the end of the process is the end of its results
+    results_out.close()  # so that the connection ends with the process
     return results, process
 
 
 def _work(job: bytes, results: Connection) -> None:
-    os.setsid()  # a terminal's Ctrl-C reaches the launcher, which tells us
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    os.setsid()  # a terminal's Ctrl-C reaches the launcher only, which interrupts the jobs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     import cloudpickle
 
     try:
         results.send_bytes(cloudpickle.dumps(pickle.loads(job)()))
-    except KeyboardInterrupt:  # its run is closed
+    except KeyboardInterrupt:  # the job has closed its run
         sys.exit(130)
 
 
-def _take(job: Job, results: Any, process: BaseProcess) -> JobReturn:
+def _receive(job: Job, results: Any, process: BaseProcess) -> JobReturn:
     try:
-        found: JobReturn | None = pickle.loads(results.recv_bytes())
+        result: JobReturn | None = pickle.loads(results.recv_bytes())
     except (EOFError, OSError):
-        found = None
+        result = None
     process.join()
-    return found or job.died(f"its process ended with {process.exitcode} and no result")
+    return result or job.died(f"its process ended with {process.exitcode} and no result")
 
 
 def _interrupt(processes: Sequence[BaseProcess]) -> None:
-    """Interrupt jobs, so that they close their runs; kill those that do not end."""
+    """Interrupt the jobs, so that they close their runs; kill jobs that do not end in time."""
     for process in processes:
         if process.is_alive() and process.pid:
             os.kill(process.pid, signal.SIGINT)

@@ -1,7 +1,7 @@
-"""Jobs on Ray: of this machine, or on a cluster that runs already.
+"""Runs jobs by Ray, on this machine or on a running cluster.
 
-Ray starts a task again when its worker or its node dies, `max_retries` times. A job that starts
-again replaces its unfinished attempt, so that this leaves no second run.
+Ray restarts a task whose worker or node dies, up to `max_retries` times. A restarted job replaces
+its unfinished run, so that no second run remains.
 """
 
 import os
@@ -22,18 +22,18 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep.jobs import fit, variables
 from resnet8ptq.tracking.sweep_file import Worker
 
-LOCAL = "local"  # the address of a Ray that starts and ends with the sweep
+LOCAL = "local"  # address of a Ray that starts and ends with the sweep
 
 
 class RayJobs(JobsLauncher):
-    """Every job is a task: Ray runs as many at once as have the CPUs they ask for."""
+    """Runs every job as a Ray task, as many in parallel as there are CPUs for."""
 
     def __init__(self, ray: DictConfig) -> None:
         self.settings = ray
 
     @classmethod
     def plan(cls, settings: DictConfig) -> Worker:
-        """Return how the jobs run; see `jobs.plan`. Connects to the cluster, where there is one."""
+        """Return how the jobs run; see `jobs.plan`. Connects to the cluster, if it is one."""
         cpus, init = settings.ray.remote.num_cpus, settings.ray.init
         key = "hydra.launcher.ray.remote.num_cpus"
         if init.address == LOCAL:
@@ -48,53 +48,53 @@ class RayJobs(JobsLauncher):
         return Worker(at_once, cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
-        """Submit all jobs, and take their results as they end."""
+        """Submit all jobs, and collect their results as they end."""
         start(self.settings.init)
         import ray
 
-        ended = {}
+        results = {}
         try:
-            # Waited for outside of Ray, which would change the exit code of an interrupted sweep.
+            # Futures of Python, because Ray's own wait changes an interrupted sweep's exit code.
             options: Any = OmegaConf.to_container(self.settings.remote, resolve=True)
             work = ray.remote(**options)(lambda job: job())
             waiting = {work.remote(job).future(): job for job in jobs}
             for future in as_completed(waiting):
                 job = waiting[future]
                 try:
-                    ended[job.number] = future.result()
+                    results[job.number] = future.result()
                 except ray.exceptions.RayError as error:
-                    ended[job.number] = job.died(one_line(getattr(error, "cause", None) or error))
-        except BaseException:  # Ctrl-C, SIGTERM: ends the workers too, on a cluster as well
+                    results[job.number] = job.died(one_line(getattr(error, "cause", None) or error))
+        except BaseException:  # Ctrl-C, SIGTERM: this ends the workers too, also on a cluster
             ray.shutdown()
             raise
-        return ended
+        return results
 
 
 def start(init: DictConfig) -> None:
-    """Start Ray, or connect to a cluster; nothing where that is done already.
+    """Start Ray, or connect to a cluster, unless that is done already.
 
-    With token authentication, since whoever reaches Ray's ports can run code, and without usage
-    statistics. What the user's environment says wins.
+    It sets token authentication, because whoever reaches Ray's ports can run code, and turns usage
+    statistics off. Variables of the user's environment take precedence.
 
     Raises:
-        JobError: Ray does not start, no cluster answers, or it refuses the token.
+        JobError: Ray does not start, no cluster answers, or the cluster refuses the token.
     """
     defaults = {
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",  # jobs say similar things
+        "RAY_DEDUP_LOGS": "0",  # jobs log similar lines
         "RAY_COLOR_PREFIX": "0",
-        # Otherwise a job that takes too much memory is started again without end.
+        # By default Ray restarts a job that takes too much memory without end.
         "RAY_task_oom_retries": "1",
     }
     if init.address == LOCAL:
-        # Despite its name, it keeps every port of Ray on 127.0.0.1 on any system.
+        # Despite its name, it keeps all ports of Ray on 127.0.0.1 on any system.
         defaults["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:
             defaults["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    import ray  # which reads the environment
+    import ray  # it reads the environment
 
     if ray.is_initialized():
         return
@@ -104,10 +104,10 @@ def start(init: DictConfig) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**settings)
-    except Exception as error:  # Ray's own, OSError, ValueError
+    except Exception as error:  # of Ray, OSError or ValueError
         raise JobError(
             f"hydra.launcher.ray.init.address: got {init.address}, which cannot be used "
             f"({one_line(error)})"
         ) from error
     finally:
-        signal.signal(signal.SIGTERM, handler)  # Ray sets its own
+        signal.signal(signal.SIGTERM, handler)  # Ray sets another

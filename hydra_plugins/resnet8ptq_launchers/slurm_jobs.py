@@ -1,6 +1,6 @@
-"""Jobs queued by Slurm, by way of submitit.
+"""Queues jobs in Slurm by submitit.
 
-submitit pickles them into `.submitit/` in the sweep's folder; what they print lands there too.
+submitit pickles the jobs into `.submitit/` in the sweep's folder and writes their output there.
 """
 
 import logging
@@ -26,10 +26,9 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 CANCEL_S = 60  # twice the default KillWait
 
-# submitit's names of what every executor takes; what is Slurm's alone is told by a prefix.
+# The settings of submitit for every executor; settings for Slurm only have a prefix.
 _SHARED = {"timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes"}
 _SHARED |= {"name", "stderr_to_stdout"}
-
 
 _GONE = "nothing of it any more"  # cancelled while it waited, or ended longer ago than MinJobAge
 _ENDED = {
@@ -39,25 +38,25 @@ _ENDED = {
 
 
 class _Queue:
-    """What Slurm says of jobs, in the place of submitit's own watcher.
+    """The states of jobs in Slurm's queue; replaces submitit's own watcher.
 
-    That one asks sacct, and never learns of a job that died where Slurm keeps no accounting.
+    submitit's watcher calls sacct. Without accounting in Slurm, it never learns that a job died.
     """
 
     def __init__(self) -> None:
-        self.states: dict[str, str] = {}  # by the jobs' ids
+        self.states: dict[str, str] = {}  # by job id
         self.started_s = self.next_s = time.monotonic()
 
     def register_job(self, job_id: str) -> None:
-        """Take note of a job that was submitted."""
+        """Add a submitted job."""
         self.states[job_id] = "PENDING"
 
     def get_state(self, job_id: str, mode: str = "") -> str:
-        """Return a job's state, as Slurm calls it, when it was last asked for."""
+        """Return the last known state of a job in Slurm's terms."""
         return self.states[job_id]
 
     def is_done(self, job_id: str, mode: str = "") -> bool:
-        """Tell whether the job has ended; asks for all jobs at once, and less often with time."""
+        """Return whether the job has ended; polls all jobs together, less often with time."""
         now_s = time.monotonic()
         if now_s >= self.next_s:
             self.next_s = now_s + min(60, max(2, (now_s - self.started_s) / 2))
@@ -66,9 +65,8 @@ class _Queue:
 
     def _ask(self) -> None:
         which = ["--all", f"--user={os.getuid()}", "--states=all", "--array"]
-        command = ["squeue", *which, "--noheader", "--format=%i|%T"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        if answer.returncode:  # the controller is away; the jobs go on
+        answer = _squeue(*which, "--format=%i|%T")
+        if answer.returncode:  # the controller does not answer; the jobs go on
             log.warning("%s", printable(answer.stderr))
             return
         listed = dict(line.split("|") for line in answer.stdout.splitlines())
@@ -77,23 +75,28 @@ class _Queue:
                 self.states[job_id] = listed.get(job_id, _GONE)
 
 
+def _squeue(*options: str) -> "subprocess.CompletedProcess[str]":
+    command = ["squeue", *options, "--noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 class _SlurmJob(Job):
-    """Starts again, from the beginning, where Slurm preempts it."""
+    """A job that restarts from the beginning if Slurm preempts it."""
 
     def __call__(self) -> JobReturn:
-        """Run the job. submitit would go on after SIGTERM, and could finish what is cancelled."""
+        """Run the job; end on SIGTERM, which submitit ignores even if the job is cancelled."""
         signal.signal(signal.SIGTERM, _end_unless_preempted)
         return super().__call__()
 
     def checkpoint(self) -> Any:
-        """Return what submitit queues again."""
+        """Return the job for submitit to queue it again."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
 
 
 class SlurmJobs(JobsLauncher):
-    """One array of jobs; Slurm runs `array_parallelism` of them at once."""
+    """Submits one array of jobs, of which Slurm runs `array_parallelism` in parallel."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
@@ -106,28 +109,24 @@ class SlurmJobs(JobsLauncher):
         return Worker(settings.array_parallelism, cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
-        """Submit the jobs, and take their results as they end; cancel them when interrupted."""
-        # Inherited by way of sbatch; no setting of ours reaches OpenMP and BLAS.
+        """Submit the jobs, and collect their results as they end; cancel them on Ctrl-C."""
+        # The jobs inherit it through sbatch; OpenMP and BLAS have no other setting.
         os.environ.setdefault("OMP_NUM_THREADS", str(self.settings["cpus_per_task"]))
         submitted = self._submit([_SlurmJob(**vars(job)) for job in jobs])
         running = {job.number: (job, one) for job, one in zip(jobs, submitted, strict=True)}
-        ended = {}
+        results = {}
         try:
             while running:
                 for number in [n for n, (_, one) in running.items() if one.done()]:
-                    ended[number] = _take(*running.pop(number))
+                    results[number] = _receive(*running.pop(number))
                 time.sleep(POLL_S)
         except BaseException:  # Ctrl-C, SIGTERM
             _cancel([one.job_id for _, one in running.values()])
             raise
-        return ended
+        return results
 
     def _submit(self, jobs: Sequence[_SlurmJob]) -> list[Any]:
-        """Queue the jobs.
-
-        Raises:
-            JobError: this machine cannot submit to Slurm, or Slurm refuses a setting.
-        """
+        """Queue the jobs; raise `JobError` if that fails, or if Slurm refuses a setting."""
         import submitit
 
         settings = {
@@ -136,13 +135,13 @@ class SlurmJobs(JobsLauncher):
         folder, retries = (
             settings.pop(f"slurm_{k}") for k in ("submitit_folder", "max_num_timeout")
         )
-        # By default srun exports what sbatch did: maybe nothing, not even that it is submitit's.
+        # By default srun exports the variables that sbatch exported, perhaps not even submitit's.
         settings["slurm_srun_args"] = ["--export=ALL"]
         submitit.SlurmJob.watcher = _Queue()
         try:
-            made = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=retries)
-            made.update_parameters(**settings)
-            return list(made.submit_array(jobs))
+            executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=retries)
+            executor.update_parameters(**settings)
+            return list(executor.submit_array(jobs))
         except (RuntimeError, NameError, ValueError, AssertionError) as error:
             raise JobError(f"hydra/launcher=slurm: {one_line(error)}") from error
 
@@ -167,28 +166,26 @@ def _cancel(job_ids: Sequence[str]) -> None:
 
 
 def _end_unless_preempted(*_: object) -> None:
-    """Let the run be closed as killed, and end, where Slurm ends the job.
+    """On SIGTERM, exit if Slurm ends the job, so that the run is closed as killed.
 
-    One that is preempted with a `GraceTime` goes on: Slurm queues it again only if it has to end
-    it. Until then its state is RUNNING.
+    A job that is preempted with a `GraceTime` goes on, because Slurm queues it again only if Slurm
+    itself has to end it. Until then its state is RUNNING.
     """
-    job_id = os.environ["SLURM_JOB_ID"]  # for one of its jobs also the whole array's
-    command = ["squeue", f"--job={job_id}", "--noheader", "--format=%A|%T"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if f"{job_id}|RUNNING" not in answer.stdout.splitlines():
+    job_id = os.environ["SLURM_JOB_ID"]  # one job of the array has the id of the whole array
+    if f"{job_id}|RUNNING" not in _squeue(f"--job={job_id}", "--format=%A|%T").stdout.splitlines():
         sys.exit(143)
 
 
-def _take(job: Job, submitted: Any) -> JobReturn:
-    """Return a job's result, and show what it logged."""
+def _receive(job: Job, submitted: Any) -> JobReturn:
+    """Return the result of a job, and show its log."""
     sys.stderr.write(submitted.stderr() or "")
     state = submitted.state
     try:
         if submitted.paths.result_pickle.exists() or state == "COMPLETED":
-            found: JobReturn = submitted.result()  # waits for a slow file system
-            return found
-    except Exception:  # submitit's own, or of reading the result
+            result: JobReturn = submitted.result()  # waits for a slow file system
+            return result
+    except Exception:  # of submitit, or of reading the result
         pass
     return job.died(
-        f"Slurm says {state}, and it left no result; its output: {submitted.paths.stderr}"
+        f"Slurm reports {state}, and it left no result; its output: {submitted.paths.stderr}"
     )

@@ -120,11 +120,9 @@ class Profiler(Protocol):
 
     def predict(self, batch: NDArray[np.float32]) -> Sequence[NDArray[np.float32]]:
         """Run a batch; see `Predictor`."""
-        ...
 
     def nodes(self, runs: int) -> list[Node]:
         """Return the nodes with their times in the last `runs` batches; called once, at the end."""
-        ...
 
 
 Key = tuple[str, str, str]  # of a node: name, operator, kind
@@ -155,7 +153,6 @@ class Quantizer(Protocol):
 
         The output of other pools is calibrated.
         """
-        ...
 
     def resolve(self) -> Resolved:
         """Return the effect of the settings in this framework, before any work.
@@ -163,7 +160,6 @@ class Quantizer(Protocol):
         Raises:
             UnsupportedError: the framework does not support the combination, with the reason.
         """
-        ...
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
         """Return the settings with values that depend on the network filled in, before any work.
@@ -171,7 +167,6 @@ class Quantizer(Protocol):
         Raises:
             UnsupportedError: the framework cannot quantize this network so, with the reason.
         """
-        ...
 
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
@@ -188,18 +183,15 @@ class Quantizer(Protocol):
         Raises:
             QuantizationError: the framework failed, or quantized nothing.
         """
-        ...
 
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an artifact from disk; it runs on `threads` threads."""
-        ...
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Return how many convolutions and matrix products run on integers, and how many in float.
 
         The runtime may execute in float what the file means for integers.
         """
-        ...
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load an artifact, as `load` does, to time its nodes.
@@ -207,7 +199,6 @@ class Quantizer(Protocol):
         Raises:
             UnsupportedError: before loading: the framework times no nodes, or simulates integers.
         """
-        ...
 
 
 def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
@@ -227,11 +218,7 @@ def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
 
 
 def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
-    """Check that a framework takes the settings.
-
-    Raises:
-        UnsupportedError: names the first unsupported key, its value and the reason.
-    """
+    """Raise `UnsupportedError` for the first setting that a framework lacks, with the reason."""
     for key, (values, reason) in takes.items():
         value = attrgetter(key)(config)
         if value not in values:
@@ -240,11 +227,7 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
 
 
 def check_same(whole: Run, small: Run, batches: Iterable[NDArray[np.float32]]) -> None:
-    """Check that a file and its slim copy give the same bits on batches of samples.
-
-    Raises:
-        QuantizationError: an output differs.
-    """
+    """Raise `QuantizationError` if a file and its slim copy give different bits on a batch."""
     for batch in batches:
         pairs = zip(whole(batch), small(batch), strict=True)
         if not all(np.array_equal(one, other) for one, other in pairs):

@@ -38,11 +38,8 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
         operators: of the FP32 network, by ONNX name.
         flags: of the CPU, see `machine.cpu`.
     """
-    if (
-        not is_x86(flags)
-        or not VNNI.isdisjoint(flags)
-        or "int8" not in resolved.weight_dtype.split(", ")
-    ):
+    exact = not is_x86(flags) or not VNNI.isdisjoint(flags)
+    if exact or "int8" not in resolved.weight_dtype.split(", "):
         return False
     if resolved.engine is not None:  # torch
         return resolved.engine != "qnnpack" and resolved.activation_bits == 8

@@ -15,11 +15,7 @@ BACKENDS = {
 
 
 def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
-    """Return the quantizer that `backend` names, for these settings.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
+    """Return the quantizer that `backend` names; raise `ConfigError` for an unknown name."""
     make = resolve_name(look_up("backend.name", config.backend.name, BACKENDS))
     quantizer: Quantizer = make(config, runtime)
     return quantizer

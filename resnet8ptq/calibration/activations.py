@@ -88,10 +88,8 @@ class Activations:
         # moving_average needs the range of each batch.
         key, make = {"batch_size": calib.batch_size}, partial(self._observe, "ranges", {})
         with np.load(self._entry("activation_batches", key, make) / "ranges.npz") as kept:
-            stats = {
-                str(name): TensorStats.of_batches(batches)
-                for name, batches in zip(kept["names"], kept["batches"], strict=True)
-            }
+            ranges = zip(kept["names"], kept["batches"], strict=True)
+            stats = {str(name): TensorStats.of_batches(batches) for name, batches in ranges}
         if histograms:
             key, make = {"num_bins": calib.num_bins}, partial(self._observe, "histograms", stats)
             folder = self._entry("activation_histograms", key, make)

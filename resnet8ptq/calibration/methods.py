@@ -86,7 +86,8 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
     spread = np.divide(totals, occupied, out=np.zeros(levels), where=occupied > 0).astype(np.int64)
     quantized = np.zeros(len(window), dtype=np.int64)
     quantized[:whole] = np.repeat(spread, merged)
-    return _kl(_smooth(clipped), _smooth(quantized))
+    p, q = _smooth(clipped), _smooth(quantized)
+    return np.inf if p is None or q is None else float(rel_entr(p / p.sum(), q / q.sum()).sum())
 
 
 def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
@@ -94,18 +95,10 @@ def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
     tiny = 0.0001
     empty = counts == 0
     filled = len(counts) - int(empty.sum())
-    if filled == 0:
-        return None
-    removed = tiny * float(empty.sum()) / filled
+    removed = tiny * float(empty.sum()) / filled if filled else np.inf
     if removed >= 1.0:
         return None
     return counts.astype(np.float64) + np.where(empty, tiny, -removed)
-
-
-def _kl(p: NDArray[np.float64] | None, q: NDArray[np.float64] | None) -> float:
-    if p is None or q is None:
-        return np.inf
-    return float(rel_entr(p / p.sum(), q / q.sum()).sum())
 
 
 def mse(stats: TensorStats, config: CalibConfig) -> Range:

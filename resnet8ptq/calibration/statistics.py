@@ -49,11 +49,7 @@ class TensorStats:
         return np.linspace(-self.threshold, self.threshold, len(self.counts) + 1)
 
     def observe(
-        self,
-        values: NDArray[np.float32],
-        stage: str,
-        config: CalibConfig,
-        new_batch: bool = True,
+        self, values: NDArray[np.float32], stage: str, config: CalibConfig, new_batch: bool = True
     ) -> None:
         """Add values: to the range in the pass `ranges`, to the bins in `histograms`.
 

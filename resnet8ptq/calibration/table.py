@@ -96,25 +96,24 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
         )
     table = table / TABLE_FILE if table.is_dir() else table
     content = _read(table, f"a {TABLE_FILE} of an earlier run, or its folder")
-    made_from = _parse(table.with_name(PROVENANCE_FILE))
+    beside = table.with_name(PROVENANCE_FILE)
+    takes = f"a table with the {PROVENANCE_FILE} that its run wrote beside it"
+    made_from = _decode(_read(beside, takes), beside)
+    if not isinstance(made_from, dict):
+        raise ConfigError(f"calib.table: {beside} is damaged: takes an object, got other JSON")
     hashes = made_from.get("sha256")
     expected = hashes.get(TABLE_FILE) if isinstance(hashes, dict) else None
     if hashlib.sha256(content).hexdigest() != expected:
         raise ConfigError(f"calib.table: {table} was edited or damaged: not what its run wrote")
-    _check_same(made_from, provenance)
+    if differing := [key for key in provenance if made_from.get(key) != provenance[key]]:
+        theirs = ", ".join(_describe(key, made_from.get(key)) for key in differing)
+        ours = ", ".join(_describe(key, provenance[key]) for key in differing)
+        raise ConfigError(f"calib.table: made from {theirs}; this run has {ours}")
     return _as_ranges(_decode(content, table), table)
 
 
 def _is_other(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("calibration cache: ")
-
-
-def _check_same(made_from: Mapping[str, Any], provenance: Provenance) -> None:
-    differing = [key for key in provenance if made_from.get(key) != provenance[key]]
-    if differing:
-        theirs = ", ".join(_describe(key, made_from.get(key)) for key in differing)
-        ours = ", ".join(_describe(key, provenance[key]) for key in differing)
-        raise ConfigError(f"calib.table: made from {theirs}; this run has {ours}")
 
 
 def _describe(key: str, value: object) -> str:
@@ -132,14 +131,6 @@ def _read(path: Path, takes: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: no path at all
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfigError(f"calib.table: cannot read {path} ({reason}); takes {takes}") from error
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    content = _read(path, f"a table with the {PROVENANCE_FILE} that its run wrote beside it")
-    parsed = _decode(content, path)
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"calib.table: {path} is damaged: takes an object, got other JSON")
-    return parsed
 
 
 def _decode(content: bytes, path: Path) -> object:

@@ -1,1 +1,1 @@
-"""The settings of a run: their schema, their ranges, and loading them."""
+"""The settings of a run: schema, limits, the command line and loading."""

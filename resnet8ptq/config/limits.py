@@ -1,4 +1,4 @@
-"""What settings take. Each field of `schema` has its limits; an error names the key and both."""
+"""The accepted values of settings, which the fields of `schema` refer to."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,10 @@ MOST_PIXELS = 2**13  # along a side of a picture
 
 @dataclass(frozen=True)
 class Limit:
-    """The values that a setting takes, in words, and the test for one; null is never tested.
+    """The accepted values of a setting as text, and their test. Null always passes.
 
     Attributes:
-        choices: the words that it takes, where it takes some words.
+        choices: the accepted words, if the setting is a choice of words.
     """
 
     takes: str
@@ -24,7 +24,7 @@ class Limit:
     choices: Sequence[str] = ()
 
     def check(self, key: str, got: Any) -> None:
-        """Raise `ConfigError` for a value beyond the limit."""
+        """Raise `ConfigError` for a value outside the limit."""
         takes = or_nearest(got, self.choices) if self.choices else self.takes
         require(key, got, got is None or self.holds(got), takes)
 
@@ -32,12 +32,12 @@ class Limit:
 def limited(
     default: Any, *limits: Limit, only: Mapping[str, Limit] | None = None, is_path: bool = False
 ) -> Any:
-    """Return the field of a dataclass that takes what is within the limits.
+    """Return a dataclass field with limits.
 
     Args:
-        default: a value, or what makes one.
-        only: the settings that the field has an effect with, by key; see `effect`.
-        is_path: it names a file or folder of the user.
+        default: a value, or a function that makes one.
+        only: the settings that the field needs to have an effect, by key; see `words.find_idle`.
+        is_path: whether the field names a file or folder of the user.
     """
     metadata = {"limits": limits, "only": only or {}, "is_path": is_path}
     if isinstance(default, list):
@@ -48,7 +48,7 @@ def limited(
 
 
 def one_of(*choices: str) -> Limit:
-    """Return the limit to some words."""
+    """Return a limit to one of these words."""
     return Limit(" | ".join(choices), lambda got: got in choices, choices)
 
 
@@ -73,7 +73,7 @@ def _is_columns(got: Any) -> bool:
 
 
 def listed(got: Any) -> list[Any]:
-    """Return a list as it is, and anything else as a list of one."""
+    """Return a list unchanged, and any other value as a list of one."""
     return got if isinstance(got, list) else [got]
 
 
@@ -85,10 +85,9 @@ def _are_numbers(got: Any) -> bool:
 
 
 def _are_anchors(got: Any) -> bool:
-    lists = isinstance(got, list) and all(isinstance(each, list) for each in got)
-    return lists and all(
-        len(each) > 0 and len(each) % 2 == 0 and _are_numbers(each) and min(each) > 0
-        for each in got
+    return isinstance(got, list) and all(
+        isinstance(sizes, list) and len(sizes) % 2 == 0 and _are_numbers(sizes) and min(sizes) > 0
+        for sizes in got
     )
 
 
@@ -109,7 +108,7 @@ PART = Limit("a fraction, 0 < f < 1", lambda got: 0 < got < 1)
 PERCENTILE = Limit("50 < p <= 100", lambda got: 50 < got <= 100)
 PIXEL = Limit("a pixel, 0 to 255", lambda got: 0 <= got <= 255)
 TRUE = Limit("true", lambda got: got is True)
-GIVEN = Limit("a value", lambda got: got is not None)
+SET = Limit("a value", lambda got: got is not None)
 FINITE = Limit("a finite number", math.isfinite)
 FACTOR = Limit("a number, not 0", lambda got: got != 0 and math.isfinite(got))
 POSITIVE = Limit("a number > 0", lambda got: 0 < got < math.inf)
@@ -128,18 +127,18 @@ CLASSES = Limit("null or two or more different names", lambda got: len(set(got))
 
 
 def check(node: object, prefix: str = "") -> None:
-    """Check the settings of a dataclass of `schema` and of those in it, each by itself.
+    """Check each setting of a dataclass of `schema` and of the dataclasses in it.
 
     Raises:
-        ConfigError: a key was forced in by `+key=value`, text is not printable, or a value is
-            beyond a limit.
+        ConfigError: a key was added by `+key=value`, text is not printable, or a value is outside
+            its limit.
     """
     known = {item.name: item for item in fields(node)}  # type: ignore[arg-type]
     for name, value in vars(node).items():
         key = f"{prefix}{name}"
         if name not in known:
             raise ConfigError(no_such_key(key, known))
-        # Text goes into folders' names, logs, tables and pages; a path takes no NUL.
+        # Text becomes part of folder names, logs, tables and pages; a path cannot contain NUL.
         for text in listed(value):
             require(
                 key, text, not isinstance(text, str) or text.isprintable(), "printable characters"
@@ -151,6 +150,22 @@ def check(node: object, prefix: str = "") -> None:
 
 
 def require(key: str, got: object, ok: bool, takes: str) -> None:
-    """Raise `ConfigError` for a setting that is not as it must be."""
+    """Raise `ConfigError` unless `ok`.
+
+    Args:
+        takes: the accepted values, as text.
+    """
     if not ok:
-        raise ConfigError(f"{key}: got {repr(got) if isinstance(got, str) else got}, takes {takes}")
+        quoted = repr(got) if isinstance(got, str) else shown(got)
+        raise ConfigError(f"{key}: got {quoted}, takes {takes}")
+
+
+def shown(value: object) -> str:
+    """Return a value as the command line writes it.
+
+    >>> shown(None), shown(True), shown("static")
+    ('null', 'true', 'static')
+    """
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

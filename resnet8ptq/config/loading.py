@@ -1,4 +1,4 @@
-"""From what Hydra composed to a checked `RunConfig`."""
+"""Turns Hydra's composed config into a checked `RunConfig`; saves and loads it."""
 
 import re
 from collections.abc import Sequence
@@ -7,54 +7,37 @@ from pathlib import Path
 
 import yaml
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from resnet8ptq.config import limits
+from resnet8ptq.config import limits, schema
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.naming import name_network
-from resnet8ptq.config.schema import (
-    DTYPES,
-    OBJECTIVES,
-    AnalysisConfig,
-    AnomalyConfig,
-    ArraysConfig,
-    BinaryConfig,
-    CocoConfig,
-    CustomConfig,
-    DetectionConfig,
-    FolderConfig,
-    RegressionConfig,
-    RunConfig,
-    TableConfig,
-    TfliteConfig,
-    TorchConfig,
-)
+from resnet8ptq.config.schema import DTYPES, OBJECTIVES, AnalysisConfig, RunConfig, TorchConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
-_WITH_OPTIONS = (
-    *(TorchConfig, TfliteConfig, ArraysConfig, FolderConfig, TableConfig, CocoConfig),
-    *(BinaryConfig, AnomalyConfig, RegressionConfig, DetectionConfig, CustomConfig),
-)
+_WITH_OPTIONS = [
+    kind
+    for base in (schema.BackendConfig, schema.DataConfig, schema.TaskConfig)
+    for kind in schema.with_subclasses(base)
+    if kind is not base and kind.name != MISSING
+]
 
 CONFIG_FILE = "config.yaml"  # in a run's folder
-MAX_BYTES = 2**20  # of it
+MAX_BYTES = 2**20  # of such a file
 
-# In `conf/config.yaml`: folders are made before the config is checked, also in another process.
+# For `conf/config.yaml`: folders are made before the config is checked, also in another process.
 OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
 
 
 def register_schemas() -> None:
-    """Tell Hydra the schemas, before it composes.
+    """Register the schemas in Hydra's store, before Hydra composes.
 
-    `RunConfig` types every group; only a backend, a data set or a task with options of its own
-    needs a schema besides, kept below `hydra/`, where it is not offered as an option of the group.
+    `RunConfig` types every group. A backend, data set or task with its own options needs another
+    schema. It is below `hydra/`, so that Hydra does not offer it as an option of the group.
     """
-    # Hydra copies the whole store for each group that it lists, which took two thirds of the time
-    # of --help. Nothing changes the store later, and what is loaded from it is copied anyway.
-    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
     for node in _WITH_OPTIONS:
@@ -62,17 +45,18 @@ def register_schemas() -> None:
 
 
 def parse_config(cfg: DictConfig) -> RunConfig:
-    """Turn what Hydra composed into a checked `RunConfig`.
+    """Return Hydra's composed config as a checked `RunConfig`.
 
     Raises:
-        ConfigError: a value is missing, does not resolve, is out of range, or does not fit another.
+        ConfigError: a value is missing, cannot be resolved, is outside its limit, or conflicts with
+            another.
     """
     try:
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     if not isinstance(config, RunConfig):  # composed without the schema
-        raise ConfigError("conf/config.yaml: its defaults must begin with `schema`")
+        raise ConfigError("conf/config.yaml: the defaults must begin with `schema`")
     limits.check(config)
     _check_together(config)
     check_objectives(config.objectives or [])
@@ -80,26 +64,26 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         numbers = getattr(config.preprocess, name)
         require(f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
         setattr(config.preprocess, name, [float(number) for number in limits.listed(numbers)])
-    if config.float_tail is None:  # boxes are decoded and joined there
+    if config.float_tail is None:  # the tail of a detector decodes and joins boxes
         config.float_tail = config.task.name == "detection" or config.data.name == "coco"
     config.model.name = config.model.name or name_network(config.model)
     return config
 
 
 def save_config(config: RunConfig, path: Path) -> None:
-    """Write a run's config, as `load_config` reads it."""
+    """Write a run's config for `load_config`."""
     files.write_text(path, OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
 def load_config(path: Path, trusted: bool = True) -> RunConfig:
-    """Read what `save_config` has written.
+    """Read a config that `save_config` has written.
 
     Args:
-        trusted: False for a file of others: it must hold values alone, nothing that is imported,
-            called or looked up; and the cache that it names is left out.
+        trusted: False for a file from others. It may hold plain values only, nothing that is
+            imported, called or looked up, and its `cache_dir` is ignored.
 
     Raises:
-        ConfigError: it is gone, or not that.
+        ConfigError: the file is missing, not a run's config, or not of plain values.
     """
     try:
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
@@ -114,7 +98,7 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
                     typed[group] = node
         merged = OmegaConf.merge(typed, kept)
     except (OSError, ValueError, KeyError, RecursionError, *_READING) as error:
-        raise ConfigError(f"{path}: not what a run has written ({error})") from error
+        raise ConfigError(f"{path}: not the config of a run ({error})") from error
     assert isinstance(merged, DictConfig)
     config = parse_config(merged)
     return config if trusted else _without_code(config, path)
@@ -124,7 +108,7 @@ _READING = (yaml.YAMLError, OmegaConfBaseException)
 
 
 def _parse_plain(text: str) -> object:
-    """Parse YAML without aliases: few lines of those can stand for more than memory holds."""
+    """Parse YAML without aliases: a few lines with aliases can expand beyond the memory."""
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
         raise ValueError("an alias")
     return yaml.safe_load(text)
@@ -133,8 +117,8 @@ def _parse_plain(text: str) -> object:
 def _check_values(value: object, path: Path, key: str = "") -> None:
     """Raise `ConfigError` unless a value is text, a number, null, or lists and dicts of those.
 
-    Text without `${`, which OmegaConf would look up; keys other than `_target_` and its like, of
-    which Hydra makes objects.
+    Text with `${` is refused because OmegaConf looks it up, and keys such as `_target_` because
+    Hydra makes objects from them.
     """
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -149,7 +133,7 @@ def _check_values(value: object, path: Path, key: str = "") -> None:
 
 
 def _without_code(config: RunConfig, path: Path) -> RunConfig:
-    """Refuse what names code of the user's own; a cache elsewhere could hold anything."""
+    """Refuse settings that name code; drop `cache_dir`, whose content is unknown."""
     named = {"model.module": config.model.module, "model.module_args": config.model.module_args}
     named["task.metric"] = getattr(config.task, "metric", None)
     for key, value in named.items():
@@ -159,15 +143,15 @@ def _without_code(config: RunConfig, path: Path) -> RunConfig:
 
 
 _IN_A_STORE = (
-    "in a run of others, which could run code; takes values alone. If you trust whoever made the "
-    "run, add trust=true"
+    "in another user's run, which could run code; takes plain values. If you trust whoever made "
+    "the run, add trust=true"
 )
 
 
 def _check_together(config: RunConfig) -> None:
-    """Refuse settings that do not fit each other, or that another leaves without effect."""
+    """Refuse settings that conflict, or that have no effect beside another."""
     if config.backend.name == "torch" and not isinstance(config.backend, TorchConfig):
-        raise ConfigError("backend.name: got 'torch' by itself; takes backend=torch")
+        raise ConfigError("backend.name: got 'torch' alone; takes backend=torch")
     bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
     require("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
@@ -177,20 +161,28 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError("corrections.equalization: changes ranges that method=qat has learned")
     _check_plan(config)
     if config.corrections.reconstruction:
-        taken: dict[str, tuple[object, object]] = {
-            "method": (config.method, "static"),  # others find or learn their own ranges
+        required: dict[str, tuple[object, object]] = {
+            "method": (config.method, "static"),  # other methods find or learn their own ranges
             "corrections.adaround": (config.corrections.adaround, False),
             "calib.table": (config.calib.table, None),
         }
-        for name, (got, wanted) in taken.items():
-            word = "null" if wanted is None else str(wanted).lower()
-            require(name, got, got == wanted, f"{word} with corrections.reconstruction=true")
-    chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
+        for name, (got, wanted) in required.items():
+            takes = f"{limits.shown(wanted)} with corrections.reconstruction=true"
+            require(name, got, got == wanted, takes)
+    excluded = config.nodes_to_exclude
     named = isinstance(excluded, list) and all(isinstance(name, str) for name in excluded)
     require("nodes_to_exclude", excluded, named or excluded == "auto", "a list of names | auto")
-    timed = [name for name in config.objectives or [] if name.startswith(("latency", "speedup"))]
-    if timed and not config.latency.enabled:
-        raise ConfigError(f"latency.enabled: got false, takes true with objectives={timed[0]}")
+    for name in config.objectives or []:
+        if name.startswith(("latency", "speedup")):
+            require(
+                "latency.enabled", False, config.latency.enabled, f"true with objectives={name}"
+            )
+    _check_analysis(config, named)
+
+
+def _check_analysis(config: RunConfig, named: bool) -> None:
+    """Check the settings that an analysis needs; `named`: nodes_to_exclude lists names."""
+    chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):
         plan = config.precision.plan
@@ -205,32 +197,30 @@ def _check_together(config: RunConfig) -> None:
     if analysis in ("diagnose", "profile"):
         require("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
     if analysis == "profile":
-        if not config.latency.enabled:
-            raise ConfigError(f"latency.enabled: got false, takes true {with_it}")
+        require("latency.enabled", False, config.latency.enabled, f"true {with_it}")
         require("method", config.method, config.method != "qat", f"static | dynamic {with_it}")
 
 
 def _check_plan(config: RunConfig) -> None:
     """Check the keys of `precision` together."""
     precision, auto = config.precision, config.precision.plan == "auto"
-    limits_given = [precision.max_bytes, precision.max_drop].count(None)
+    limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
     if auto:
         takes = "precision.max_bytes or precision.max_drop, one of them"
-        require("precision.plan", "auto", limits_given == 1, takes)
+        require("precision.plan", "auto", limits_set == 1, takes)
         excluded = config.nodes_to_exclude
         require("nodes_to_exclude", excluded, excluded != "auto", "names with precision.plan=auto")
         if precision.max_drop is not None:
             method = config.method
             require("method", method, method == "static", "static with precision.max_drop")
-    elif limits_given < 2:
+    elif limits_set:
         raise ConfigError("precision.max_bytes, max_drop: have no effect without plan=auto")
     if precision.plan is not None:
         require("dtype.name", "fp32", config.dtype.name != "fp32", "others with precision.plan")
 
 
 def check_objectives(objectives: Sequence[str]) -> None:
-    """Raise `ConfigError` for a name that no metric has, or that comes twice."""
+    """Raise `ConfigError` for an unknown metric, or for one that is listed twice."""
     for name in objectives:
         require("objectives", name, name in OBJECTIVES, " | ".join(OBJECTIVES))
-    once = len(set(objectives)) == len(objectives)
-    require("objectives", objectives, once, "each once")
+    require("objectives", objectives, len(set(objectives)) == len(objectives), "each metric once")

@@ -1,6 +1,6 @@
-"""What a run can be told: dataclass schemas; `conf/` holds the values.
+"""The settings of a run as dataclasses; `conf/` holds their values and explains them.
 
-Hydra checks names and types against them while it composes, `limits.check` the ranges.
+Hydra checks names and types against these classes, `limits.check` the values.
 """
 
 from dataclasses import Field, dataclass, field, fields, is_dataclass
@@ -11,7 +11,7 @@ from omegaconf import MISSING
 from resnet8ptq.config import limits
 from resnet8ptq.config.limits import Limit, at_least, at_most, limited, one_of
 
-# dtype -> (activations, weights), as ONNX Runtime has them; the others' modules say what differs.
+# dtype -> (activations, weights) in ONNX Runtime; other backends differ, see their `resolve()`.
 DTYPES = {
     "fp32": ("float32", "float32"),
     "int8": ("int8", "int8"),
@@ -19,7 +19,7 @@ DTYPES = {
     "u8s8": ("uint8", "int8"),
     "w4a8": ("uint8", "int4"),
 }
-# What a search can optimize, by the metric's name, and in which direction.
+# The metrics that a search can optimize, with their direction.
 OBJECTIVES = {
     **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
     **dict.fromkeys(("top5_accuracy", "macro_f1", "auc", "pauc", "ap"), "maximize"),
@@ -28,12 +28,9 @@ OBJECTIVES = {
     **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
     **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
 }
-CORRECTIONS = ("equalization", "adaround", "reconstruction", "bias_correction")  # in their order
+CORRECTIONS = ("equalization", "adaround", "reconstruction", "bias_correction")  # in this order
 _THREADS = (*limits.COUNT, at_most(1024))
-# The settings that others have an effect with.
-_QUANTIZED = {"dtype.name": one_of(*(name for name in DTYPES if name != "fp32"))}
-_CALIBRATED = {**_QUANTIZED, "method": one_of("static", "qat")}
-_TIMED = {"latency.enabled": limits.TRUE}
+_ON_BAD = one_of("error", "skip")
 
 
 def _with(key: str, *values: str) -> dict[str, Limit]:
@@ -41,9 +38,22 @@ def _with(key: str, *values: str) -> dict[str, Limit]:
     return {key: one_of(*values)}
 
 
+# Conditions: the settings that other settings need to have an effect.
+_QUANTIZED = _with("dtype.name", *(name for name in DTYPES if name != "fp32"))
+_CALIBRATED = {**_QUANTIZED, **_with("method", "static", "qat")}
+_HISTOGRAM = _with("calib.name", "entropy", "percentile", "mse")
+_AVERAGE = _with("calib.name", "moving_average")
+_LETTERBOX = _with("preprocess.resize", "letterbox")
+_MODULE = {"model.module": limits.SET}
+_SUITE = {"benchmark.name": limits.SET}
+_TIMED = {"latency.enabled": limits.TRUE}
+_ADAROUND = {"corrections.adaround": limits.TRUE}
+_RECONSTRUCTION = {"corrections.reconstruction": limits.TRUE}
+
+
 @dataclass
 class BackendConfig:
-    """Which framework quantizes; the base of each backend's own options."""
+    """The framework that quantizes; base class of the options of each backend."""
 
     name: str = MISSING
 
@@ -61,7 +71,7 @@ class TorchConfig(BackendConfig):
 
 @dataclass
 class TfliteConfig(BackendConfig):
-    """TensorFlow Lite: its converter, or a quantized file as it is."""
+    """TensorFlow Lite: its converter, or an existing quantized file."""
 
     name: str = "tflite"
     flow: str = limited("convert", one_of("convert", "file"))
@@ -71,48 +81,42 @@ class TfliteConfig(BackendConfig):
 
 @dataclass
 class DtypeConfig:
-    """Integer types; what they mean in each framework stands in the backend's module."""
+    """Integer types; the module of each backend defines their meaning there."""
 
     name: str = limited(MISSING, one_of(*DTYPES))
 
 
 @dataclass
 class CalibConfig:
-    """How activation ranges are found. Every method takes the same keys, so that sweeps can mix."""
+    """Calibration of activation ranges. All methods share the keys, so that sweeps can mix them."""
 
     name: str = MISSING
     samples_per_class: int | None = limited(100, *limits.COUNT)
     batch_size: int = limited(100, *limits.COUNT)
     percentile: float = limited(99.99, limits.PERCENTILE, only=_with("calib.name", "percentile"))
-    num_bins: int = limited(
-        2048, at_most(2**20), only=_with("calib.name", "entropy", "percentile", "mse")
-    )
+    num_bins: int = limited(2048, at_most(2**20), only=_HISTOGRAM)
     num_quantized_bins: int = limited(128, at_least(2), only=_with("calib.name", "entropy"))
-    averaging_constant: float = limited(
-        0.01, limits.SHARE, only=_with("calib.name", "moving_average")
-    )
+    averaging_constant: float = limited(0.01, limits.SHARE, only=_AVERAGE)
     table: str | None = limited(None, is_path=True)
     images: str | None = limited(None, is_path=True)
 
 
 @dataclass
 class ModelConfig:
-    """Where the FP32 network comes from."""
+    """The source of the FP32 network."""
 
     name: str = ""
     path: str | None = limited(None, is_path=True)
     fold: bool = True
     module: str | None = None
-    state_dict: str | None = limited(None, only={"model.module": limits.GIVEN}, is_path=True)
-    module_args: Any = limited(
-        None, only={"model.module": limits.GIVEN}
-    )  # a dict; Hydra would not let keys be added to a typed one
+    state_dict: str | None = limited(None, only=_MODULE, is_path=True)
+    module_args: Any = limited(None, only=_MODULE)  # a dict, untyped: Hydra adds no keys to typed
     inputs: Any = None  # the same
 
 
 @dataclass
 class DataConfig:
-    """Which images."""
+    """The data set; base class of the options of each source."""
 
     name: str = MISSING
     root: str | None = limited(None, is_path=True)
@@ -123,7 +127,7 @@ class DataConfig:
 
 @dataclass
 class SplitConfig(DataConfig):
-    """How samples without a split of their own are split."""
+    """The split of samples that come without one."""
 
     split_seed: int = limited(0, limits.SEED)
     test_fraction: float = limited(0.5, limits.PART)
@@ -131,7 +135,7 @@ class SplitConfig(DataConfig):
 
 @dataclass
 class ArraysConfig(SplitConfig):
-    """Array files, and what they hold; see `data.sources.arrays`."""
+    """Array files; see `data.sources.arrays`."""
 
     name: str = "arrays"
     inputs: str | None = None
@@ -149,36 +153,36 @@ class FolderConfig(SplitConfig):
     name: str = "folder"
     labels: str | None = limited(None, one_of("none"))
     classes: list[str] | None = limited(None, limits.CLASSES)
-    on_bad: str = limited("error", one_of("error", "skip"))
+    on_bad: str = limited("error", _ON_BAD)
 
 
 @dataclass
 class TableConfig(ArraysConfig):
-    """Rows of a file or a saved data set; see `data.sources`."""
+    """Rows of a table or of a saved data set; see `data.sources`."""
 
     name: str = "table"
     inputs: Any = limited(None, limits.COLUMNS)
     shape: list[int] | None = limited(None, limits.SIZES)
     split: str | None = None
     folder: str | None = None
-    on_bad: str = limited("error", one_of("error", "skip"))
+    on_bad: str = limited("error", _ON_BAD)
 
 
 @dataclass
 class CocoConfig(SplitConfig):
-    """Pictures with boxes, as COCO has them; see `data.sources.coco`."""
+    """Pictures with boxes in COCO's format; see `data.sources.coco`."""
 
     name: str = "coco"
     images: str | None = limited(None, is_path=True)
     annotations: str | None = limited(None, is_path=True)
     classes: list[str] | None = limited(None, limits.CLASSES)
-    on_bad: str = limited("error", one_of("error", "skip"))
+    on_bad: str = limited("error", _ON_BAD)
     test_fraction: float = limited(0.5, limits.SHARE)
 
 
 @dataclass
 class TaskConfig:
-    """What makes a result good; the base of each task's own options."""
+    """The metrics of a run; base class of the options of each task."""
 
     name: str = "auto"
 
@@ -232,7 +236,7 @@ class CustomConfig(TaskConfig):
     """The user's own metric; see `tasks.custom`."""
 
     name: str = "custom"
-    metric: Any = None  # a dict with `_target_`; Hydra would not let keys be added to a typed one
+    metric: Any = None  # a dict with `_target_`, untyped: Hydra adds no keys to typed dicts
     direction: str = limited("maximize", one_of("maximize", "minimize"))
     percent: bool = False
     resamples: int = limited(9999, at_least(100))
@@ -240,7 +244,7 @@ class CustomConfig(TaskConfig):
 
 @dataclass
 class PreprocessConfig:
-    """What makes network inputs of samples, the same for every framework."""
+    """Preprocessing of samples to network inputs, the same for every framework."""
 
     name: str = "raw"
     size: Any = limited(None, limits.SIZE)
@@ -249,19 +253,17 @@ class PreprocessConfig:
     filter: str = limited(
         "bilinear", one_of("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
     )
-    pad: int = limited(0, limits.PIXEL, only=_with("preprocess.resize", "letterbox"))
-    align: str = limited(
-        "center", one_of("center", "top_left"), only=_with("preprocess.resize", "letterbox")
-    )
+    pad: int = limited(0, limits.PIXEL, only=_LETTERBOX)
+    align: str = limited("center", one_of("center", "top_left"), only=_LETTERBOX)
     channels: str = limited("rgb", one_of("rgb", "bgr", "grey"))
     scale: float = limited(1.0, limits.FACTOR)
-    mean: Any = limited([0.0], limits.NUMBERS)  # a list of floats, once it is loaded
+    mean: Any = limited([0.0], limits.NUMBERS)  # a list of floats after loading
     std: Any = limited([1.0], limits.NUMBERS, limits.ALL_POSITIVE)
 
 
 @dataclass
 class EvaluateConfig:
-    """How the test images are run."""
+    """The evaluation of the model."""
 
     batch_size: int | None = limited(None, *limits.COUNT)
     split: str = limited("test", one_of("test", "held_out"))
@@ -270,7 +272,7 @@ class EvaluateConfig:
 
 @dataclass
 class LatencyConfig:
-    """How the model is timed beside its FP32 baseline."""
+    """Latency measurement of the model and its FP32 baseline."""
 
     enabled: bool = True
     batch_size: int | None = limited(None, *limits.COUNT, only=_TIMED)
@@ -282,7 +284,7 @@ class LatencyConfig:
 
 @dataclass
 class TrackingConfig:
-    """Where MLflow keeps the runs."""
+    """The MLflow store."""
 
     uri: str | None = None
     root: str = "mlruns"
@@ -291,7 +293,7 @@ class TrackingConfig:
 
 @dataclass
 class ReportConfig:
-    """What a model must keep to be recommended, as fractions; and what to compare with."""
+    """The limits of a model for a recommendation, and the figures to compare with."""
 
     max_drop: float = limited(0.01, limits.LOSS)
     min_sqnr_db: float = limited(25.0, limits.FINITE)
@@ -302,26 +304,26 @@ class ReportConfig:
 
 @dataclass
 class SweepConfig:
-    """What a sweep does about runs that it finds."""
+    """Resuming a sweep."""
 
     resume: bool = False
 
 
 @dataclass
 class BenchmarkConfig:
-    """A task of a suite: where its files lie, and what it asks; see `experiment.mlperf_tiny`."""
+    """A benchmark of a suite: its files and its target; see `experiment.mlperf_tiny`."""
 
     name: str | None = None
-    folder: str | None = limited(None, only={"benchmark.name": limits.GIVEN}, is_path=True)
-    target: float | None = limited(None, only={"benchmark.name": limits.GIVEN})
+    folder: str | None = limited(None, only=_SUITE, is_path=True)
+    target: float | None = limited(None, only=_SUITE)
 
 
 @dataclass
 class AnalysisConfig:
-    """What is run instead of one quantization.
+    """An analysis in place of a quantization run.
 
-    `sensitivity` quantizes layer by layer; `diagnose` says why the quantized network is worse than
-    FP32; `profile` times operator by operator; `inspect` says what the network is and takes.
+    `sensitivity` quantizes layer by layer; `diagnose` reports causes of the loss against FP32;
+    `profile` times each operator; `inspect` describes the network.
     """
 
     name: str | None = limited(None, one_of("sensitivity", "diagnose", "profile", "inspect"))
@@ -330,7 +332,7 @@ class AnalysisConfig:
 
 @dataclass
 class SymmetricConfig:
-    """Whether the range of a tensor is made symmetric around zero; null: as the dtype has it."""
+    """Ranges that are symmetric around zero; null: the dtype's default."""
 
     activations: bool | None = None
     weights: bool | None = None
@@ -338,7 +340,7 @@ class SymmetricConfig:
 
 @dataclass
 class PrecisionConfig:
-    """How many bits the weights of each layer get; see `precision.plan`."""
+    """The bits of the weights of each layer; see `precision.plan`."""
 
     plan: Any = limited(None, limits.PLAN)  # bits by layer, 32 for float, or "auto"
     max_bytes: int | None = limited(None, *limits.COUNT)
@@ -347,23 +349,19 @@ class PrecisionConfig:
 
 @dataclass
 class CorrectionsConfig:
-    """What is done to the FP32 network so that quantization costs it less; see `corrections`."""
+    """Changes of the FP32 network that reduce the loss by quantization; see `corrections`."""
 
     equalization: bool = False
     bias_correction: bool = False
     adaround: bool = False
-    adaround_iterations: int = limited(
-        1000, *limits.COUNT, only={"corrections.adaround": limits.TRUE}
-    )
+    adaround_iterations: int = limited(1000, *limits.COUNT, only=_ADAROUND)
     reconstruction: bool = False
-    reconstruction_iterations: int = limited(
-        1000, *limits.COUNT, only={"corrections.reconstruction": limits.TRUE}
-    )
+    reconstruction_iterations: int = limited(1000, *limits.COUNT, only=_RECONSTRUCTION)
 
 
 @dataclass
 class QatConfig:
-    """How `method=qat` fine-tunes."""
+    """Fine-tuning by `method=qat`."""
 
     epochs: int = limited(3, *limits.COUNT)
     batch_size: int = limited(128, *limits.COUNT)
@@ -373,7 +371,7 @@ class QatConfig:
 
 @dataclass
 class QuantizationConfig:
-    """How a network is quantized: all that a backend knows of a run."""
+    """The settings that a backend gets."""
 
     backend: BackendConfig = MISSING
     dtype: DtypeConfig = MISSING
@@ -395,7 +393,7 @@ class QuantizationConfig:
 
 @dataclass
 class RunConfig(QuantizationConfig):
-    """One run, whole: mirrors `conf/config.yaml`."""
+    """All settings of one run, in the order of `conf/config.yaml`."""
 
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
@@ -415,15 +413,15 @@ class RunConfig(QuantizationConfig):
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     objectives: list[str] | None = None
-    # What a named sweep sets differently for each backend, read there by interpolation.
+    # Values of a named sweep that differ by backend; other keys refer to them by interpolation.
     per_backend: dict[str, Any] = field(default_factory=dict)
 
 
 def find_fields(key: str) -> list[list[Field[Any]]]:
-    """Return the fields on the way to a key, the last one its own.
+    """Return the fields on the path to a key, with the key's own field last.
 
-    Several ways where a backend, a data set or a task may be meant: one for each that has the key.
-    None for an unknown key.
+    The list has one path for each backend, source or task that has the key, and is empty for an
+    unknown key.
 
     >>> [[item.name for item in way] for way in find_fields("calib.percentile")]
     [['calib', 'percentile']]
@@ -435,12 +433,12 @@ def find_fields(key: str) -> list[list[Field[Any]]]:
             for owner, way in ways
             for item in (fields(owner) if is_dataclass(owner) else ())
             if item.name == name
-            for kind in _with_subclasses(get_type_hints(owner)[name])
+            for kind in with_subclasses(get_type_hints(owner)[name])
         ]
     return list({id(way[-1]): way for _, way in ways}.values())
 
 
-def _with_subclasses(kind: Any) -> list[Any]:
-    """Return a type, and where it is a dataclass those that stand in its place."""
+def with_subclasses(kind: Any) -> list[Any]:
+    """Return a type, and for a dataclass also its direct and indirect subclasses."""
     below = kind.__subclasses__() if isinstance(kind, type) and is_dataclass(kind) else []
-    return [kind, *(kin for child in below for kin in _with_subclasses(child))]
+    return [kind, *(child for direct in below for child in with_subclasses(direct))]

@@ -1,12 +1,13 @@
-"""The words behind `python run.py`, checked before Hydra reads them.
+"""Checks the words of the command line of `python run.py`, before Hydra reads them.
 
-A typo is one line, and costs neither the import of a framework nor a run in the store. The values
-of all jobs of a sweep are checked before the first job starts.
+So a typo costs one line, without the import of a framework or a run in the store. The values of all
+jobs of a sweep are checked before the first job starts. `find_idle` reports settings without effect
+after Hydra has composed the config.
 """
 
 import argparse
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,26 +16,29 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString, ValueType
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import limits
+from resnet8ptq.config.limits import Limit, shown
 from resnet8ptq.config.schema import RunConfig, find_fields
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest, no_such_key
 
-_ELSEWHERE = ("slurm", "ray_cluster")  # launchers whose jobs see other files and CPUs
+_REMOTE = ("slurm", "ray_cluster")  # launchers whose jobs see other files and CPUs
+_GROUPS = ("backend", "dtype", "calib", "data", "preprocess", "task", "analysis", "benchmark")
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
 
 
 def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
-    """Return the words, checked, in the order that Hydra takes: settings, then its own options.
+    """Check the words; return them in Hydra's order: settings, then its own options.
 
     Args:
         conf: the folder of the config groups.
         own: the user's folder of further options, if any.
 
     Raises:
-        ConfigError: a word is no setting, or its value is not what the setting takes.
+        ConfigError: an unknown setting or option, or a value outside the limits of its setting.
     """
     parser = get_args_parser()
     known, unknown = parser.parse_known_intermixed_args(list(words))
@@ -46,10 +50,10 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
     groups, added = _find_groups(conf), _find_groups(own) if own else {}
     twice = {name: {*options} & {*groups.get(name, ())} for name, options in added.items()}
     for name, options in added.items():
-        groups[name] = [*groups.get(name, ()), *options]
+        groups[name] = [*dict.fromkeys([*groups.get(name, ()), *options])]
     _check_spaces(settings, groups)
     typed = [parse(word) for word in settings]
-    # Folders of the user's own may add options to the groups.
+    # The user's own config folders may add options to the groups.
     searched = known.config_dir or known.config_path
     searched = searched or any(override.key_or_group == "hydra.searchpath" for override in typed)
     launchers = [o.value() for o in typed if o.key_or_group == "hydra/launcher"]
@@ -57,12 +61,12 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
         _check_key(override, groups)
         _check_group(override, groups, whole=not searched)
         _check_once(override, twice)
-        _check_values(override, here=all(name not in _ELSEWHERE for name in launchers))
-    return [*settings, *_without(words, settings)]
+        _check_values(override, local=all(name not in _REMOTE for name in launchers))
+    return [*settings, *(word for word in words if word not in settings)]
 
 
 def values(override: Override) -> list[Any]:
-    """Return the values that the jobs of a sweep get; none of a range of numbers or a glob."""
+    """Return the values of a setting in the jobs; empty for a range of numbers or a glob."""
     if not override.is_sweep_override():
         return [override.value()]
     if override.value_type in (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP):
@@ -74,7 +78,7 @@ def values(override: Override) -> list[Any]:
 
 
 def _no_such_flag(word: str, parser: argparse.ArgumentParser) -> str:
-    """Return the message for an option that Hydra lacks, with the closest match, if any."""
+    """Return the message for an unknown option of Hydra, with the closest match, if any."""
     near = nearest(word, parser._option_string_actions)
     mend = f"nearest: {near}" if near else "settings have no dash"
     mend = f"settings have no dash: {word.lstrip('-')}" if "=" in word else mend
@@ -90,7 +94,7 @@ def _find_groups(conf: Path) -> dict[str, list[str]]:
 
 
 def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None:
-    """Raise `ConfigError` for a word without a key, most often behind a space."""
+    """Raise `ConfigError` for a word without a key, which most often follows a space."""
     for i, word in enumerate(settings):
         before, after = settings[i - 1] if i else "", "".join(settings[i + 1 : i + 3])
         if "=" in word[1:] or word.startswith("~"):
@@ -107,7 +111,7 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
 
 
 def _find_option(word: str, groups: dict[str, list[str]]) -> str:
-    """Return the settings that choose the option of that name, or of the nearest one."""
+    """Return the settings that choose the option `word`, or its closest match."""
     if ":" in word:
         return f"try {word.replace(':', '=', 1)}"
     near = nearest(word, [option for options in groups.values() for option in options])
@@ -116,13 +120,13 @@ def _find_option(word: str, groups: dict[str, list[str]]) -> str:
 
 
 def _is_open(word: str) -> bool:
-    """Tell whether brackets or quotes of a word are not closed."""
+    """Return whether a bracket or quote in a word is not closed."""
     unbalanced = any(word.count(a) != word.count(b) for a, b in ("[]", "{}", "()"))
     return unbalanced or word.count("'") % 2 == 1 or word.count('"') % 2 == 1
 
 
 def parse(word: str) -> Override:
-    """Return a setting as Hydra reads it; raise `ConfigError` where it cannot."""
+    """Return a setting as Hydra reads it; raise `ConfigError` if Hydra cannot."""
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException:
@@ -144,11 +148,7 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
 
 
 def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
-    """Raise `ConfigError` for a list, of which Hydra takes the last, and for an unknown option.
-
-    Args:
-        whole: these are all options that there are.
-    """
+    """Raise `ConfigError` for a list, and for an unknown option if `groups` is the `whole` list."""
     group = override.key_or_group
     if group not in groups:
         return
@@ -159,8 +159,8 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
             f"{group}: got a list, [{options}], takes one option; to run each: -m {group}={options}"
         )
     for value in values(override):
-        own = whole and not group.startswith("hydra/")  # to those, plugins add options
-        if own and isinstance(value, str) and "${" not in value and value not in groups[group]:
+        complete = whole and not group.startswith("hydra/")  # to Hydra's groups plugins add options
+        if complete and isinstance(value, str) and "${" not in value and value not in groups[group]:
             raise ConfigError(command.no_such_option(value, group, groups[group]))
 
 
@@ -175,37 +175,34 @@ def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> Non
             )
 
 
-def _check_values(override: Override, here: bool) -> None:
-    """Raise `ConfigError` for a value beyond its setting's limits, or for a missing file.
-
-    Args:
-        here: the jobs run on this machine; else its files and CPUs tell nothing.
-    """
+def _check_values(override: Override, local: bool) -> None:
+    """Raise `ConfigError` for a value outside its limits, or for a missing file of `local` jobs."""
     key = override.key_or_group
-    ways = find_fields(key)
+    paths = find_fields(key)
     for value in values(override):
         if value is None or (isinstance(value, str) and "${" in value):
             continue
-        faults = [fault for way in ways if (fault := _fault(key, way[-1].metadata, value, here))]
-        if faults and len(faults) == len(ways):
+        faults = [
+            fault for path in paths if (fault := _fault(key, path[-1].metadata, value, local))
+        ]
+        if faults and len(faults) == len(paths):
             raise faults[0]
 
 
-def _fault(key: str, metadata: Any, value: Any, here: bool) -> ConfigError | None:
-    """Return what is wrong with a value, if anything."""
+def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | None:
+    """Return the error for a value, if any."""
     try:
         for limit in metadata.get("limits", ()):
             limit.check(key, value)
-        if here and metadata.get("is_path"):
-            there = value != "" and Path(str(value)).expanduser().exists()
-            takes = "a file or folder that exists"
-            if not there:
-                raise ConfigError(f"{key}: got {value or 'nothing'} (not there), takes {takes}")
-        if here:
-            check_threads(key, value)
+        if not local:
+            return None
+        check_threads(key, value)
+        if metadata.get("is_path") and (value == "" or not Path(str(value)).expanduser().exists()):
+            got = f"{value or 'nothing'} (not there)"
+            return ConfigError(f"{key}: got {got}, takes a file or folder that exists")
     except ConfigError as fault:
         return fault
-    except (TypeError, ValueError):  # of another type, which OmegaConf says in its own words
+    except (TypeError, ValueError):  # a value of another type, which OmegaConf reports
         pass
     return None
 
@@ -217,11 +214,46 @@ def check_threads(key: str, value: int | None) -> None:
         limits.require(key, value, value <= most, f"at most {most}: the CPUs of this machine")
 
 
-def _without(words: Sequence[str], settings: Sequence[str]) -> Iterator[str]:
-    """Yield the words that are no settings; those come in the same order among the words."""
-    left = list(settings)
-    for word in words:
-        if left and word == left[0]:
-            left.pop(0)
-        else:
-            yield word
+def find_idle(
+    cfg: DictConfig, typed: Sequence[Override], swept: Sequence[Override] = ()
+) -> list[str]:
+    """Return a line for each typed setting that has no effect in any job.
+
+    Args:
+        cfg: the composed config.
+        typed: the settings of the command line.
+        swept: the settings of the sweep's own config, which typed ones override.
+    """
+    lines = []
+    for override in typed:
+        key = override.key_or_group
+        conditions = [
+            [pair for item in way for pair in item.metadata.get("only", {}).items()]
+            for way in find_fields(key)
+        ]
+        unmet = [_unmet(pairs, cfg, [*swept, *typed]) for pairs in conditions]
+        if unmet and None not in unmet:
+            lines.append(f"{key}: has no effect with {unmet[0]}")
+    return lines
+
+
+def _unmet(
+    conditions: Sequence[tuple[str, Limit]], cfg: DictConfig, overrides: Sequence[Override]
+) -> str | None:
+    """Return the first condition that no job fulfils, as text; None if there is none."""
+    for key, limit in conditions:
+        got = _job_values(key, cfg, overrides)
+        if not any(limit.holds(value) for value in got):
+            name = key.removesuffix(".name")
+            return f"{name}={' | '.join(map(shown, got))}; takes {name}={limit.takes}"
+    return None
+
+
+def _job_values(key: str, cfg: DictConfig, overrides: Sequence[Override]) -> list[Any]:
+    """Return the values of a setting in the jobs."""
+    group, _, name = key.rpartition(".")
+    names = {key, group} if name == "name" and group in _GROUPS else {key}
+    setting = [override for override in overrides if override.key_or_group in names]
+    if setting and setting[-1].is_sweep_override():
+        return values(setting[-1])
+    return [OmegaConf.select(cfg, key)]

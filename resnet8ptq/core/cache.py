@@ -1,8 +1,8 @@
-"""Work that is kept on disk under the hash of everything that went into it.
+"""Results kept on disk, each under a hash of all its inputs.
 
 An entry is a folder `<root>/<kind>/<hash of key>` with an `entry.json` that holds the key and the
-SHA-256 of each file. It is built in a temporary folder and renamed, so that it is whole or absent;
-an entry whose files do not match is made again.
+SHA-256 of each file. It is built in a temporary folder and renamed, so that it is complete or
+absent. An entry whose files do not match is made again.
 """
 
 import hashlib
@@ -33,52 +33,54 @@ def folder(setting: str | None) -> Path:
 
 
 def runtime(setting: str | None, threads: int | None) -> machine.Runtime:
-    """Return what a run may use: its cache, and the threads that are set, or every core's."""
+    """Return the cache folder and the number of threads of a run; null: one for each core."""
     return machine.Runtime(folder(setting), machine.threads(threads), threads is not None)
 
 
 def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:
-    """Return the folder of the entry `key`, calling `make(empty folder)` where there is none.
+    """Return the folder of the entry `key`; if it is missing, `make(empty folder)` fills it.
 
-    Processes that ask for one entry at the same time wait for each other.
+    Processes that need the same entry wait for each other.
 
     Raises:
         ConfigError: the cache folder cannot be written.
     """
-    text, path = _as_text(key), place(root, kind, key)
-    home = path.parent
-    lock = FileLock(home / f".{path.name}.lock")
+    text, path = _as_text(key), path_of(root, kind, key)
+    folder = path.parent
+    lock = FileLock(folder / f".{path.name}.lock")
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except OSError as error:
-        raise ConfigError(f"cache_dir: cannot write to {home} ({error})") from error
+        raise ConfigError(f"cache_dir: cannot write to {folder} ({error})") from error
     try:
         if path.exists() and not _is_whole(path, text):
             log.warning("cache: %s is damaged; making it again", path)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not path.exists():
             _build(path, text, make)
-    except Exception as error:  # of a library or another process, which keep the text alone
-        if not (words := files.full_disk(error)):
+    except Exception as error:  # libraries and other processes pass on the error's text only
+        if not (reason := files.full_disk(error)):
             raise
-        mend = "takes a folder on another disk, or free some space"
-        raise ConfigError(f"cache_dir: cannot write to {home} ({words}); {mend}") from error
+        raise ConfigError(
+            f"cache_dir: cannot write to {folder} ({reason}); free some space, or try a folder on "
+            "another disk"
+        ) from error
     finally:
         lock.release()
     return path
 
 
 def made_with(module: str) -> Key:
-    """Return what a measurement of a module depends on besides its inputs: code, CPU and versions.
+    """Return the key of a module's results, besides its inputs: code, CPU and versions.
 
-    Float sums differ by CPU in their last bits.
+    The CPU belongs to it because the last bits of float sums depend on the CPU.
     """
     return {"code": code.behind(module), "cpu": machine.cpu()[0], **machine.versions()}
 
 
-def place(root: Path, kind: str, key: Key) -> Path:
-    """Return where the entry `key` is or would be."""
+def path_of(root: Path, kind: str, key: Key) -> Path:
+    """Return the folder of the entry `key`, which may not exist yet."""
     return root / kind / hashlib.sha256(_as_text(key).encode()).hexdigest()[:20]
 
 
@@ -87,9 +89,9 @@ def _as_text(key: Key) -> str:
 
 
 def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
-    # Left by processes that were killed while building: this one holds the lock.
-    for left in path.parent.glob(f".{path.name}-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    # This process holds the lock, so that other temporary folders are those of killed processes.
+    for abandoned in path.parent.glob(f".{path.name}-*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
         temporary = Path(name) / "entry"
         temporary.mkdir()
@@ -104,7 +106,7 @@ def _is_whole(path: Path, key: str) -> bool:
     try:
         record = json.loads(files.read_bytes(path / "entry.json", MAX_RECORD_BYTES))
         kept = [file for file in path.iterdir() if file.name != "entry.json"]
-        if any(not file.is_file() or file.is_symlink() for file in kept):  # a pipe would block
+        if any(not file.is_file() or file.is_symlink() for file in kept):  # reading a pipe blocks
             return False
         hashes = {file.name: files.sha256(file) for file in kept}
         return record["key"] == json.loads(key) and record["sha256"] == hashes
@@ -113,5 +115,5 @@ def _is_whole(path: Path, key: str) -> bool:
 
 
 def downloads_folder() -> Path:
-    """Return where downloads are kept: pooch's cache folder for this program."""
+    """Return the folder for downloads: pooch's cache folder for this program."""
     return Path(pooch.os_cache("resnet8ptq"))

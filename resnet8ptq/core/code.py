@@ -1,4 +1,4 @@
-"""The code of this package that a result depends on, found from its imports."""
+"""A hash of the code that a result depends on: a module and all its imports in this package."""
 
 import functools
 import hashlib
@@ -7,23 +7,23 @@ from pathlib import Path
 
 PACKAGE = __name__.partition(".")[0]
 _ROOT = Path(__file__).parents[2]
-# `from a.b import c, d`, also over several lines; `import a.b`; and "a.b:name", which
-# `pkgutil.resolve_name` takes. Imports inside functions count.
+# `from a.b import c, d`, also over several lines; `import a.b`; and "a.b:name" for
+# `pkgutil.resolve_name`. Imports inside functions count.
 _FROM = re.compile(rf"^ *from ({PACKAGE}[\w.]*) import (\([^)]*\)|.+)$", re.MULTILINE)
 _IMPORT = re.compile(rf"^ *import ({PACKAGE}[\w.]*)", re.MULTILINE)
 _NAMED = re.compile(rf'"({PACKAGE}(?:\.\w+)+):\w+"')
 _NAME = re.compile(r"(\w+)(?: as \w+)?")
 
 
-@functools.cache  # taken not to change in a process
+@functools.cache  # the code does not change while a process runs
 def behind(module: str) -> str:
-    """Return a hash of the code of a module and of all that it imports, directly or not.
+    """Return a hash of the code of a module and of its direct and indirect imports.
 
     Args:
-        module: dotted, such as `resnet8ptq.data.dataset`: a caller's own `__name__`.
+        module: a dotted name, such as `resnet8ptq.data.dataset`; usually the caller's `__name__`.
 
     Raises:
-        FileNotFoundError: there is no such module.
+        FileNotFoundError: the module does not exist.
     """
     digest = hashlib.sha256()
     for name in sorted(closure(module)):
@@ -33,7 +33,7 @@ def behind(module: str) -> str:
 
 @functools.cache
 def closure(module: str) -> frozenset[str]:
-    """Return the names of a module and of all modules of this package that it imports."""
+    """Return the names of a module and of its direct and indirect imports in this package."""
     known, waiting = set(), [module]
     while waiting:
         name = waiting.pop()

@@ -1,11 +1,11 @@
-"""What the shell sees: one line for an error, and an exit code.
+"""The command line: its words, one line for an error, and the exit code.
 
-| code | what |
+| code | meaning |
 |---|---|
 | 0 | every run ended; an unsupported combination is a result |
 | 1 | a run failed: its traceback is in the run |
 | 2 | an input is wrong: a setting, a network's file or data |
-| 130, 143 | interrupted, terminated |
+| 130, 141, 143 | interrupted, the reader of a pipe has ended, terminated |
 """
 
 import gc
@@ -30,20 +30,20 @@ T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """What is closed when the program ends, however it ends."""
+    """A sweep, which is closed when the program ends, also after an error or a signal."""
 
     def close(self, status: str) -> str:
-        """Take `ok`, `failed` or `killed`; return the status that it got."""
+        """Close it with the status `ok`, `failed` or `killed`; return its final status."""
         ...
 
 
 def main(
     run: Callable[[], object], find_sweep: Callable[[], Closable | None] = lambda: None
 ) -> int:
-    """Call `run`, close the sweep that it has started, report errors; return the exit code."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of printing them
-    # Imports make 400,000 objects that stay. Collecting garbage among them every 700 new ones, as
-    # Python does by default, takes a tenth of a sweep's time.
+    """Call `run`, report its errors, close the sweep that it started; return the exit code."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    # Imports make 400,000 objects that stay. By default Python collects garbage among them after
+    # every 700 new objects, which takes a tenth of a sweep's time.
     gc.set_threshold(20_000, 20, 20)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     status, code = "killed", 0
@@ -53,10 +53,13 @@ def main(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     except Exception as error:
         status, code = "failed", report(error)
         if isinstance(error, _INPUTS) and find_sweep():
-            code = 1  # one cell's failure: the others have run
+            code = 1  # one job failed, and the others have run
     finally:
         try:
             ended = sweep.close(status) if (sweep := find_sweep()) else status
@@ -68,14 +71,14 @@ def main(
 
 
 def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str = "") -> T:
-    """Return what a module's command line says in key=value, as its dataclass `schema`.
+    """Return the key=value words of a command as its dataclass `schema`.
 
     Args:
-        plain: the key that a word without `=` sets; empty: there is none.
+        plain: the key that a word without `=` sets; empty: no key.
 
     Raises:
-        ConfigError: there is no such key, or the value is not of its type.
-        SystemExit: `--help` was asked for, and printed.
+        ConfigError: an unknown key, or a value of another type.
+        SystemExit: after `--help` is printed.
     """
     if {"-h", "--help"} & set(words):
         print(usage)
@@ -87,20 +90,20 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
             takes = or_nearest(f"{word}=", known)
             raise ConfigError(f"{word}: got a word without a key, takes {takes}")
     try:
-        given = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
-        return cast(T, OmegaConf.to_object(given))
+        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
+        return cast(T, OmegaConf.to_object(merged))
     except _NO_KEY as error:
         raise ConfigError(no_such_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
-        raise ConfigError(one_line(error)) from error
+        raise ConfigError(explain(error)) from error
 
 
-_WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # as the user set it
-_NO_KEY = (ConfigAttributeError, ConfigKeyError)  # of a key, and of a part of a longer one
+_WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # set by the user
+_NO_KEY = (ConfigAttributeError, ConfigKeyError)  # an unknown key, or part of a longer one
 _COMPOSING = (HydraException, OmegaConfBaseException)
 _INPUTS = (ConfigError, DataError, ModelError)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
-_EXTRAS = {  # option that a plugin brings along: extra
+_EXTRAS = {  # option of a plugin: the extra of this package that installs the plugin
     "launcher/joblib": "joblib",
     "launcher/ray": "ray",
     "launcher/submitit_slurm": "slurm",
@@ -108,7 +111,7 @@ _EXTRAS = {  # option that a plugin brings along: extra
 }
 
 
-_NO_VALUE = re.compile(  # of OmegaConf's types
+_NO_VALUE = re.compile(  # OmegaConf's messages for a value of another type
     r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)"
     r"(?: \(type \w+\))?\s+full_key: (\S+)"
 )
@@ -119,21 +122,21 @@ _NO_OPTION = re.compile(
 )
 
 
+_NO_LIST = re.compile(r"Error merging override \+*([^=\s]+)=(\S+): .*is not a ListConfig")
+_SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'=]+)=.*?)'(?:\s|$)")
+
+
 def no_such_option(name: str, group: str, options: Collection[str]) -> str:
     """Return the message for an unknown option of a config group, with the closest match."""
     text = f"{group}: got {name!r}, takes {or_nearest(name, options)}"
     return f"{text}; model.path= takes a file" if group == "model" else text
 
 
-_NO_LIST = re.compile(r"Error merging override \+*([^=\s]+)=(\S+): .*is not a ListConfig")
-_SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'=]+)=.*?)'(?:\s|$)")
-
-
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Report an error and exit, before Hydra reports a single run's failure itself.
+    """Report an error of a single run and exit, before Hydra reports it.
 
-    Not for a job of a sweep: there it would end the sweep.
+    Not for a job of a sweep, where it would end the sweep.
     """
     try:
         yield
@@ -142,37 +145,37 @@ def exit_on_error() -> Iterator[None]:
 
 
 def report(error: Exception) -> int:
-    """Print an error in one line, with its traceback where it is not expected; return the code."""
+    """Print an error in one line, after its traceback if it is unexpected; return the exit code."""
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
-    print(f"error: {one_line(error)}", file=sys.stderr)
+    print(f"error: {explain(error)}", file=sys.stderr)
     return 2 if isinstance(error, (*_COMPOSING, *_INPUTS)) else 1
 
 
-def one_line(error: BaseException) -> str:
-    """Join an error and its cause: Hydra puts the key in one and the reason in the other."""
+def explain(error: BaseException) -> str:
+    """Return an error and its cause in one line: in Hydra's errors, one names the key only."""
     text, cause = str(error), error.__cause__
     if isinstance(error, HydraException) and cause is not None:
         text += f": {cause}"
         if isinstance(cause, _NO_KEY) and is_dataclass(cause.object_type):
-            # Hydra advises to append the key, which only moves the error.
+            # Hydra advises to append the key, which leads to another error.
             text = no_such_key(
                 str(cause.full_key), [item.name for item in fields(cause.object_type)]
             )
-    if found := _NO_VALUE.search(text):
-        got, kind, key = found.groups()
+    if match := _NO_VALUE.search(text):
+        got, kind, key = match.groups()
         text = f"{key}: got {got!r}, takes {_KINDS.get(kind, kind)}"
     extras = [extra for option, extra in _EXTRAS.items() if f"'hydra/{option}'" in text]
-    if found := _NO_OPTION.search(text):
-        name, group, options = found.groups()
+    if match := _NO_OPTION.search(text):
+        name, group, options = match.groups()
         text = no_such_option(name.removeprefix(f"{group}/"), group, options.split())
-    if single := _NO_LIST.search(text):
-        key, got = single.groups()
+    if match := _NO_LIST.search(text):
+        key, got = match.groups()
         text = f"{key}: got {got!r}, takes a list; try {key}=[{got}]"
-    if several := _SEVERAL.search(text):
-        word, key = several.groups()
+    if match := _SEVERAL.search(text):
+        word, key = match.groups()
         text = f"{key}: got several values, takes one; to run each: -m {word}"
-    # What follows is about Hydra's and OmegaConf's internals.
+    # The rest of the message is about Hydra's and OmegaConf's internals.
     text = re.split(
         r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)", text
     )[0]

@@ -1,4 +1,4 @@
-"""The consoles: log and progress bars on stderr, tables of results on stdout, for pipes."""
+"""Terminal output: log and progress bars on stderr, tables of results on stdout."""
 
 import threading
 import time
@@ -28,26 +28,21 @@ from resnet8ptq.core.text import show
 
 T = TypeVar("T")
 
-LINE_SECONDS = (
-    15.0  # without a terminal: between a line and the next one on how far a step has come
-)
-QUIET_SECONDS = 3.0  # without a terminal: after which a step without parts is named
+LINE_SECONDS = 15.0  # without a terminal: between two lines of progress
+QUIET_SECONDS = 3.0  # without a terminal: a step without parts is named after this time
 
 
 @cache
 def stderr() -> Console:
-    """The console of both the log and the progress bars: neither overwrites the other."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = 130  # a pipe or a file has no width; rich would fold lines at 80
-    return console
+    """Return the one console of log and progress bars, so that neither overwrites the other."""
+    return stdout(Console(stderr=True), 130)
 
 
 def stdout(console: Console | None, width: int) -> Console:
-    """Return the console of results: the one given, else stdout.
+    """Return `console`, or by default a console on stdout.
 
     Args:
-        width: where there is no terminal. A pipe has none, and rich would fold columns at 80.
+        width: in characters, if it is no terminal. In a pipe, rich would fold lines at 80.
     """
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
@@ -56,7 +51,7 @@ def stdout(console: Console | None, width: int) -> Console:
 
 
 def say(console: Console, text: object) -> None:
-    """Print a line as it is: neither folded, nor read as markup."""
+    """Print a line without folding it and without reading markup in it."""
     console.print(show(text), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -72,28 +67,24 @@ def print_table(
     totals: int = 0,
     compact: bool = False,
 ) -> None:
-    """Print a table; its texts may come from a file.
+    """Print a table. Its texts may come from a file.
 
     Args:
-        right: indices of the columns aligned right.
-        whole: their cells are never folded.
-        styles: rich's style of each row; empty for the plain one.
-        totals: how many of the last rows are set apart by a line.
-        compact: without lines between columns, for a narrow terminal.
+        right: indices of the right-aligned columns.
+        whole: whether right-aligned cells are never folded.
+        styles: rich's style of each row; empty: no style.
+        totals: number of last rows below a separating line.
+        compact: no lines between columns, for a narrow terminal.
     """
     frame: dict[str, Any] = {"box": SIMPLE, "padding": 0, "collapse_padding": True}
     table = Table(
         title=Text(show(title)) if title else None, title_justify="left", **frame if compact else {}
     )
     for column, head in enumerate(heads):
-        number = column in right
-        justify: JustifyMethod = "right" if number else "left"
+        justify: JustifyMethod = "right" if column in right else "left"
+        folded = not whole or justify == "left"
         table.add_column(
-            Text(show(head)),
-            justify=justify,
-            no_wrap=number and whole,
-            overflow="fold",
-            min_width=5,
+            Text(show(head)), justify=justify, no_wrap=not folded, overflow="fold", min_width=5
         )
     for index, row in enumerate(rows):
         if totals and index == len(rows) - totals:
@@ -104,23 +95,23 @@ def print_table(
 
 
 class LogHandler(RichHandler):
-    """The log on that console; `conf/hydra/job_logging` names it."""
+    """Log handler on the console `stderr`; `conf/hydra/job_logging` names it."""
 
     def __init__(self, level: int | str = "NOTSET") -> None:
         super().__init__(level, stderr(), show_path=False, log_time_format="%H:%M:%S")
 
     def render_message(self, record: LogRecord, message: str) -> ConsoleRenderable:
-        """Show what a message quotes from a file without the characters that steer a terminal."""
+        """Replace control characters, which a message may quote from a file."""
         return super().render_message(record, show(message))
 
     def emit(self, record: LogRecord) -> None:
-        """Write the record, after which no line on progress is due for a while."""
+        """Write the record; the next line of progress follows `LINE_SECONDS` later."""
         super().emit(record)
         _spoken.at = time.monotonic()
 
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
-    """Yield `batches` with a progress bar; without a terminal, with a line now and then.
+    """Yield `batches` with a progress bar; without a terminal, with a line every 15 seconds.
 
     Workers of a parallel sweep have no terminal: see `sweep.jobs.prepare_workers`.
     """
@@ -142,7 +133,7 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
 
 @contextmanager
 def waiting(label: str) -> Iterator[None]:
-    """Show that a step without parts runs: a spinner; without a terminal, see `announced`."""
+    """Show a spinner during a step without parts; without a terminal, see `announced`."""
     console = stderr()
     if not console.is_interactive:
         with announced(label):
@@ -158,7 +149,7 @@ def waiting(label: str) -> Iterator[None]:
 def announced(label: str) -> Iterator[None]:
     """Name a step in one line if it takes longer than `QUIET_SECONDS`.
 
-    Also on a terminal, where something is timed: a bar would be drawn meanwhile.
+    Measurements use it on a terminal too, because drawing a bar would disturb them.
     """
     timer = threading.Timer(QUIET_SECONDS, _say, [f"{label} ..."])
     timer.daemon = True
@@ -171,7 +162,7 @@ def announced(label: str) -> Iterator[None]:
 
 @dataclass(eq=False)
 class _Step:
-    """How far a step has come."""
+    """The progress of a step."""
 
     label: str
     unit: str
@@ -189,7 +180,7 @@ class _Step:
 
 @dataclass
 class _Spoken:
-    """When the last line was written, and the steps under way, the outermost first."""
+    """The time of the last line, and the running steps, the outermost first."""
 
     at: float = field(default_factory=lambda: time.monotonic())
     steps: list[_Step] = field(default_factory=list)

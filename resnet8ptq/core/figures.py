@@ -1,4 +1,4 @@
-"""Figures as files: saved, encoded, and with labels from outside."""
+"""Matplotlib figures without pyplot: PNG files, matrices and their labels."""
 
 import io
 import pathlib
@@ -25,7 +25,7 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return a figure as a PNG. It cannot be laid out again after."""
+    """Return a figure as a PNG. Its layout is then final."""
     figure.set_dpi(110)
     canvas = FigureCanvasAgg(figure)
     if engine := figure.get_layout_engine():
@@ -38,9 +38,9 @@ def to_png(figure: Figure) -> bytes:
 
 
 def show_matrix(axes: Axes, values: NDArray[Any], **colours: Any) -> QuadMesh:
-    """Colour a cell for each value [rows, columns], the first row on top; centres at integers.
+    """Draw a coloured cell for each value [rows, columns], first row on top, centres at integers.
 
-    What `imshow` shows, which resamples a few cells to every pixel first.
+    It looks like `imshow`, which is slower because it resamples the cells to every pixel.
     """
     edges = [np.arange(length + 1) - 0.5 for length in reversed(values.shape)]
     mesh = axes.pcolormesh(*edges, values, **colours)
@@ -49,17 +49,16 @@ def show_matrix(axes: Axes, values: NDArray[Any], **colours: Any) -> QuadMesh:
 
 
 def label_cells(axes: Axes, texts: NDArray[np.str_], dark: NDArray[np.bool_], size: float) -> None:
-    """Write in the cells of `show_matrix`, white where they are dark; empty texts are left out.
+    """Write texts into the cells of `show_matrix`, in white on dark cells.
 
-    As one collection of outlines: with a text of its own for each cell, a figure takes twice the
-    time.
+    All texts are one collection of outlines. One text object for each cell takes twice the time.
 
     Args:
         texts, dark: [rows, columns].
         size: in points.
     """
     rows, columns = np.nonzero(texts != "")
-    written = PathCollection(
+    labels = PathCollection(
         [_outline(text, size) for text in texts[rows, columns]],
         offsets=np.stack([columns, rows], axis=1),
         offset_transform=axes.transData,
@@ -67,12 +66,12 @@ def label_cells(axes: Axes, texts: NDArray[np.str_], dark: NDArray[np.bool_], si
         linewidths=0,
     )
     assert axes.figure is not None
-    written.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
-    written.set_in_layout(False)  # inside their cells: no need to measure them
-    axes.add_collection(written, autolim=False)
+    labels.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
+    labels.set_in_layout(False)  # they are inside their cells and need no measuring
+    axes.add_collection(labels, autolim=False)
 
 
-@lru_cache(4096)  # the figures of a sweep's runs have many numbers in common
+@lru_cache(4096)  # the figures of a sweep share many numbers
 def _outline(text: str, size: float) -> Path:
     """Return the outline of a text around the origin, in points."""
     outline = TextPath((0, 0), text, size=size)

@@ -1,4 +1,4 @@
-"""Write a file so that a killed process leaves either all of it or none; hash what is on disk."""
+"""Files: atomic writing, bounded reading, free disk space, CSV and hashes."""
 
 import csv
 import errno
@@ -18,13 +18,16 @@ from resnet8ptq.core.text import show
 
 @contextmanager
 def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it to `path` if the block ends well."""
+    """Yield a temporary path beside `path`; rename it to `path` unless the block raises.
+
+    A killed process leaves either the whole file or none.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(mode)  # mkstemp makes 0600, which a shared store could not read
+        temporary.chmod(mode)  # mkstemp makes 0600, which other users of a shared store cannot read
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -37,10 +40,10 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file; a pipe would block, a device never end.
+    """Return the content of a regular file. Reading a pipe could block, a device never ends.
 
     Raises:
-        OSError: it is not one, cannot be read, or is larger than `most` bytes.
+        OSError: the file is not regular, cannot be read, or is larger than `most` bytes.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
@@ -53,10 +56,10 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def check_room(size: int, folder: Path) -> None:
-    """Refuse what would fill a disk: a process that writes to a mapped file is killed then.
+    """Check that the disk has `size` bytes free: on a full disk, writing a mapped file kills.
 
     Raises:
-        ValueError: it has less free.
+        ValueError: the disk has less free space.
     """
     free = shutil.disk_usage(folder).free
     if size > free:
@@ -67,21 +70,22 @@ _FULL = re.compile("no space left on device|disk is full|quota exceeded", re.IGN
 
 
 def full_disk(error: BaseException) -> str:
-    """Return the words in which an error, or its cause, says that a disk is full; else nothing.
+    """Return the part of an error's text that reports a full disk; empty for other errors.
 
-    Libraries and other processes hand on no more than the text of the operating system's error.
+    Libraries and other processes pass on only the text of the operating system's error.
     """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return os.strerror(error.errno)
     cause = error.__cause__ or error.__context__
-    words = _FULL.search(str(error))
-    return words[0] if words else full_disk(cause) if cause is not None else ""
+    match = _FULL.search(str(error))
+    return match[0] if match else full_disk(cause) if cause is not None else ""
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows of values as CSV: no text in it steers a terminal, or is a spreadsheet's formula.
+    """Return rows of values as CSV, safe for terminals and spreadsheets.
 
-    Control characters, and marks that turn the direction of text, become `?`.
+    Control characters and marks of text direction become `?`. A `'` precedes text that a
+    spreadsheet would read as a formula.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_make_safe, row) for row in rows)
@@ -96,7 +100,7 @@ def _make_safe(value: object) -> object:
     return f"'{safe}" if formula else safe
 
 
-_FORMULA = re.compile(r"[\t\r]|\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]")  # and in full width
+_FORMULA = re.compile(r"[\t\r]|\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]")  # \uFF..: in full width
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-?inf", re.IGNORECASE)
 
 

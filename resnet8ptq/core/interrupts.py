@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: where they may not come in between."""
+"""Delays Ctrl-C and SIGTERM during a transaction."""
 
 import signal
 import threading
@@ -9,23 +9,23 @@ from types import FrameType
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM take effect after the block; the second of them at once.
+    """Delay Ctrl-C and SIGTERM until the block ends; a second signal takes effect at once.
 
     For transactions: an exception inside SQLAlchemy can leave its connection open, which keeps an
-    SQLite database locked as long as the process lives. Threads but the main one get no signals.
+    SQLite database locked while the process lives. Only the main thread gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         handler = before[signal.Signals(number)]
-        if len(came) > 1 and callable(handler):
+        if len(received) > 1 and callable(handler):
             handler(number, frame)
 
-    # None is a handler that is not Python's, which cannot be put back.
+    # None stands for a handler of C code, which cannot be restored.
     handled = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in handled}
     before = {number: handler for number, handler in before.items() if handler is not None}
@@ -36,5 +36,5 @@ def deferred() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])

@@ -1,4 +1,4 @@
-"""Calls that read an untrusted file with TensorFlow or torch: each in a process of its own."""
+"""Runs functions that read untrusted files, each in a separate process with limits."""
 
 import logging
 import multiprocessing
@@ -15,9 +15,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-import cloudpickle  # takes lambdas too, which a task may hold
-
-from resnet8ptq.core.confinement import confine
+from resnet8ptq.core import confinement
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import one_line
 
@@ -27,21 +25,21 @@ T = TypeVar("T")
 
 
 def call(function: Callable[..., T], *args: object, crashed: PtqError, network: bool = False) -> T:
-    """Call a function in a process of its own; function, arguments and result are pickled.
+    """Call a function in a separate process; function, arguments and result are pickled.
 
-    TensorFlow's memory and settings go when it ends, and a file that crashes the reader does not
-    end the sweep. The process dies with this one, and reaches no network where the system can
-    prevent it; see `confinement`.
+    TensorFlow's memory and settings end with that process, and a file that crashes the reader does
+    not end the sweep. The process dies with this one. It reaches no network if the system can
+    prevent that; see `confinement`.
 
     Args:
-        network: what it calls is the user's own, and may download.
+        network: whether the function may use the network: the user's own code may download.
 
     Raises:
-        PtqError: `crashed`, where the process ended before the function did.
+        PtqError: `crashed`, if the process ends before the function returns.
     """
     with start(network) as process:
         try:
-            process.send_bytes(cloudpickle.dumps((function, args)))
+            process.send_bytes(pickle.dumps((function, args)))
             returned, result, connected = process.recv()
         except (EOFError, OSError) as error:
             raise crashed from error
@@ -59,10 +57,10 @@ def _warn(reason: str) -> None:
 
 @contextmanager
 def start(network: bool = False) -> Iterator[Connection]:
-    """Start a process, and yield the connection to it; it ends with the block.
+    """Start a process and yield the connection to it; the process ends with the block.
 
-    It does not import this program's main module, as processes of `multiprocessing` do: that may
-    start threads, which `confinement` must not have yet. Its temporary files are removed with it.
+    Unlike processes of `multiprocessing`, it does not import this program's main module, which may
+    start threads: `confinement` needs a single thread. Its temporary files are removed at its end.
     """
     ours, theirs = multiprocessing.Pipe()
     code = "from resnet8ptq.core import isolation; isolation.serve()"
@@ -83,11 +81,13 @@ def start(network: bool = False) -> Iterator[Connection]:
 
 
 def serve() -> None:
-    """Answer the calls that come from the process that started this one, until it ends."""
+    """Answer calls from the parent process until the connection closes."""
     number, parent, network = map(int, sys.argv[1:])
-    connected = confine(parent, bool(network))
+    confinement.die_with(parent)
+    confinement.limit()
+    connected = "" if network else confinement.cut_network()
     del sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C too, and ends this one
     calls = Connection(number)
     while True:
         try:
@@ -110,9 +110,9 @@ def _answer(content: bytes) -> tuple[bool, object]:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can be pickled: those of libraries may hold anything."""
+    """Return the error, or its text as a RuntimeError if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # pickle's own, and those of an error's constructor
+    except Exception:  # of pickle, or of the error's constructor
         return RuntimeError(one_line(error))
     return error

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, CPU, threads, memory, commit."""
+"""The machine of a run: versions, CPU, threads, peak memory, commit."""
 
 import os
 import platform
@@ -14,21 +14,21 @@ PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
     *("keras", "torch", "torchao", "onnx2torch", "onnxscript", "ai-edge-litert"),
 )
-# Before torch is imported: its threads wait for each other in a loop, long by default. While
-# something else runs, learned rounding takes nearly twice the time for it.
+# Set before torch is imported: its threads wait for each other in a loop, by default for long. With
+# another program on the CPU, learned rounding then takes nearly twice the time.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags, as Linux and py-cpuinfo spell
+VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags of Linux and py-cpuinfo
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a run may use of this machine.
+    """The cache and the threads that a run uses.
 
     Attributes:
-        cache_root: folder of the work that is kept; see `cache`.
-        threads: for the frameworks.
-        threads_fixed: as set; else an evaluation takes fewer where those are faster.
+        cache_root: see `cache.folder`.
+        threads: number of threads of the frameworks.
+        threads_fixed: the user set it; otherwise an evaluation uses fewer if that is faster.
     """
 
     cache_root: Path
@@ -37,7 +37,7 @@ class Runtime:
 
 
 def threads(setting: int | None) -> int:
-    """Return the number of threads to use: `setting`, or every core this process may use."""
+    """Return the number of threads: `setting`, or one for each core that this process may use."""
     if setting is not None:
         return setting
     if hasattr(os, "sched_getaffinity"):
@@ -49,8 +49,8 @@ def threads(setting: int | None) -> int:
 def cpu() -> tuple[str, tuple[str, ...]]:
     """Return the CPU's name and its feature flags, sorted.
 
-    Linux lists both (`man 5 proc`, /proc/cpuinfo), on most ARM machines without a name. Elsewhere
-    py-cpuinfo finds them out, which takes a second: it runs programs.
+    Linux lists both (`man 5 proc`, /proc/cpuinfo), on most ARM machines without a name. On other
+    systems py-cpuinfo runs programs to find them, which takes a second.
     """
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
@@ -65,13 +65,16 @@ def cpu() -> tuple[str, tuple[str, ...]]:
 
 
 def has_vnni() -> bool:
-    """Tell whether the CPU multiplies and sums 8-bit integers in one instruction, exactly."""
+    """Return whether the CPU multiplies and sums 8-bit integers exactly in one instruction."""
     return not VNNI.isdisjoint(cpu()[1])
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Return `{"version.<package>": version}` of what shapes a result, without importing it."""
+    """Return `{"version.<package>": version}` of the packages that affect results.
+
+    It reads the versions without importing the packages.
+    """
     installed = {"version.python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -81,7 +84,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def describe() -> dict[str, str]:
-    """Return versions, CPU and commit, as tags for a run."""
+    """Return versions, platform, CPU and commit, as tags for a run."""
     name, flags = cpu()
     return {
         **versions(),
@@ -93,7 +96,7 @@ def describe() -> dict[str, str]:
 
 
 def _git_commit() -> str:
-    """Return the checkout's commit, `-dirty` behind it where files differ; or `unknown`."""
+    """Return the commit of the checkout, with `-dirty` if files differ, or `unknown`."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     here = Path(__file__).parents[2]
     if not (here / ".git").exists():  # installed, maybe below the repository of another project
@@ -106,10 +109,10 @@ def _git_commit() -> str:
 
 
 class PeakMemory:
-    """Peak resident memory of this process since the object was made, where Linux can tell.
+    """Peak resident memory of this process since the object was made (Linux).
 
-    The kernel keeps one high-water mark per process, and lets it be reset
-    (`man 5 proc`, /proc/pid/clear_refs): without that, a run would report an earlier run's peak.
+    The kernel keeps one peak per process. The constructor resets it (`man 5 proc`,
+    /proc/pid/clear_refs), so that a run does not report the peak of an earlier run.
     """
 
     def __init__(self) -> None:
@@ -119,8 +122,8 @@ class PeakMemory:
             self._resets = True
 
     def read_bytes(self) -> int | None:
-        """Return the peak in bytes; None where it cannot be measured."""
+        """Return the peak in bytes; None if it cannot be measured."""
         if not self._resets:
             return None
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-        return None if found is None else int(found[1]) * 1024
+        peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return None if peak is None else int(peak[1]) * 1024

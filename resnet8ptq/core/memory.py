@@ -1,4 +1,4 @@
-"""How much memory a run may use for tensors: the one number that batch sizes follow from."""
+"""The memory budget for the tensors of a run, which sets the batch sizes."""
 
 import ctypes
 import re
@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 MOST, LEAST = 2**31, 2**28  # bytes of the budget
-STEP = 8  # what one step of a run holds of a batch is an eighth of the budget: inputs, outputs, ...
+STEP = 8  # one step of a run holds an eighth of the budget for a batch: inputs, outputs, ...
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _CGROUP = Path("/sys/fs/cgroup")
@@ -16,10 +16,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @cache
 def budget() -> int:
-    """Return how many bytes of tensors a run may hold at once: half of what is free, 2 GiB at most.
+    """Return how many bytes of tensors a run may hold: half of the free memory, at most 2 GiB.
 
-    A power of two, read once a process, so that batches, and the sums over them, are the same from
-    run to run unless memory is very short.
+    It is a power of two and is read once per process. So batches, and the sums over them, are the
+    same in all runs unless memory is very short.
     """
     free = free_bytes()
     if free is None:
@@ -28,12 +28,12 @@ def budget() -> int:
 
 
 def step() -> int:
-    """Return how many bytes of tensors one step of a run may look at together."""
+    """Return how many bytes of tensors one step of a run may hold at once."""
     return budget() // STEP
 
 
 def fitting(bytes_of_one: int, within: int) -> int:
-    """Return how many of that size are within so many bytes; 1 at least.
+    """Return how many items of `bytes_of_one` fit into `within` bytes; at least 1.
 
     >>> fitting(30, 100), fitting(300, 100)
     (3, 1)
@@ -42,42 +42,54 @@ def fitting(bytes_of_one: int, within: int) -> int:
 
 
 def in_groups(sizes: Sequence[int], within: int) -> list[slice]:
-    """Part a row of sizes, in order, so that each part stays within so many bytes, or is one.
+    """Divide sizes, in order, into groups of at most `within` bytes; a larger size stands alone.
 
     >>> in_groups([40, 50, 30, 200, 10], 100)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
-    starts, held = [0], 0
-    for place, size in enumerate(sizes):
-        if held and held + size > within:
-            starts.append(place)
-            held = 0
-        held += size
+    starts, total = [0], 0
+    for index, size in enumerate(sizes):
+        if total and total + size > within:
+            starts.append(index)
+            total = 0
+        total += size
     return [slice(*pair) for pair in zip(starts, [*starts[1:], len(sizes)], strict=True)]
 
 
 @cache
 def return_large_blocks() -> None:
-    """Let large tensors go back to the system as soon as they are freed, for this process.
+    """Make this process return large blocks to the system as soon as they are freed.
 
-    glibc keeps freed blocks of up to 32 MB, in pieces that other sizes do not fit. Blocks that are
-    returned take a little time each, so only networks with large tensors ask for it. Elsewhere than
-    on glibc nothing changes (`man 3 mallopt`).
+    By default glibc keeps freed blocks of up to 32 MB, in pieces that fit no other size. Returning
+    a block takes a little time, so only networks with large tensors call this. It has an effect
+    with glibc only (`man 3 mallopt`).
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**22)
 
 
-def free_bytes() -> int | None:
-    """Return the memory that is free for this process; None where the system does not tell.
+def free_bytes(file_cache: bool = False) -> int | None:
+    """Return the memory that is free for this process; None if the system does not report it.
 
-    The machine's (`man 5 proc`, MemAvailable) or the control group's, whichever is less.
+    The lesser of the machine's (`man 5 proc`, MemAvailable) and the control group's (version 2).
+
+    Args:
+        file_cache: count the control group's unused file cache as free.
     """
     free = []
     with suppress(OSError):
-        known = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
-        free += [int(known[1]) * 1024] if known else []
-    with suppress(OSError, ValueError):  # "max": no limit
-        limit = int((_CGROUP / "memory.max").read_text())
-        free.append(max(0, limit - int((_CGROUP / "memory.current").read_text())))
+        free.append(_read_number(Path("/proc/meminfo"), "MemAvailable:") * 1024)
+    with suppress(OSError, ValueError):  # ValueError: "max", no limit
+        left = int((_CGROUP / "memory.max").read_text())
+        left -= int((_CGROUP / "memory.current").read_text())
+        if file_cache:
+            left += _read_number(_CGROUP / "memory.stat", "inactive_file")
+        free.append(max(0, left))
     return min(free, default=None)
+
+
+def _read_number(path: Path, name: str) -> int:
+    line = re.search(rf"^{name}\s+(\d+)", path.read_text(), re.MULTILINE)
+    if line is None:
+        raise OSError(f"{path}: no {name}")
+    return int(line[1])

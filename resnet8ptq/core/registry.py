@@ -1,4 +1,4 @@
-"""Things that a setting chooses by name, found in a table."""
+"""Looks up an entry that a setting chooses by name."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 def look_up(key: str, name: str, table: Mapping[str, T]) -> T:
-    """Return the entry of that name.
+    """Return the entry `name` of a table.
 
     Args:
-        key: the setting that names it, for the error.
+        key: the setting that holds the name, for the error.
 
     Raises:
-        ConfigError: there is no such entry; lists the entries, with the nearest.
+        ConfigError: an unknown name; lists the entries and the closest match.
     """
     if name not in table:
         raise ConfigError(f"{key}: got {name!r}, takes {or_nearest(name, table)}")

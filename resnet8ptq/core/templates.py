@@ -1,4 +1,4 @@
-"""Templates of Markdown and of code: the filters `md` and `html` escape texts from outside."""
+"""Jinja templates of Markdown and of code; the filters `md` and `html` escape untrusted text."""
 
 import html
 import re
@@ -11,7 +11,7 @@ from resnet8ptq.core.text import printable
 
 @cache
 def load(package: str, name: str) -> Template:
-    """Return a template of a package's folder `templates`."""
+    """Return a template from the folder `templates` of a package."""
     environment = Environment(
         loader=PackageLoader(package),
         trim_blocks=True,
@@ -25,7 +25,7 @@ def load(package: str, name: str) -> Template:
 
 
 def escape(text: object) -> str:
-    """Return a text in one line, without the meaning of its characters in Markdown."""
+    """Return a text in one line with its Markdown characters escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 

@@ -1,14 +1,14 @@
-"""Text from outside, made fit for a terminal, a log, a page or a file name."""
+"""Untrusted text, made safe for a terminal, a log, a page or a file name."""
 
 import re
 from collections.abc import Collection, Iterable
 
 
 def redact(text: str) -> str:
-    """Return a message without the user names, passwords and parameters of the URLs in it.
+    """Return a message without the user names, passwords and parameters of its URLs.
 
-    A password may hold any of `/?#@`: up to the last `@` of a URL all may be the user's. What lies
-    behind a `?` may be a password too, or half of one.
+    A password may contain any of `/?#@`, so that everything up to the last `@` of a URL may belong
+    to it. Text after a `?` may also be part of a password.
 
     >>> redact("cannot reach http://me:a/b@c@host:5000/runs")
     'cannot reach http://host:5000/runs'
@@ -25,25 +25,25 @@ def _without_secrets(url: re.Match[str]) -> str:
     scheme, rest = url.groups()
     user, _, address = rest.rpartition("@")
     if re.fullmatch(r"(sqlite(\+\w+)?|file)://", scheme) and rest.startswith("/"):
-        user, address = "", rest  # a path may hold an @
-    if "?" in user:  # of the password, or of parameters that hold an @
+        user, address = "", rest  # a path may contain an @
+    if "?" in user:  # part of the password, or of parameters that contain an @
         return f"{scheme}..."
     shown, mark, _ = address.partition("?")
     return f"{scheme}{shown}{mark and '?...'}"
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, without what would steer a terminal: it may quote a file."""
+    """Return a text in one line without control characters: it may quote a file."""
     return show(" ".join(text.split()))
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's text, folded into one line and cut; it may quote what a file says."""
+    """Return an error's type and text in one line of at most 300 characters, without secrets."""
     return printable(redact(f"{type(error).__name__}: {error}"))[:300]
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that a mistyped one most likely means; None where none is close.
+    """Return the known word that is closest to a mistyped one; None if none is close.
 
     >>> nearest("INT8", ["fp32", "int8", "uint8"])
     'int8'
@@ -58,7 +58,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def or_nearest(word: object, known: Collection[str]) -> str:
-    """Return the known words as a message lists them, with the one that is nearest to `word`."""
+    """Return the known words for a message, with the closest match to `word`, if any."""
     close = nearest(str(word), known)
     return " | ".join(known) + (f" (nearest: {close})" if close else "")
 
@@ -69,15 +69,15 @@ def no_such_key(key: str, known: Collection[str]) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as the name of one file or folder: no path, no glob."""
+    """Return a text as a name of one file or folder, without separators and wildcards."""
     return re.sub(r"[^\w.,=-]|^\.", "_", text)[:100] or "_"
 
 
 def show(text: object) -> str:
-    """Return a text as a terminal may show it: control characters would steer it."""
+    """Return a text with `?` for control characters, which would control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
 
 
 def plain(text: str) -> str:
-    """Return a text from outside as a label: no formula between dollars, and of limited length."""
+    """Return a text as a label of at most 80 characters, in which matplotlib sees no formula."""
     return printable(text)[:80].replace("$", r"\$")

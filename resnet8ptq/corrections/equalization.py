@@ -16,7 +16,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.corrections import layers
 from resnet8ptq.graph.layers import consumers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
-from resnet8ptq.precision.selection import Selection
+from resnet8ptq.precision.plan import Selection
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.weights import read, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_quantized_layers
+from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,8 @@ def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodePro
     Raises:
         QuantizationError: no layer remains.
     """
-    chosen = {
-        name: node
-        for name, node in find_quantized_layers(graph, selection).items()
-        if _is_plain(graph, node)
-    }
+    quantized = find_quantized_layers(graph, selection)
+    chosen = {name: node for name, node in quantized.items() if _is_plain(graph, node)}
     if not chosen:
         raise QuantizationError("corrections: no layer with weights is left to quantize")
     return chosen
@@ -97,7 +93,5 @@ def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) 
                 error[name] += float(np.square(output - target, dtype=np.float64).sum())
                 power[name] += float(np.square(target, dtype=np.float64).sum())
     tiny = float(np.finfo(float).tiny)
-    return {
-        layer: error[name] / max(power[name], tiny)
-        for layer, name in zip(nodes, names, strict=True)
-    }
+    relative = [error[name] / max(power[name], tiny) for name in names]
+    return dict(zip(nodes, relative, strict=True))

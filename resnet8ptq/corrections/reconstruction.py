@@ -7,8 +7,8 @@ for Extremely Low-bit Post-Training Quantization", ICLR 2022: during learning, e
 rounded with probability 1/2. Rounding is learned as in AdaRound, ranges as in QAT.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -27,11 +27,10 @@ from resnet8ptq.core.console import track
 from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
 from resnet8ptq.corrections.layers import Setting
-from resnet8ptq.graph.logits import end_at_logits
-from resnet8ptq.graph.session import expose, group, open_runner
+from resnet8ptq.graph.session import end_at_logits, expose, group, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
-from resnet8ptq.precision.selection import find_float_nodes
+from resnet8ptq.precision.plan import find_float_nodes
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
@@ -112,19 +111,14 @@ def reconstruct(
         parametrize.register_parametrization(layer, "weight", roundings[name])
     skipped = find_float_nodes(proto.graph, setting.selection)
     activations = Activations(path, setting.images, setting.calib, setting.runtime)
-    quantizers = quantize_activations(
-        simulated,
-        cut.graph,
-        skipped,
-        activations.find_around(skipped),
-        setting.activations,
-        setting.float_output,
-    )
+    ranges, grids = activations.find_around(skipped), (setting.activations, setting.float_output)
+    quantizers = quantize_activations(simulated, cut.graph, skipped, ranges, *grids)
     for module in (simulated, exact):
         module.requires_grad_(False)
     simulated.eval()
     images = torch.from_numpy(_images(cut, setting))
-    with _seeded(seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
         input_quantizer = quantizers.get(cut.graph.input[0].name)
         _learn(exact, simulated, roundings, input_quantizer, images, iterations, seed)
     for name, node in layers.find(proto.graph, setting.selection).items():
@@ -147,9 +141,7 @@ def _learn(
     """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`."""
     first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
     originals: Values = {first: images}
-    inputs: Values = {
-        first: images if input_quantizer is None else input_quantizer(images).detach()
-    }
+    inputs: Values = {first: input_quantizer(images).detach() if input_quantizer else images}
     blocks = _blocks(simulated, roundings)
     for index, block in enumerate(blocks):
         targets = _run(exact, block, originals)
@@ -181,7 +173,7 @@ class _Problem:
         """Learn, and keep the better of the learned and the nearest rounding."""
         roundings, quantizers = self.block.roundings.values(), self.block.quantizers
         parts: list[Any] = [*roundings, *quantizers]
-        nearest = [_state(part) for part in parts]
+        nearest = [copy.deepcopy(part.state_dict()) for part in parts]
         before = self.error()
         unit = max(before, torch.finfo(torch.float32).tiny)
         ends = [quantizer.log_growth for quantizer in quantizers]
@@ -211,10 +203,8 @@ class _Problem:
     def error(self) -> float:
         """Return the mean squared error of the block's outputs, over all images."""
         outputs = _run(self.module, self.block, self.inputs)
-        errors = [
-            outputs[name].sub_(target).square_().mean()  # in place, since they are large
-            for name, target in self.targets.items()
-        ]
+        # In place, since they are large.
+        errors = [outputs[n].sub_(target).square_().mean() for n, target in self.targets.items()]
         return float(torch.stack(errors).sum())
 
     def _loss(self, rows: torch.Tensor) -> torch.Tensor:
@@ -223,27 +213,14 @@ class _Problem:
             for name, values in self.inputs.items()
         }
         outputs = _call(self.module, self.block.nodes, inputs)
-        errors = [
-            (outputs[name] - target[rows]).square().mean() for name, target in self.targets.items()
-        ]
-        return torch.stack(errors).sum()
+        differences = (outputs[name] - target[rows] for name, target in self.targets.items())
+        return torch.stack([difference.square().mean() for difference in differences]).sum()
 
     def _train(self, training: bool) -> None:
         for rounding in self.block.roundings.values():
             rounding.train(training)
         for quantizer in self.block.quantizers:
             quantizer.drop = DROP if training else 0.0
-
-
-def _state(module: Any) -> dict[str, Any]:
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 def _images(proto: onnx.ModelProto, setting: Setting) -> Any:
@@ -298,14 +275,9 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
         learned = {quantizer for block in blocks for quantizer in block.quantizers}
         submodules = (m for node in part for m in module.get_submodule(node.target).modules())
         quantizers = [m for m in submodules if isinstance(m, FakeQuantize) and m not in learned]
-        blocks.append(
-            Block(
-                part,
-                [node.name for node in part if last[node] > index[part[-1]]],
-                {name: roundings[name] for name in names(part)},
-                list(dict.fromkeys(quantizers)),
-            )
-        )
+        outputs = [node.name for node in part if last[node] > index[part[-1]]]
+        own = {name: roundings[name] for name in names(part)}
+        blocks.append(Block(part, outputs, own, list(dict.fromkeys(quantizers))))
     return blocks
 
 
@@ -323,9 +295,8 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
     values = dict(inputs)
 
     def look_up(node: Any) -> Any:
-        if node.op == "get_attr":
-            return attrgetter(node.target)(module)
-        return values[node.name]
+        constant = node.op == "get_attr"
+        return attrgetter(node.target)(module) if constant else values[node.name]
 
     for node in nodes:
         args = torch.fx.node.map_arg(node.args, look_up)

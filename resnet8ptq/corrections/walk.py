@@ -74,11 +74,7 @@ class Walk:
         return group(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
-        """Yield tensors batch by batch; with a progress bar if it has a label.
-
-        Args:
-            names: of tensors after the walk's position.
-        """
+        """Yield tensors after the walk's position, by batch; a label shows a progress bar."""
         computed = [name for name in names if name != self._source]
         part = between(self._proto, self._source, computed)
         arena = self._at_once > 1  # the memory of one large sample is returned

@@ -1,1 +1,1 @@
-"""Samples and labels, and which of them calibrate, are held out or are scored."""
+"""Samples and labels: sources, preprocessing, and draws for calibration and choices."""

@@ -1,13 +1,13 @@
-"""Pictures with boxes, as the labels of samples: one record for each picture, in one array.
+"""Boxes as labels of samples: an array with one record for each picture.
 
-image_id        of the annotations
-height, width   of the picture as it is stored in its file
-scale, offset   [2]: x and y in it lie at scale * x + offset in what the network is fed
-boxes           [M] records, of which the first `count` are there:
+image_id        in the annotations
+height, width   of the picture in its file
+scale, offset   [2]: x and y of the picture are at scale * x + offset in the network's input
+boxes           [M] records, of which the first `count` are used:
     bbox        [4]: left, top, width and height in pixels of the picture
     area        of the object, in pixels
-    category    place in the data set's class names
-    crowd       it is a group that detections are neither right nor wrong in
+    category    index in the data set's class names
+    crowd       a group of objects; detections in it are neither right nor wrong
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ Box = tuple[Sequence[float], float, int, bool]  # the fields of `BOX`
 
 @dataclass(frozen=True)
 class Annotated:
-    """A picture's size, where it lies in what the network is fed, and its boxes."""
+    """A picture's size, its placement in the network's input, and its boxes."""
 
     image_id: int
     height: int

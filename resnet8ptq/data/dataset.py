@@ -1,4 +1,4 @@
-"""Samples with labels where there are any, and the named sets of them."""
+"""Samples with optional labels (`Split`), and data sets of two splits (`Dataset`)."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -22,22 +22,22 @@ Layout = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Split:
-    """Samples [N, ...] as they are stored, their labels, and where they came from.
+    """Stored samples [N, ...], their labels and their source.
 
-    Pictures are [N, H, W, C] uint8. The samples may lie in files: what needs many of them goes
-    through them in batches.
+    Pictures are [N, H, W, C] uint8. The samples may be mapped from files, so code that needs many
+    of them reads batches.
 
     Attributes:
-        labels: classes [N] int64, values [N, ...] of floats, or boxes (see `boxes`); None without
-            any.
-        preprocessing: what makes network inputs of them.
-        layout: how the network takes the axes of a sample, see `preprocessing.arrange`.
+        labels: classes [N] int64, values [N, ...] of floats, or boxes (see `boxes`); None: no
+            labels.
+        preprocessing: the arithmetic from samples to network inputs.
+        layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
         dtype: of the network's input.
-        at_once: how many samples the network takes at once, at most; None: any number.
-        within_memory: how many samples at once keep its tensors within the memory budget.
-        groups: [N] int64, the same number for samples that belong together, such as the windows of
-            one clip; None where each stands by itself.
-        hashes: `pixel_hashes`, where they are known.
+        at_once: the most samples that the network takes at once; None: any number.
+        within_memory: the most samples at once that keep its tensors within the memory budget.
+        groups: [N] int64, equal for samples that belong together, such as the windows of one clip;
+            None: no groups.
+        hashes: `pixel_hashes`, if they are known.
     """
 
     images: Images
@@ -56,9 +56,9 @@ class Split:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over shape, samples, labels, groups and preprocessing, in hexadecimal.
+        """SHA-256 of shape, samples, labels, groups and preprocessing, in hexadecimal.
 
-        Layout and dtype are left out: they follow from the network.
+        It does not depend on layout and dtype, which follow from the network.
         """
         images, described = self.images, str(self.images.shape)
         if images.dtype != np.uint8:
@@ -75,7 +75,7 @@ class Split:
 
     @cached_property
     def pixel_hashes(self) -> NDArray[np.bytes_]:
-        """A 16-byte hash of each sample as it is stored, [N]: equal where the samples are."""
+        """A 16-byte hash of each stored sample, [N]."""
         return hash_samples(self.images) if self.hashes is None else self.hashes
 
     @property
@@ -85,7 +85,7 @@ class Split:
 
     @property
     def zeros(self) -> NDArray[Any]:
-        """One network input [1, ...] of zeros, which frameworks trace networks with."""
+        """One network input [1, ...] of zeros, with which frameworks trace networks."""
         stored = np.zeros((1, *self.images.shape[1:]), self.images.dtype)
         return np.zeros_like(self.prepare(stored))
 
@@ -93,13 +93,13 @@ class Split:
     def has_pictures(self) -> bool:
         """Whether the samples are pictures [H, W, C], which may be shifted and mirrored.
 
-        Integers of a network that takes integers are none, unless it takes those of pixels.
+        Samples for a network with integer inputs are pictures only if the input is uint8.
         """
         pixels = self.images.dtype == np.uint8 and self.dtype in ("float32", "uint8")
         return pixels and len(self.images.shape) == 4
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
-        """Return the samples at `indices`, in that order; they are not copied."""
+        """Return the samples at `indices`, in that order, without a copy."""
         images = self.images
         if isinstance(images, LazyImages):
             taken = LazyImages(images.whole, images.indices[indices])
@@ -113,7 +113,7 @@ class Split:
         return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes)
 
     def strata(self, classes: int) -> list[NDArray[np.int64]]:
-        """Return the places of each class's samples, ascending; without classes, of all in one."""
+        """Return the indices of each class's samples, ascending; without classes, one group."""
         if self.labels is None or self.labels.dtype.kind != "i":
             return [np.arange(len(self))]
         ends = np.searchsorted(np.sort(self.labels), np.arange(classes), "right")
@@ -131,30 +131,30 @@ class Split:
         return self.prepare(self.images[indices])
 
     def limit(self, size: int) -> int:
-        """Return `size`, or how many samples the network and the memory take at once."""
+        """Return `size`, or less if the network or the memory takes fewer samples at once."""
         return min(size, self.at_once or size, self.within_memory or size)
 
     def batches(self, size: int) -> Batches:
-        """Return network inputs [<=size, ...], of `dtype`; see `limit`."""
+        """Return batches of network inputs [<=size, ...] of `dtype`; see `limit`."""
         return Batches(self.images, self.limit(size), self.prepare)
 
 
 def hash_samples(samples: Images) -> NDArray[np.bytes_]:
     """Return a 16-byte hash of each sample, [N]."""
-    hashes = (hashlib.blake2b(sample.tobytes(), digest_size=16) for sample in samples)
-    return np.fromiter((found.digest() for found in hashes), "S16", len(samples))
+    hashes = (hashlib.blake2b(sample.tobytes(), digest_size=16).digest() for sample in samples)
+    return np.fromiter(hashes, "S16", len(samples))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named training and test split, and the only place that knows classes and sample shape.
+    """A training and a test split with their classes.
 
     Attributes:
-        class_names: none where the labels are no classes.
-        named: the classes were given names; else they are numbered up to the largest label, and the
-            network may know more of them.
-        class_ids: the numbers of the classes in the annotations; empty where they are 0, 1, ...
-        calibration: samples that calibrate instead of training samples, without labels.
+        class_names: empty if the labels are no classes.
+        named: whether the classes have names. Otherwise they are numbered up to the largest label,
+            and the network may have more classes.
+        class_ids: the ids of the classes in the annotations; empty if they are 0, 1, ...
+        calibration: unlabelled samples for calibration, in place of training samples.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Dataset:
     def arranged(
         self, layout: Layout | None, at_once: int | None = None, dtype: str = "float32"
     ) -> "Dataset":
-        """Return the data set for a network that takes the axes of a sample in this order.
+        """Return the data set for a network whose input has this order of axes.
 
         Args:
             at_once, dtype: see `Split`.
@@ -186,7 +186,7 @@ class Dataset:
         )
 
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
-        """Return the data set with every split changed."""
+        """Return the data set with `change` applied to every split."""
         calibration = None if self.calibration is None else change(self.calibration)
         return replace(
             self, train=change(self.train), test=change(self.test), calibration=calibration
@@ -194,25 +194,25 @@ class Dataset:
 
     @cached_property
     def unseen(self) -> NDArray[np.bool_]:
-        """Whether the pixels of each training sample are those of no test sample, [N]."""
+        """Whether each training sample differs from all test samples, [N]."""
         return np.isin(self.train.pixel_hashes, self.test.pixel_hashes, invert=True)
 
     @property
     def calibrating(self) -> Split:
-        """The samples that calibration draws from."""
+        """The samples from which calibration draws."""
         return self.train if self.calibration is None else self.calibration
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Samples for calibration, and their places in the split that they are drawn from."""
+    """Samples for calibration, and their indices in the split of `Dataset.calibrating`."""
 
     split: Split
     indices: NDArray[np.int64]
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the indices (int64, little endian), in hexadecimal."""
+        """SHA-256 of the indices (int64, little endian), in hexadecimal."""
         return hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
 
 
@@ -225,11 +225,11 @@ def keep(
     module: str,
     cache_root: Path,
 ) -> Dataset:
-    """Return a data set of pictures [N, H, W, C], mapped from files that are made by `read`.
+    """Return a data set of pictures [N, H, W, C], which `read` returns once into the cache.
 
     Args:
-        keys: what the pictures of each split depend on, besides code.
-        module: of `read`, by its `__name__`.
+        keys: the cache key of each split, without the code.
+        module: the `__name__` of the module of `read`, whose code is part of the key.
     """
 
     def open_split(side: Side) -> Split:
@@ -241,7 +241,7 @@ def keep(
 
         folder = cache.entry(cache_root, name, {**keys[side], "code": code.behind(module)}, make)
         images = np.asarray(np.load(folder / "images.npy", mmap_mode="r"))
-        labels, hashes = (np.load(folder / f"{kept}.npy") for kept in ("labels", "hashes"))
+        labels, hashes = (np.load(folder / f"{name}.npy") for name in ("labels", "hashes"))
         return Split(images, labels, source, hashes=hashes)
 
     return Dataset(name, class_names, open_split("train"), open_split("test"))

@@ -1,4 +1,4 @@
-"""Many pictures, decoded in threads, once, into the cache."""
+"""Decodes or resizes many pictures in threads, once, into the cache."""
 
 import hashlib
 import io
@@ -7,26 +7,28 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core import cache, code, files, machine
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import DataError, SizesDifferError
+from resnet8ptq.core.errors import ConfigError, DataError, SizesDifferError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data import pictures
-from resnet8ptq.data.lazy import Images, LazyImages
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.lazy import AT_ONCE, Images, LazyImages
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64  # pictures that are held until they are written
-LISTED = 10  # unreadable pictures that are named
+DECODED_AT_ONCE = 64  # pictures in memory
+LISTED = 10  # unreadable pictures that a warning names
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Picture:
     """A picture that is not decoded yet.
 
     Attributes:
-        name: what a message calls it.
-        content: its file, or what returns its bytes.
+        name: for messages.
+        content: its file, or a function that returns its bytes.
     """
 
     name: str
@@ -43,43 +45,46 @@ class Picture:
 
 
 def decode(
-    found: Sequence[Picture], preprocess: PreprocessConfig, on_bad: str, cache_root: Path
+    packed: Sequence[Picture], preprocess: PreprocessConfig, on_bad: str, cache_root: Path
 ) -> tuple[Images, NDArray[np.int64]]:
-    """Return the readable pictures [N, H, W, C], and their places in `found`.
+    """Return the readable pictures [N, H, W, C], and their indices in `packed`.
 
     Args:
-        on_bad: `error`, or `skip`: the others are counted, listed and left out.
+        on_bad: `error`, or `skip` to leave out unreadable pictures with a warning.
 
     Raises:
-        SizesDifferError: they differ in size, and `preprocess.size` is not set.
-        DataError: one cannot be read, or with `skip` none.
+        SizesDifferError: the pictures differ in size, and `preprocess.size` is null.
+        DataError: a picture cannot be read; with `skip`, no picture can.
     """
     threads = machine.threads(None)
     with ThreadPoolExecutor(threads) as pool:
-        hashes = list(pool.map(_hash, found))
+        hashes = list(pool.map(_hash, packed))
     shaping = ("size", "resize", "crop_fraction", "filter", "pad")
     settings = {key: value for key, value in asdict(preprocess).items() if key in shaping}
     key: cache.Key = {
         "pictures": json.dumps(hashes),
         "settings": json.dumps([settings, preprocess.channels == "grey"]),
-        "code": code.behind(__name__),
-        "pillow": version("pillow"),
+        **_versions(),
     }
 
     def make(entry: Path) -> None:
-        bad = _write(found, preprocess, entry / "images.npy", threads)
+        bad = _write(packed, preprocess, entry / "images.npy", threads)
         (entry / "bad.json").write_text(json.dumps(bad))
 
     entry = cache.entry(cache_root, "pictures", key, make)
     bad = json.loads((entry / "bad.json").read_text())
-    _report([(found[int(place)].name, reason) for place, reason in bad.items()], on_bad, len(found))
+    _report([(packed[int(i)].name, reason) for i, reason in bad.items()], on_bad, len(packed))
     whole = np.load(entry / "images.npy", mmap_mode="r")
-    good = np.array([place for place in range(len(found)) if str(place) not in bad], np.int64)
+    good = np.array([i for i in range(len(packed)) if str(i) not in bad], np.int64)
     return (LazyImages(whole, good) if bad else whole), good
 
 
+def _versions() -> dict[str, str]:
+    return {"code": code.behind(__name__), "pillow": version("pillow")}
+
+
 def _hash(picture: Picture) -> str:
-    """Return the SHA-256 of its content; empty where there is no such file."""
+    """Return the SHA-256 of a picture's content; empty for a missing file."""
     if not isinstance(picture.content, Path):
         return hashlib.sha256(picture.content()).hexdigest()
     try:
@@ -89,34 +94,37 @@ def _hash(picture: Picture) -> str:
 
 
 def _write(
-    found: Sequence[Picture], preprocess: PreprocessConfig, to: Path, threads: int
+    packed: Sequence[Picture], preprocess: PreprocessConfig, to: Path, threads: int
 ) -> dict[str, str]:
-    """Decode into one array file; return what is wrong, by place."""
+    """Decode into one array file; return the reason for each unreadable picture, by index."""
     bad: dict[str, str] = {}
     whole: NDArray[np.uint8] | None = None
     first = ""
     decode_one = partial(_try_decode, preprocess=preprocess)
-    at_once = threads if preprocess.size is None else AT_ONCE  # each may have 90 million pixels
+    # Without a size, each picture may have 90 million pixels.
+    at_once = threads if preprocess.size is None else DECODED_AT_ONCE
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
-        for start in track(range(0, len(found), at_once), f"Decoding {len(found)} pictures"):
-            some = found[start : start + at_once]
-            for place, image in enumerate(pool.map(decode_one, some), start):
+        for start in track(range(0, len(packed), at_once), f"Decoding {len(packed)} pictures"):
+            some = packed[start : start + at_once]
+            for index, image in enumerate(pool.map(decode_one, some), start):
                 if isinstance(image, str):
-                    bad[str(place)] = image
+                    bad[str(index)] = image
                     continue
                 if whole is None:
-                    shape = (len(found), *image.shape)
+                    shape = (len(packed), *image.shape)
                     _check_room(shape, preprocess.size, to.parent)
                     whole = np.lib.format.open_memmap(to, "w+", np.uint8, shape)
-                    first = found[place].name
+                    first = packed[index].name
                 if image.shape != whole.shape[1:]:
-                    sizes = [
-                        f"{height}x{width}" for height, width, _ in (whole[0].shape, image.shape)
-                    ]
-                    raise sizes_differ(f"{first} is {sizes[0]}, {found[place].name} {sizes[1]}")
-                whole[place] = image
+                    sizes = [f"{high}x{wide}" for high, wide, _ in (whole[0].shape, image.shape)]
+                    raise SizesDifferError(
+                        f"preprocess.size: got null, but the pictures differ in size ({first} is "
+                        f"{sizes[0]}, {packed[index].name} {sizes[1]}); takes [height, width], or "
+                        "one number for both"
+                    )
+                whole[index] = image
     if whole is None:
-        raise DataError(f"{found[0].name}: cannot be read ({bad['0']}), and neither can any other")
+        raise DataError(f"{packed[0].name}: cannot be read ({bad['0']}), and neither can any other")
     whole.flush()  # type: ignore[attr-defined]
     return bad
 
@@ -133,7 +141,7 @@ def _check_room(shape: tuple[int, ...], size: object, folder: Path) -> None:
 
 
 def _try_decode(picture: Picture, preprocess: PreprocessConfig) -> NDArray[np.uint8] | str:
-    """Return the picture, or what is wrong with it."""
+    """Return the decoded picture, or the reason why it cannot be read."""
     content = picture.content
     try:
         if isinstance(content, Path):
@@ -144,16 +152,8 @@ def _try_decode(picture: Picture, preprocess: PreprocessConfig) -> NDArray[np.ui
             return pictures.decode(content, preprocess)
         packed = content()
         return pictures.decode(io.BytesIO(packed), preprocess) if packed else "it is empty"
-    except Exception as error:  # Pillow's own, of a dozen kinds
+    except Exception as error:  # Pillow raises a dozen types
         return one_line(error).replace(f" {str(content)!r}", "")
-
-
-def sizes_differ(what: str) -> SizesDifferError:
-    """Return the error for pictures of several sizes."""
-    return SizesDifferError(
-        f"preprocess.size: got null, but the pictures differ in size ({what}); "
-        "takes [height, width], or one number for both"
-    )
 
 
 def _report(bad: Sequence[tuple[str, str]], on_bad: str, total: int) -> None:
@@ -165,3 +165,45 @@ def _report(bad: Sequence[tuple[str, str]], on_bad: str, total: int) -> None:
     listed = "; ".join(f"{name} ({reason})" for name, reason in bad[:LISTED])
     more = "; ..." if len(bad) > LISTED else ""
     log.warning("%d of %d pictures cannot be read: %s%s", len(bad), total, listed, more)
+
+
+def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    """Return a data set of stored pictures, resized or grey as `preprocess` says.
+
+    Raises:
+        ConfigError: its samples are no pictures.
+    """
+    if not data.test.has_pictures or data.image_shape[2] not in (1, 3):
+        sized = preprocess.size is not None
+        key, got = ("size", preprocess.size) if sized else ("channels", preprocess.channels)
+        raise ConfigError(
+            f"preprocess.{key}: got {got}, takes pictures [N, height, width, 1 or 3] of uint8; the "
+            f"samples are {data.test.images.dtype} {data.image_shape}"
+        )
+    train, test = (resize(split, preprocess, cache_root) for split in (data.train, data.test))
+    return replace(data, train=train, test=test)
+
+
+def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Split:
+    """Return a split of pictures [N, H, W, 1 or 3] of uint8, resized or grey as set."""
+    settings = str(sorted(asdict(preprocess).items()))
+    key: cache.Key = {"images": split.digest, "settings": settings, **_versions()}
+    if split.images.shape[3] == 1:
+        preprocess = replace(preprocess, channels="grey")
+
+    def resize_one(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        squeezed = image[..., 0] if image.shape[2] == 1 else image
+        return pictures.to_array(pictures.fit(Image.fromarray(squeezed), preprocess))
+
+    def make(folder: Path) -> None:
+        shape = (len(split), *resize_one(split.images[0]).shape)
+        whole = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, shape)
+        starts = range(0, len(split), AT_ONCE)
+        with ThreadPoolExecutor(machine.threads(None)) as pool:
+            for start in track(starts, f"Resizing {len(split)} pictures"):
+                images = split.images[start : start + AT_ONCE]
+                whole[start : start + AT_ONCE] = list(pool.map(resize_one, images))
+        whole.flush()
+
+    folder = cache.entry(cache_root, "pictures", key, make)
+    return replace(split, images=np.load(folder / "images.npy", mmap_mode="r"), hashes=None)

@@ -1,4 +1,4 @@
-"""Some samples of an array, which may lie in a file, without a copy of them."""
+"""Views of samples in an array, which may be mapped from a file, without copies."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-AT_ONCE = 256  # samples that one step of a pass over many holds in memory
+AT_ONCE = 256  # samples in memory during a pass over many
 
 
 @dataclass(frozen=True, eq=False)
 class LazyImages:
-    """The samples of `whole` [M, ...] at `indices`, in that order; only these are in memory.
+    """The samples of `whole` [M, ...] at `indices`, in that order, read when they are indexed.
 
-    Slices and index arrays give arrays, and so do numpy's functions; those of all samples at once
-    take the memory that this class is there to save.
+    Slices, index arrays and numpy's functions return arrays. An array of all samples takes the
+    memory that this class saves.
     """
 
     whole: NDArray[Any]
@@ -23,7 +23,7 @@ class LazyImages:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As stored."""
+        """The dtype of `whole`."""
         return self.whole.dtype
 
     @property
@@ -54,7 +54,7 @@ Images = NDArray[Any] | LazyImages
 
 @dataclass(frozen=True)
 class Batches:
-    """Slices of samples, made network inputs one at a time: memory stays flat."""
+    """Batches of samples as network inputs, prepared one at a time to save memory."""
 
     images: Images
     size: int

@@ -1,12 +1,11 @@
-"""Pictures: decoded, turned upright, resized; by Pillow."""
+"""Decodes, turns upright and resizes a picture with Pillow."""
 
 import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +15,14 @@ from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
-MAX_PIXELS = 2**27  # 512 MB, as Pillow keeps RGB
+MAX_PIXELS = 2**27  # 512 MB of RGB in Pillow
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _FILTERS = {filter.name.lower(): filter for filter in Image.Resampling}
-_CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # as Pillow's `pad` takes it
+_CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # for Pillow's `pad`
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where `fit` puts a picture: x and y in pixels become `scale * x + offset`.
+class Placement(NamedTuple):
+    """The mapping of coordinates by `fit`: x and y in pixels become `scale * x + offset`.
 
     Attributes:
         scale, offset: of x and of y.
@@ -36,7 +34,7 @@ class Placement:
 
 @contextmanager
 def bombs_refused() -> Iterator[None]:
-    """Let Pillow refuse what unpacks to more than 90 million pixels; not from several threads."""
+    """Let Pillow refuse pictures of more than 90 million pixels; only one thread may call this."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -44,13 +42,13 @@ def bombs_refused() -> Iterator[None]:
 
 
 def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
-    """Return a picture [H, W, 3], or [H, W, 1] where it is to be grey, resized as set.
+    """Return a picture [H, W, 3], or [H, W, 1] if `channels` is grey, resized as set.
 
-    It is turned as its EXIF data say. Palettes and CMYK become RGB, 16 bits become 8, and an alpha
-    channel is left out, as torchvision does it.
+    It is turned according to its EXIF data. As in torchvision, palettes and CMYK become RGB, 16
+    bits become 8, and an alpha channel is dropped.
 
     Raises:
-        Exception: Pillow's own, of a dozen kinds: no picture, truncated, or too large.
+        Exception: no picture, truncated, or too large; Pillow raises a dozen types.
     """
     with Image.open(file, formats=FORMATS) as picture:
         picture.load()
@@ -58,27 +56,27 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
 
 
 def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
-    """Return a picture in RGB or grey, of `preprocess.size` where that is set."""
-    found = picture.convert("L" if preprocess.channels == "grey" else "RGB")
+    """Return a picture in RGB or grey, resized to `preprocess.size` unless that is null."""
+    picture = picture.convert("L" if preprocess.channels == "grey" else "RGB")
     if preprocess.size is None:
-        return found
+        return picture
     height, width = _sides(preprocess.size)
-    size, how = (width, height), _FILTERS[preprocess.filter]
+    size, method = (width, height), _FILTERS[preprocess.filter]
     if preprocess.resize == "squash":
-        return found.resize(size, how)
+        return picture.resize(size, method)
     if preprocess.resize == "letterbox":
-        ground = (preprocess.pad,) * len(found.getbands())
-        return ImageOps.pad(found, size, how, ground, _CENTRING[preprocess.align])
+        ground = (preprocess.pad,) * len(picture.getbands())
+        return ImageOps.pad(picture, size, method, ground, _CENTRING[preprocess.align])
     if preprocess.resize == "fit":
-        return ImageOps.fit(found, size, how)
-    scale = max(width / found.width, height / found.height) / preprocess.crop_fraction
-    sides = (round(scale * found.width), round(scale * found.height))
-    if math.prod(sides) > MAX_PIXELS:  # a line of pixels would fill the memory
+        return ImageOps.fit(picture, size, method)
+    scale = max(width / picture.width, height / picture.height) / preprocess.crop_fraction
+    sides = (round(scale * picture.width), round(scale * picture.height))
+    if math.prod(sides) > MAX_PIXELS:  # such as for a picture that is one line of pixels
         raise DataError(
             f"preprocess.resize: got 'crop', which makes {sides[0]} x {sides[1]} pixels of a "
-            f"picture of {found.width} x {found.height}; try squash, fit or letterbox"
+            f"picture of {picture.width} x {picture.height}; try squash, fit or letterbox"
         )
-    whole = found.resize(sides, how)
+    whole = picture.resize(sides, method)
     left, top = (whole.width - width) // 2, (whole.height - height) // 2
     return whole.crop((left, top, left + width, top + height))
 
@@ -90,13 +88,13 @@ def _sides(size: int | list[int]) -> tuple[int, int]:
 
 
 def placement(width: int, height: int, preprocess: PreprocessConfig) -> Placement:
-    """Return where `fit` puts a picture of this size, to the pixel that Pillow rounds to."""
+    """Return the mapping of `fit` for a picture of this size, with Pillow's rounding to pixels."""
     if preprocess.size is None:
         return Placement((1.0, 1.0), (0.0, 0.0))
     high, wide = _sides(preprocess.size)
     if preprocess.resize == "squash":
         return Placement((wide / width, high / height), (0.0, 0.0))
-    if preprocess.resize == "letterbox":  # as `ImageOps.contain` and `pad` round
+    if preprocess.resize == "letterbox":  # rounded like `ImageOps.contain` and `pad`
         inside_wide, inside_high = wide, high
         if width / height > wide / high:
             inside_high = round(height / width * wide)
@@ -121,13 +119,9 @@ def to_array(picture: Image.Image) -> NDArray[np.uint8]:
 
 
 def _to_8_bits(picture: Image.Image) -> Image.Image:
-    """Return 16-bit greys as 8-bit ones; Pillow itself would cut them off at 255.
-
-    Raises:
-        ValueError: pixels of 32 bits, of which no range is known.
-    """
+    """Return 16-bit greys as 8-bit ones; Pillow itself would clip them at 255."""
     if picture.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    if picture.mode in ("I", "F"):
+    if picture.mode in ("I", "F"):  # 32 bits, whose range is unknown
         raise ValueError(f"it has pixels of 32 bits (mode {picture.mode})")
     return picture

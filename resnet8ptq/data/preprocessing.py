@@ -1,4 +1,4 @@
-"""From samples as they are stored to what a network takes: the same for every framework."""
+"""Turns stored samples into network inputs, the same for every framework."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ T = TypeVar("T", bound=np.generic)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Arithmetic on samples, in this order; the default leaves their values as they are.
+    """Arithmetic on samples, in this order; the default keeps their values.
 
     Attributes:
         offset, step: stored integers stand for `(stored - offset) * step`.
-        bgr: the channels, which are last, are turned round.
-        scale: values are multiplied by it.
-        mean, std: then `(value - mean) / std`: one number for all channels, or one for each; of
-            the channels as the network takes them, after `bgr`.
+        bgr: whether the order of the channels, the last axis, is reversed.
+        scale: a factor for the values.
+        mean, std: then `(value - mean) / std`, with one number for all channels or one for each
+            channel after `bgr`.
     """
 
     offset: float = 0.0
@@ -33,7 +33,7 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0,)
 
     def apply(self, stored: NDArray[Any], dtype: str = "float32") -> NDArray[Any]:
-        """Return samples [n, ...] as float32, rounded once; or as integers, as they are.
+        """Return samples [n, ...] as float32, rounded once; integer types keep the stored values.
 
         Args:
             dtype: of the network's input: `float32`, an integer type or `bool`.
@@ -45,14 +45,14 @@ class Preprocessing:
             return to_integers(stored, dtype)
         if self == RAW:
             return stored.astype(np.float32)
-        turned = stored[..., ::-1] if self.bgr else stored
+        ordered = stored[..., ::-1] if self.bgr else stored
         if stored.dtype != np.uint8:
-            return self._compute(turned)
-        # Of 256 levels each is computed once: the same values in a fraction of the time.
+            return self._compute(ordered)
+        # A table of the 256 levels returns the same values in a fraction of the time.
         tables = self._compute(np.arange(256)[:, np.newaxis])  # [256, 1 or channels]
         if tables.shape[1] == 1:
-            return tables[:, 0][turned]
-        return tables[turned, np.arange(tables.shape[1])]
+            return tables[:, 0][ordered]
+        return tables[ordered, np.arange(tables.shape[1])]
 
     def _compute(self, values: NDArray[Any]) -> NDArray[np.float32]:
         wide = (values.astype(np.float64) - self.offset) * (self.step * self.scale)
@@ -63,10 +63,10 @@ RAW = Preprocessing()
 
 
 def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return integers as those of another type.
+    """Return integers as another type.
 
     Raises:
-        DataError: the type does not hold one of them.
+        DataError: an integer is outside the range of that type.
     """
     wanted = np.dtype(dtype)
     if stored.size and not np.can_cast(stored.dtype, wanted):
@@ -83,7 +83,7 @@ def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 def settle(
     config: PreprocessConfig, shape: tuple[int, ...], offset: float, step: float
 ) -> Preprocessing:
-    """Return the arithmetic that the settings ask for.
+    """Return the arithmetic of the settings.
 
     Args:
         shape: of a stored sample, channels last.
@@ -111,8 +111,8 @@ def arrange(samples: NDArray[T], layout: Sequence[int] | None) -> NDArray[T]:
     """Return samples [n, ...] with their axes permuted, as a contiguous array.
 
     Args:
-        layout: the axes of a sample in their new order; with one more than it has, a channel axis
-            of 1 is added at its end, with one less it is taken away. None: as they are.
+        layout: the axes of a sample in their new order. With one axis more, a channel axis of 1 is
+            added at the end first; with one less, that axis is removed. None: unchanged.
     """
     if layout is None:
         return samples

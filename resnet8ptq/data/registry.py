@@ -1,4 +1,4 @@
-"""Data sets, read by their source and preprocessed as the settings say."""
+"""Loads a data set by its source and sets its preprocessing."""
 
 import functools
 import json
@@ -16,11 +16,11 @@ from resnet8ptq.data import preprocessing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sources import SOURCES
 
-Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # settings of the schema, cache
+Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # settings, preprocessing, cache folder
 
 
 def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:
-    """Load CIFAR-10 or the embedded set as it is stored; see `read`."""
+    """Load CIFAR-10 or the embedded set without preprocessing; see `read`."""
     return read(DataConfig(name, root), PreprocessConfig(), cache_root or cache.folder(None))
 
 
@@ -30,55 +30,50 @@ def read(
     cache_root: Path,
     calibrating: str | None = None,
 ) -> Dataset:
-    """Load a settled data set. Its samples stay on disk: they are mapped from the cache.
+    """Load a data set that `locate.settle` has located. Its samples are mapped from the cache.
 
     Args:
-        calibrating: a folder of pictures without labels that calibrate; None: training samples do.
+        calibrating: a folder of unlabelled pictures for calibration; None: training samples.
 
     Raises:
-        DataError: a file is missing, damaged, or its labels do not fit; names the file.
+        DataError: a file is missing or damaged, or its labels do not fit; names the file.
         ConfigError: the settings do not fit the data, or the cache folder cannot be written.
     """
     look_up("data.name", config.name, SOURCES)
     return _read(json.dumps([asdict(config), asdict(preprocess), calibrating]), cache_root)
 
 
-@functools.cache  # the jobs of one sweep share it
+@functools.cache  # shared by the jobs of a sweep
 def _read(settings: str, cache_root: Path) -> Dataset:
     data, preprocessed, calibrating = json.loads(settings)
     source = SOURCES[data["name"]]
     config, preprocess = source.schema(**data), PreprocessConfig(**preprocessed)
     load: Load = resolve_name(source.load)
-    found = load(config, preprocess, cache_root)
+    dataset = load(config, preprocess, cache_root)
     sized = preprocess.size is not None or preprocess.channels == "grey"
     if sized and not source.decodes:
-        from resnet8ptq.data import resizing  # imports Pillow
+        from resnet8ptq.data import decoding  # imports Pillow
 
-        found = resizing.shape(found, preprocess, cache_root)
+        dataset = decoding.resize_all(dataset, preprocess, cache_root)
     stored = (config.offset, config.scale) if isinstance(config, ArraysConfig) else (0.0, 1.0)
-    steps = preprocessing.settle(preprocess, found.image_shape, *stored)
+    steps = preprocessing.settle(preprocess, dataset.image_shape, *stored)
     if calibrating is not None:
-        found = replace(
-            found, calibration=_read_calibration(calibrating, found, preprocess, cache_root)
-        )
-    return found.with_splits(lambda split: replace(split, preprocessing=steps))
+        images = _read_calibration(calibrating, dataset, preprocess, cache_root)
+        dataset = replace(dataset, calibration=images)
+    return dataset.with_splits(lambda split: replace(split, preprocessing=steps))
 
 
 def _read_calibration(
-    given: str, data: Dataset, preprocess: PreprocessConfig, cache_root: Path
+    name: str, data: Dataset, preprocess: PreprocessConfig, cache_root: Path
 ) -> Split:
-    """Return the pictures in a folder, of the size of the data set's own.
-
-    Raises:
-        ConfigError: it is no folder, or the data set has no pictures.
-    """
+    """Return the pictures in a folder, resized to the size of the data set's pictures."""
     from resnet8ptq.data.sources import folder  # imports Pillow
 
-    path = Path(given).expanduser()
+    path = Path(name).expanduser()
     if not path.is_dir():
-        raise ConfigError(f"calib.images: got {given} (not there), takes a folder of pictures")
+        raise ConfigError(f"calib.images: got {name} (not there), takes a folder of pictures")
     if not data.test.has_pictures:
-        raise ConfigError(f"calib.images: got {given}, but {data.name} has no pictures")
+        raise ConfigError(f"calib.images: got {name}, but {data.name} has no pictures")
     height, width, channels = data.image_shape
     sized = preprocess if preprocess.size is not None else replace(preprocess, size=[height, width])
     if channels == 1:

@@ -1,9 +1,8 @@
-"""Which samples calibrate, which are held out, and which are scored."""
+"""Draws samples for calibration and for choices, apart from the samples of the report."""
 
 import functools
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +13,11 @@ from resnet8ptq.data.splitting import join_lone
 
 log = logging.getLogger(__name__)
 
-_USUAL = 100  # samples of each class
-_WITHOUT_CLASSES = 1000  # in all
-_HELD_OUT = 2000  # in all
+_PER_CLASS = 100  # calibration samples of each class
+_WITHOUT_CLASSES = 1000  # calibration samples in total
+_HELD_OUT = 2000  # in total
 LEAST_TO_CHOOSE = 50  # samples
-_HELD_OUT_SEED = 0  # no setting: the same images for every run
+_HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same images
 
 
 def draw_calibration(
@@ -26,43 +25,43 @@ def draw_calibration(
 ) -> CalibrationSet:
     """Draw `samples_per_class` training images of each class, without replacement, seeded.
 
-    Without classes, `samples_per_class` in all. Where the data have samples that only calibrate,
-    they are drawn from those.
+    Without classes, draw `samples_per_class` images in total. A data set with separate calibration
+    samples draws from those.
 
     Args:
-        samples_per_class: None: 100, or all of a class that has fewer; without classes 1,000. Where
-            that comes to more than half of the training images, those of `draw_held_out` are left
-            to choose by.
-        held_out: whose images are not drawn.
+        samples_per_class: None: 100, or all of a smaller class; without classes 1,000. If these are
+            more than half of the training images, the images of `draw_held_out` stay free for
+            choices.
+        held_out: splits whose images are not drawn.
 
     Raises:
-        ConfigError: every class has fewer images than that.
+        ConfigError: every class has fewer images.
         DataError: a drawn image is also a test image.
     """
     pool = data.calibrating
     strata = pool.strata(len(data.class_names))
-    usual = _USUAL if len(strata) > 1 else _WITHOUT_CLASSES
+    default = _PER_CLASS if len(strata) > 1 else _WITHOUT_CLASSES
     if samples_per_class is None and not held_out and data.calibration is None:
-        most = sum(min(usual, len(stratum)) for stratum in strata)
+        most = sum(min(default, len(stratum)) for stratum in strata)
         if 2 * most > len(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
     if not free.any():
         if not held_out:
             raise ConfigError(
-                f"calib.images: got null, takes a folder of pictures that calibrate: {data.name} "
+                f"calib.images: got null, takes a folder of pictures for calibration: {data.name} "
                 "has no training samples"
             )
         raise ConfigError(
-            f"held_out_images: leaves none of the {len(pool)} training samples of {data.name} to "
-            "calibrate with; takes fewer, or calib.images=, a folder of pictures that calibrate"
+            f"held_out_images: leaves none of the {len(pool)} training samples of {data.name} for "
+            "calibration; takes fewer; try calib.images=, a folder of pictures for calibration"
         )
     random = np.random.default_rng(seed)
     members = [stratum[free[stratum]] for stratum in strata]
-    wanted = usual if samples_per_class is None else samples_per_class
+    wanted = default if samples_per_class is None else samples_per_class
     if samples_per_class is not None:
         _check_wanted(samples_per_class, [*map(len, members)], data, bool(held_out))
-    drawn = [random.choice(one, min(wanted, len(one)), replace=False) for one in members]
+    drawn = [random.choice(some, min(wanted, len(some)), replace=False) for some in members]
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
     split = pool.take(indices)
     shared = np.intersect1d(split.pixel_hashes, data.test.pixel_hashes)
@@ -72,7 +71,7 @@ def draw_calibration(
 
 
 def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: bool) -> None:
-    """Warn where some classes have fewer samples than are wanted; refuse where all have."""
+    """Warn if some classes have fewer samples than wanted; raise `ConfigError` if all have."""
     fewer = sum(count < wanted for count in counts)
     if not fewer:
         return
@@ -86,30 +85,30 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
         )
     log.warning(
         "calib.samples_per_class: got %d, but %d of %d classes of %s have fewer training "
-        "images%s: all of those calibrate",
+        "images%s: all images of these classes calibrate",
         *(wanted, fewer, len(counts), data.name, left),
     )
 
 
 def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()) -> Split:
-    """Draw training images, as many of each class as of any other while they last.
+    """Draw training images for choices, balanced by class as far as possible.
 
-    For choices that are made before the test images are looked at. They depend on nothing but the
-    data, so that runs of other seeds and calibration draws are measured on the same images, and
-    fewer are a part of more. Images whose pixels are also those of a test image are left out.
+    The draw depends on the data only, so that runs with other seeds and calibration images are
+    measured on the same images. A smaller draw is part of a larger one. Copies of test images are
+    not drawn.
 
     Args:
-        images: None: 2,000, or half of those that are left, whichever is less.
-        taken: whose images are not drawn either.
+        images: None: 2,000, or half of the free images if these are fewer.
+        taken: splits whose images are not drawn either.
 
     Raises:
-        ConfigError: `images` is more than there are.
+        ConfigError: fewer than `images` are free.
     """
     free = data.unseen & _is_in_none(data.train, taken) if taken else data.unseen
     if images is None:
         images = min(_HELD_OUT, max(free.sum() // 2, 1))
         if images < _HELD_OUT:
-            _tell_half(data.name, int(images), int(free.sum()))
+            _log_half(data.name, int(images), int(free.sum()))
     if images > free.sum():
         raise ConfigError(
             f"held_out_images: got {images}, takes at most {free.sum()}: the training images of "
@@ -120,54 +119,43 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
         random.permutation(stratum[free[stratum]])
         for stratum in data.train.strata(len(data.class_names))
     ]
-    # The first of each class, then the second of each: sorting is stable.
+    # Take the first image of each class, then the second of each, and so on: the sort is stable.
     turns = np.concatenate([np.arange(len(members)) for members in classes])
     drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:images]]
     return data.train.take(np.sort(drawn).astype(np.int64))
 
 
-@functools.cache  # once: every run of a sweep draws them, some twice
-def _tell_half(name: str, images: int, free: int) -> None:
+@functools.cache  # logged once, although every run of a sweep draws them
+def _log_half(name: str, images: int, free: int) -> None:
     log.info(
-        "%s: %d of %d training samples are held out, half of them: held_out_images= sets another "
+        "%s: %d of %d training samples are held out, half of them; held_out_images= sets another "
         "number",
         *(name, images, free),
     )
 
 
-def choose_scored(data: Dataset, split: str, held_out_images: int | None) -> Dataset:
-    """Return the data set with the images that `evaluate.split` names as its test split.
-
-    Whatever trains or chooses leaves those out, held-out images too.
-
-    Raises:
-        ConfigError: `held_out_images` is more than there are.
-    """
-    return data if split == "test" else replace(data, test=draw_held_out(data, held_out_images))
-
-
 def draw_choice(data: Dataset, images: int | None, calibration: Split) -> Split | None:
-    """Draw the training images that a sweep chooses by: those of `draw_held_out` that are free.
+    """Draw the training images by which a sweep chooses: `draw_held_out` without `calibration`.
 
-    Runs with other calibration images have nearly the same ones.
+    Runs with other calibration images draw nearly the same images.
 
     Returns:
-        None where there are fewer than `LEAST_TO_CHOOSE`, or where they have no labels.
+        None if these are fewer than `LEAST_TO_CHOOSE`, or if only one of the splits has labels.
     """
     labelled = (data.train.labels is None) == (data.test.labels is None)
     if not labelled or len(data.train) < 2 * LEAST_TO_CHOOSE:
         return None
-    found = leave_out(draw_held_out(data, images), [calibration])
-    return found if len(found) >= LEAST_TO_CHOOSE else None
+    chosen = leave_out(draw_held_out(data, images), [calibration])
+    return chosen if len(chosen) >= LEAST_TO_CHOOSE else None
 
 
 def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
-    """Part samples at random into two sets with about as many of each class: to choose by, and not.
+    """Divide samples at random into two halves, balanced by class: for choices and for the report.
 
-    The same ones whatever is run; samples of one group stay together.
+    The halves depend on the samples only, and samples of one group stay together.
 
     Returns:
-        None where there would be fewer than `LEAST_TO_CHOOSE` in one of them.
+        None if one half would have fewer than `LEAST_TO_CHOOSE`.
     """
     groups = np.arange(len(split)) if split.groups is None else split.groups
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
@@ -178,17 +166,16 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     for stratum in join_lone(split.take(first).strata(classes)):
         members = random.permutation(stratum)
         chosen[members[: len(members) // 2]] = True
-    sides = (np.flatnonzero(side[group_of]) for side in (chosen, ~chosen))
-    one, other = map(split.take, sides)
-    return one, other
+    choosing, rest = (split.take(np.flatnonzero(half[group_of])) for half in (chosen, ~chosen))
+    return choosing, rest
 
 
 def leave_out(split: Split, others: Iterable[Split]) -> Split:
-    """Return the images of `split` whose pixels are in none of `others`."""
+    """Return the images of `split` that are in none of `others`, compared by pixels."""
     return split.take(np.flatnonzero(_is_in_none(split, others)))
 
 
 def _is_in_none(split: Split, others: Iterable[Split]) -> NDArray[np.bool_]:
-    """Tell for each image of `split` whether its pixels are in none of `others`."""
+    """Return whether each image of `split` is in none of `others`, compared by pixels, [N]."""
     seen = np.concatenate([other.pixel_hashes for other in others])
     return np.isin(split.pixel_hashes, seen, invert=True)

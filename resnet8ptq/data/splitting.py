@@ -1,4 +1,4 @@
-"""Splitting samples that come without a split of their own."""
+"""Splits samples into training and test, and checks the split of samples that have one."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 
 log = logging.getLogger(__name__)
 
-LISTED = 3  # equal samples that are named
+LISTED = 3  # equal samples that a warning names
 
 Indices = NDArray[np.int64]
 
@@ -23,17 +23,16 @@ Indices = NDArray[np.int64]
 def stratify(
     labels: NDArray[np.int64], units: NDArray[Any], test_fraction: float, seed: int
 ) -> tuple[Indices, Indices]:
-    """Return which samples train, and which test: of each class the same fraction, drawn by `seed`.
+    """Return the indices for training and for testing, the same fraction of each class, by `seed`.
 
-    Classes of one sample are drawn from together, as if they were one class.
-
-    Samples of equal content stay on one side: else a network would be scored on what calibrated it;
-    and so do those of one group. The draw depends on the content alone, or on the groups, and not
-    on the order of the samples.
+    Classes of one sample are drawn together, like one class. Equal samples, or samples of one
+    group, stay on one side: otherwise samples that calibrate a network would also score it. The
+    draw does not depend on the order of the samples.
 
     Args:
-        labels: [N]; two samples at least are not equal.
-        units: [N], equal for samples that stay together: their hashes, or their groups.
+        labels: [N].
+        units: [N], equal for samples that stay together: their hashes, or their groups. At least
+            two differ.
     """
     random = np.random.default_rng(seed)
     _, first, groups = np.unique(units, return_index=True, return_inverse=True)
@@ -50,9 +49,9 @@ def stratify(
 
 
 def join_lone(strata: Sequence[Indices]) -> list[Indices]:
-    """Return strata that can be parted: those of one sample are joined to one, at the end.
+    """Return the strata, with all strata of one sample joined into one at the end.
 
-    Alone, each of them would fall to the same side.
+    Alone, every stratum of one sample would be on the same side of a split.
     """
     lone = [members for members in strata if len(members) == 1]
     joined = [np.concatenate(lone)] if lone else []
@@ -60,8 +59,8 @@ def join_lone(strata: Sequence[Indices]) -> list[Indices]:
 
 
 @dataclass(frozen=True)
-class Named:
-    """Samples, and what a message calls each of them."""
+class NamedSplit:
+    """Samples with a name of each for messages."""
 
     split: Split
     names: Sequence[str]
@@ -75,14 +74,14 @@ def split_one(
     config: SplitConfig,
     named: bool = True,
 ) -> Dataset:
-    """Split samples [N, ...] that come without a split.
+    """Split samples [N, ...] that have no split.
 
     Raises:
-        DataError: there are fewer than two different samples, or groups of them.
+        DataError: there are fewer than two different samples or groups.
     """
     units = whole.pixel_hashes if whole.groups is None else whole.groups
     kind = "samples" if whole.groups is None else "groups"
-    strata = np.zeros(len(whole), np.int64)  # without classes all are of one
+    strata = np.zeros(len(whole), np.int64)  # without classes, all samples are one stratum
     for label, members in enumerate(whole.strata(len(class_names))):
         strata[members] = label
     different = strata[np.unique(units, return_index=True)[1]]
@@ -91,7 +90,7 @@ def split_one(
             f"{root}: has {len(different)} different {kind}; takes 2, one to train and one to test"
         )
     if class_names:
-        _tell_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
+        _warn_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
     drawn = stratify(strata, units, config.test_fraction, config.split_seed)
     train, test = (whole.take(indices) for indices in drawn)
     log.info(
@@ -99,30 +98,29 @@ def split_one(
         "data.test_fraction=%g%s",
         *(root, len(train), len(test), ", the same fraction of each class" if class_names else ""),
         *(config.split_seed, config.test_fraction),
-        _tell_equal(len(whole), len(different), kind),
+        _describe_equal(len(whole), len(different), kind),
     )
     return Dataset(name, class_names, train, test, named)
 
 
-def _tell_rare(
+def _warn_rare(
     counts: NDArray[np.int64], class_names: Sequence[str], root: Path, kind: str
 ) -> None:
-    """Warn of classes that cannot be split: those of one sample, and those of none."""
+    """Warn of classes that cannot be split, because they have one sample or none."""
     lone, missing = np.flatnonzero(counts == 1), np.flatnonzero(counts == 0)
     if len(lone):
         log.warning(
-            "%s: %d of %d classes have one different %s, such as %r: these are split at random, "
-            "each to train or to test",
+            "%s: %d of %d classes have one different %s, such as %r: it trains or tests, at random",
             *(root, len(lone), len(counts), kind.removesuffix("s"), class_names[lone[0]]),
         )
     if len(missing):
         log.warning(
-            "%s: %d of %d classes have no %s, such as %r: nothing is measured of them",
+            "%s: %d of %d classes have no %s, such as %r: they are not measured",
             *(root, len(missing), len(counts), kind, class_names[missing[0]]),
         )
 
 
-def _tell_equal(samples: int, different: int, kind: str) -> str:
+def _describe_equal(samples: int, different: int, kind: str) -> str:
     if kind == "groups":
         return f"; {different} groups, each on one side"
     return f"; {different} of {samples} are different" if different < samples else ""
@@ -131,16 +129,16 @@ def _tell_equal(samples: int, different: int, kind: str) -> str:
 def keep_split(
     name: str,
     class_names: tuple[str, ...],
-    train: Named,
-    test: Named,
+    train: NamedSplit,
+    test: NamedSplit,
     root: Path,
     named: bool = True,
 ) -> Dataset:
-    """Return samples that come split; warn where a test sample is a training sample too.
+    """Return samples that have a split; warn of test samples that are training samples too.
 
     Raises:
-        DataError: the two sides differ in shape.
-        SizesDifferError: the same of pictures, which `preprocess.size` would make equal.
+        DataError: training and test samples differ in shape.
+        SizesDifferError: training and test pictures differ in size, and `preprocess.size` is null.
     """
     sides = (train.split, test.split)
     shapes = [side.images.shape[1:] for side in sides]
@@ -161,21 +159,21 @@ def keep_split(
                 "%s: %d of %d classes have no training samples, such as %r: none calibrates",
                 *(root, len(missing), len(class_names), missing[0]),
             )
-    _tell_shared(train, test, root)
+    _warn_shared(train, test, root)
     return Dataset(name, class_names, *sides, named)
 
 
-def _tell_shared(train: Named, test: Named, root: Path) -> None:
-    here, there = test.split.pixel_hashes, train.split.pixel_hashes
-    shared = np.flatnonzero(np.isin(here, there))
+def _warn_shared(train: NamedSplit, test: NamedSplit, root: Path) -> None:
+    tested, trained = test.split.pixel_hashes, train.split.pixel_hashes
+    shared = np.flatnonzero(np.isin(tested, trained))
     if not len(shared):
         return
-    order = np.argsort(there)
-    twins = order[np.searchsorted(there, here[shared[:LISTED]], sorter=order)]
+    order = np.argsort(trained)
+    twins = order[np.searchsorted(trained, tested[shared[:LISTED]], sorter=order)]
     pairs = zip(shared.tolist(), twins.tolist(), strict=False)
     listed = "; ".join(f"{test.names[one]} is {train.names[other]}" for one, other in pairs)
     log.warning(
-        "%s: %d of %d test samples are training samples too (equal in every value): what is "
-        "measured on them says nothing about others: %s%s",
-        *(root, len(shared), len(here), listed, "; ..." if len(shared) > LISTED else ""),
+        "%s: %d of %d test samples are training samples too (equal in every value): results on "
+        "them say nothing about new samples: %s%s",
+        *(root, len(shared), len(tested), listed, "; ..." if len(shared) > LISTED else ""),
     )

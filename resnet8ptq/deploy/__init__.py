@@ -1,1 +1,1 @@
-"""From a run to what runs elsewhere: a folder with the model and its check, a registered model."""
+"""Exports a run: a folder with the model and its verification, and a registered model."""

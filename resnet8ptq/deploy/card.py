@@ -1,4 +1,4 @@
-"""The model card, `README.md`: Markdown below metadata, as the Hugging Face Hub reads it."""
+"""Writes the model card, `README.md`: metadata for the Hugging Face Hub, then Markdown."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,23 +29,15 @@ _KINDS = {"classification": "image-classification", "detection": "object-detecti
 
 @dataclass(frozen=True)
 class Facts:
-    """What the command has found, besides what the run has logged.
-
-    Attributes:
-        reproduced: what came of running the artifact again.
-        verified: what the example printed in its fresh environment; empty where it was not run.
-        registered: URI in MLflow's registry; empty where it was not registered.
-        microcontroller: figures of `microcontroller.write`; empty for other formats.
-        change: what made another file of the artifact; empty where it is the artifact.
-    """
+    """Facts from the command, in addition to those that the run has logged."""
 
     interface: Interface
     vectors: Vectors
-    reproduced: str
-    verified: str = ""
-    registered: str = ""
-    microcontroller: Mapping[str, str] | None = None
-    change: str = ""
+    reproduced: str  # the result of running the artifact again, in a sentence
+    verified: str = ""  # output of the example in its fresh environment; empty if it was not run
+    registered: str = ""  # URI in MLflow's registry, if any
+    microcontroller: Mapping[str, str] | None = None  # figures, for .tflite files
+    change: str = ""  # the conversion of the artifact, if any
 
 
 def render(source: Source, model: Path, facts: Facts) -> str:
@@ -64,31 +56,19 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         summary=_summary(source, task),
         cautions=source.cautions,
         verified=[printable(line) for line in facts.verified.splitlines()],
-        count=len(vectors.samples),
-        known=vectors.samples is not vectors.inputs,
-        taken=facts.interface.taken,
-        given=facts.interface.given,
-        sample_shape=str(list(vectors.samples.shape[1:])),
-        sample_dtype=vectors.samples.dtype.name,
-        input_shape=str(list(vectors.inputs.shape[1:])),
+        vectors=vectors,
         steps=example.steps(vectors),
-        picture=example.reads_pictures(source, vectors),
-        classes=record.class_names,
+        pictures=example.reads_pictures(source, vectors),
         measured=_measured(task, record),
-        method=f"Intervals: {task.test.intervals}. p of the difference: {task.test.name}.",
-        reproduced=f"Run again before this folder was written: {facts.reproduced}.",
-        data=_data(source),
-        calibration=_calibration(source),
-        machine=", ".join(text or "not known" for text in (record.cpu, record.platform)),
+        test=task.test,
+        record=record,
+        config=source.config,
         settings=" ".join(
             f"{k}={v}" for k, v in settings.items() if v not in (None, "", "null", "[]", "{}")
         ),
-        run_id=record.run_id,
         sha256=files.sha256(model),
-        change=facts.change,
-        registered=facts.registered,
-        answer=", ".join(f'"{printable(each.name)}": [...]' for each in facts.interface.given),
-        microcontroller=facts.microcontroller,
+        answer=", ".join(f'"{printable(o.name)}": [...]' for o in facts.interface.outputs),
+        facts=facts,
     )
     return templates.tidy(text)
 
@@ -108,7 +88,7 @@ def _summary(source: Source, task: Task) -> str:
 
 
 def _header(source: Source, task: Task, name: str) -> str:
-    """Return the metadata as YAML; what is to be filled in is left empty, with a comment."""
+    """Return the metadata as YAML, with comments at the fields to fill in."""
     record, metric = source.record, task.metric
     kind = _KINDS.get(task.name, "other")
     values = [
@@ -129,8 +109,8 @@ def _header(source: Source, task: Task, name: str) -> str:
     }
     if kind != "other":
         known["pipeline_tag"] = kind
-    empty = "license: # to be filled in, such as apache-2.0\nlicense_link: # to be filled in\n"
-    empty += "datasets: # to be filled in: names on the Hub\n"
+    empty = "license: # to fill in, such as apache-2.0\nlicense_link: # to fill in\n"
+    empty += "datasets: # to fill in: names on the Hub\n"
     return empty + yaml.safe_dump(known, sort_keys=False)
 
 
@@ -149,32 +129,14 @@ def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
         rows.append(("difference from FP32 (95% interval)", shown, ""))
     if record.p_value is not None:
         rows.append(("p of the difference", f"{record.p_value:.3g}", ""))
-    for title, value, baseline, digits in (
+    for title, value, baseline, unit in (
         ("size, kB", record.size_bytes, record.baseline_size_bytes, 1000),
         ("latency of one sample, ms", record.latency_ms, record.baseline_latency_ms, 1),
     ):
         if value is not None:
-            rows.append((title, _short(value / digits), _short((baseline or 0) / digits)))
+            rows.append((title, _short(value / unit), _short((baseline or 0) / unit)))
     return rows
 
 
 def _short(value: float) -> str:
     return f"{value:.3f}".rstrip("0") if value else ""
-
-
-def _data(source: Source) -> str:
-    record = source.record
-    count = "" if record.total is None else f", {record.total:g} samples scored"
-    return f"{record.dataset}{count} (digest {record.test_digest[:12]})"
-
-
-def _calibration(source: Source) -> str:
-    record, config = source.record, source.config
-    if config.dtype.name == "fp32" or config.method == "dynamic":
-        return "none"
-    count = record.calibration_samples or "not known"
-    digest = record.calibration_digest or "not known"
-    return (
-        f"{config.calib.name}, samples: {count}, seed {config.seed} (digest of their places "
-        f"{digest[:12]})"
-    )

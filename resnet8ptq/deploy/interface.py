@@ -1,4 +1,4 @@
-"""What a model file takes and returns, read from the file itself where it says."""
+"""The inputs and outputs of a model file, read from the file if it describes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,12 @@ from resnet8ptq.deploy.vectors import Vectors
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a file.
-
-    Attributes:
-        shape: with the batch axis; `n` where a size is free.
-        scale, zero_point: `real = (integer - zero_point) * scale`; None for floats.
-    """
+    """An input or output of a file."""
 
     name: str
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  # with the batch axis; `n` for a free size
     dtype: str
-    scale: float | None = None
+    scale: float | None = None  # real = (integer - zero_point) * scale; None for floats
     zero_point: int | None = None
 
     @property
@@ -35,45 +30,43 @@ class Tensor:
 class Interface:
     """The one input, and the outputs in the network's order."""
 
-    taken: Tensor
-    given: tuple[Tensor, ...]
+    input: Tensor
+    outputs: tuple[Tensor, ...]
 
 
 def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
-    """Return what a file takes and returns.
+    """Return the inputs and outputs of a file.
 
     Args:
-        names: of the outputs, for files that do not name them well: all but ONNX.
+        names: of the outputs, for all files but ONNX, which do not name them well.
     """
     if path.suffix in (".onnx", ".ort"):
         from resnet8ptq.graph.session import open_session
 
         session = open_session(str(path), 1)
-        (taken,), given = session.get_inputs(), session.get_outputs()
-        return Interface(_of_onnx(taken), tuple(map(_of_onnx, given)))
+        (taken,), outputs = session.get_inputs(), session.get_outputs()
+        return Interface(_of_onnx(taken), tuple(map(_of_onnx, outputs)))
     if path.suffix == ".tflite":
         from resnet8ptq.backends.tflite.predictor import open_interpreter
 
         interpreter = open_interpreter(path.read_bytes(), 1)
-        (taken,), given = interpreter.get_input_details(), interpreter.get_output_details()
-        pairs = zip(given, names, strict=True)
-        return Interface(_of_tflite(taken), tuple(_of_tflite(each, name) for each, name in pairs))
-    shapes = [("n", *found.shape[1:]) for found in vectors.outputs]
+        (taken,), details = interpreter.get_input_details(), interpreter.get_output_details()
+        pairs = zip(details, names, strict=True)
+        return Interface(_of_tflite(taken, taken["name"]), tuple(_of_tflite(*p) for p in pairs))
+    shapes = [("n", *output.shape[1:]) for output in vectors.outputs]
     floats = tuple(Tensor(*pair, "float32") for pair in zip(names, shapes, strict=True))
-    taken = Tensor("input", ("n", *vectors.inputs.shape[1:]), vectors.inputs.dtype.name)
-    return Interface(taken, floats)
+    shape = ("n", *vectors.inputs.shape[1:])
+    return Interface(Tensor("input", shape, vectors.inputs.dtype.name), floats)
 
 
-def _of_onnx(found: Any) -> Tensor:
-    shape = tuple(size if isinstance(size, int) else "n" for size in found.shape)
-    dtype = found.type.removeprefix("tensor(").removesuffix(")")
-    return Tensor(found.name, shape, "float32" if dtype == "float" else dtype)
+def _of_onnx(tensor: Any) -> Tensor:
+    shape = tuple(size if isinstance(size, int) else "n" for size in tensor.shape)
+    dtype = tensor.type.removeprefix("tensor(").removesuffix(")")
+    return Tensor(tensor.name, shape, "float32" if dtype == "float" else dtype)
 
 
-def _of_tflite(found: Any, name: str | None = None) -> Tensor:
-    dtype = np.dtype(found["dtype"]).name
-    scale, zero_point = found["quantization"]
-    shape = tuple(map(int, found["shape"]))
-    if dtype == "float32":
-        return Tensor(name or found["name"], shape, dtype)
-    return Tensor(name or found["name"], shape, dtype, float(scale), int(zero_point))
+def _of_tflite(detail: Any, name: str) -> Tensor:
+    dtype = np.dtype(detail["dtype"]).name
+    scale, zero_point = detail["quantization"]
+    integers = () if dtype == "float32" else (float(scale), int(zero_point))
+    return Tensor(name, tuple(map(int, detail["shape"])), dtype, *integers)

@@ -1,11 +1,12 @@
-"""A TFLite file for TensorFlow Lite for Microcontrollers: the model and one test vector as C.
+"""Writes a TFLite file as C for TensorFlow Lite for Microcontrollers, with one test vector.
 
 model.h, model.cc       the file's bytes, aligned as the interpreter requires
 resolver.h              the operators that the model needs, registered
-test_vector.h           one input and what the model returns for it, as it takes and returns it
+test_vector.h           one input and its outputs, as the model takes and returns them
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,64 +16,67 @@ from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.tflite.predictor import open_interpreter, to_input
+from resnet8ptq.core import templates
 from resnet8ptq.core.errors import UnsupportedError
 
 FOLDER = "microcontroller"
 ALIGNMENT = 16  # bytes; of the model's array and of every tensor in the arena
-_SPELLED = {
-    "PADV2": "PadV2",
-    "BATCH_MATMUL": "BatchMatMul",
-    "SQUARED_DIFFERENCE": "SquaredDifference",
-}
+_SPELLED = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
 _BYTES = {
     **dict.fromkeys((TensorType.INT8, TensorType.UINT8, TensorType.BOOL), 1),
     **dict.fromkeys((TensorType.INT16, TensorType.FLOAT16), 2),
     **dict.fromkeys((TensorType.INT32, TensorType.FLOAT32), 4),
     TensorType.INT64: 8,
 }
-
-
 _KINDS = {
     **{"int8": "signed char", "uint8": "unsigned char", "int16": "short", "int32": "int"},
     "float32": "float",
 }
 
 
-def write(content: bytes, folder: Path, sample: NDArray[np.float32]) -> dict[str, str]:
-    """Write the files into `folder`, which is made; return figures for the card, by their name.
+def write(
+    path: Path, folder: Path, inputs: NDArray[np.float32]
+) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    """Write the C files of a .tflite file into the new `folder`, with the first input and outputs.
 
     Args:
-        content: of the .tflite file.
-        sample: a network input [1, ...].
+        inputs: of the network, [n, ...].
+
+    Returns:
+        Figures for the card by name; all inputs and outputs as the file has them, by name.
 
     Raises:
-        UnsupportedError: the file has several inputs, or an operator of its own.
+        UnsupportedError: the file has several inputs, or a custom operator.
     """
+    content = path.read_bytes()
     model = flatbuffer.convert_bytearray_to_object(content)
     operators = list_operators(model)
-    folder.mkdir()
-    (folder / "model.h").write_text(_HEADER.format(alignment=ALIGNMENT))
-    (folder / "model.cc").write_text(
-        _SOURCE.format(alignment=ALIGNMENT, bytes=_numbers(content), length=len(content))
-    )
-    calls = "\n".join(f"  TF_LITE_ENSURE_STATUS(resolver.{name}());" for name in operators)
-    (folder / "resolver.h").write_text(_RESOLVER.format(count=len(operators), calls=calls))
-    taken, given = run(content, sample)
-    arrays = [_array("kTestInput", taken)]
-    arrays += [_array(f"kTestOutput{number}", found) for number, found in enumerate(given)]
-    (folder / "test_vector.h").write_text(_VECTOR.format(arrays="\n".join(arrays)))
-    return {
-        "operators": ", ".join(operators),
-        "arena": f"{least_arena(model):,}",
-        "model": f"{len(content):,}",
+    runs = [run(content, inputs[n : n + 1]) for n in range(len(inputs))]
+    raw = {"raw_inputs": np.concatenate([integers for integers, _ in runs])}
+    for number, parts in enumerate(zip(*(outputs for _, outputs in runs), strict=True)):
+        raw[f"raw_output_{number}"] = np.concatenate(parts)
+    integers, outputs = runs[0]
+    arrays = {f"kTestOutput{number}": _array(output) for number, output in enumerate(outputs)}
+    values = {
+        "alignment": ALIGNMENT,
+        "length": len(content),
+        "bytes": _numbers(content),
+        "operators": operators,
+        "arrays": {"kTestInput": _array(integers), **arrays},
     }
+    folder.mkdir()
+    for name in ("model.h", "model.cc", "resolver.h", "test_vector.h"):
+        text = templates.load("resnet8ptq.deploy", f"{name}.j2").render(values)
+        (folder / name).write_text(text)
+    arena, size = f"{least_arena(model):,}", f"{len(content):,}"
+    return {"operators": ", ".join(operators), "arena": arena, "model": size}, raw
 
 
 def list_operators(model: Any) -> list[str]:
     """Return the calls of MicroMutableOpResolver that register a model's operators.
 
     Raises:
-        UnsupportedError: one is custom, which the resolver cannot know.
+        UnsupportedError: an operator is custom, and the resolver cannot know it.
     """
     names = {
         flatbuffer.opcode_to_name(model, operator.opcodeIndex)
@@ -85,7 +89,7 @@ def list_operators(model: Any) -> list[str]:
 
 
 def _spell(name: str) -> str:
-    """CONV_2D becomes Conv2D, FULLY_CONNECTED becomes FullyConnected."""
+    """Turn CONV_2D into Conv2D, FULLY_CONNECTED into FullyConnected."""
     return "".join(
         part if re.fullmatch(r"\d+D", part) else part.capitalize() for part in name.split("_")
     )
@@ -94,9 +98,9 @@ def _spell(name: str) -> str:
 def least_arena(model: Any) -> int:
     """Return a lower bound of the tensor arena in bytes, from the tensors' lifetimes.
 
-    While an operator runs, its inputs and outputs and all that a later one reads lie in the arena.
-    The interpreter's own structures and the kernels' scratch buffers come on top, and the planner
-    may not reach the bound.
+    While an operator runs, the arena holds its inputs, its outputs, and the tensors that later
+    operators read. The interpreter's structures and the kernels' scratch buffers need more, and
+    the planner may not reach the bound.
     """
     graph = model.subgraphs[0]
     first = {int(index): 0 for index in graph.inputs}
@@ -115,78 +119,35 @@ def least_arena(model: Any) -> int:
 
 
 def _size(tensor: Any) -> int:
-    size = _BYTES.get(tensor.type, 4) * int(np.prod([abs(int(each)) for each in tensor.shape]))
+    size = _BYTES.get(tensor.type, 4) * int(np.prod(np.abs(tensor.shape)))
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Return the input [1, ...] as the file takes it, and the outputs as it returns them.
+    """Run an input [1, ...]; return it as the file takes it, and the outputs as it returns them.
 
     Raises:
         UnsupportedError: the file has several inputs.
     """
     interpreter = open_interpreter(content, 1)
-    if len(interpreter.get_input_details()) != 1:
+    details = interpreter.get_input_details()
+    if len(details) != 1:
         raise UnsupportedError("the .tflite file has several inputs; takes one")
-    (taken,) = interpreter.get_input_details()
-    value = to_input(sample, taken)
-    interpreter.set_tensor(taken["index"], value)
+    value = to_input(sample, details[0])
+    interpreter.set_tensor(details[0]["index"], value)
     interpreter.invoke()
-    return value, [
-        np.array(interpreter.get_tensor(each["index"])) for each in interpreter.get_output_details()
-    ]
+    outputs = interpreter.get_output_details()
+    return value, [np.array(interpreter.get_tensor(output["index"])) for output in outputs]
 
 
-def _array(name: str, values: NDArray[Any]) -> str:
+def _array(values: NDArray[Any]) -> tuple[str, int, str]:
+    """Return an array's type in C, its length, and its numbers."""
     flat, kind = values.reshape(-1), _KINDS[values.dtype.name]
-    shown = _numbers(f"{value:.9g}" if kind == "float" else str(value) for value in flat.tolist())
-    return (
-        f"static const {kind} {name}[{flat.size}] = {{\n{shown}\n}};\n"
-        f"static const unsigned int {name}Length = {flat.size};\n"
-    )
+    shown = (f"{value:.9g}" if kind == "float" else str(value) for value in flat.tolist())
+    return kind, flat.size, _numbers(shown)
 
 
-def _numbers(values: Any) -> str:
+def _numbers(values: Iterable[object]) -> str:
     shown = [str(value) for value in values]
     rows = (shown[start : start + 16] for start in range(0, len(shown), 16))
     return ",\n".join("    " + ", ".join(row) for row in rows)
-
-
-_HEADER = """// The model, as the content of a .tflite file, aligned to {alignment} bytes.
-#ifndef MODEL_H_
-#define MODEL_H_
-
-extern const unsigned char kModel[];
-extern const unsigned int kModelLength;
-
-#endif  // MODEL_H_
-"""
-_SOURCE = """#include "model.h"
-
-alignas({alignment}) extern const unsigned char kModel[] = {{
-{bytes}
-}};
-extern const unsigned int kModelLength = {length};
-"""
-_RESOLVER = """// The operators of the model, for TensorFlow Lite for Microcontrollers.
-#ifndef RESOLVER_H_
-#define RESOLVER_H_
-
-#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"
-
-using ModelResolver = tflite::MicroMutableOpResolver<{count}>;
-
-inline TfLiteStatus RegisterModelOperators(ModelResolver& resolver) {{
-{calls}
-  return kTfLiteOk;
-}}
-
-#endif  // RESOLVER_H_
-"""
-_VECTOR = """// One input, and what the model returns for it; integers where the model takes them.
-#ifndef TEST_VECTOR_H_
-#define TEST_VECTOR_H_
-
-{arrays}
-#endif  // TEST_VECTOR_H_
-"""

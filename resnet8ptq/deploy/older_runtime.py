@@ -1,9 +1,8 @@
-"""An ONNX file for an older ONNX Runtime, or in ONNX Runtime's own format.
+"""Converts an ONNX file for an older ONNX Runtime, or to ONNX Runtime's own format.
 
-The version of the file format (IR) and of the operators (opset) are lowered to what the older
-version reads. An operator whose definition differs in between is taken over where the older
-definition has its attributes and inputs; whether it computes the same there is checked by running
-it there.
+The versions of the file format (IR) and of the operators (opset) are lowered to those that the
+older version reads. An operator with a changed definition is kept if the older definition has its
+attributes and inputs. A run in the older version then checks that it computes the same.
 """
 
 import re
@@ -14,12 +13,12 @@ from onnx import defs
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 
-# ONNX Runtime 1.x -> (opset, IR) that it reads: its table of compatibility with ONNX.
+# ONNX Runtime 1.x -> (opset, IR) that it reads, by its table of compatibility with ONNX.
 READS = {
     **{10: (15, 8), 11: (16, 8), 12: (17, 8), 13: (17, 8), 14: (18, 8), 15: (19, 8)},
     **{16: (19, 9), 17: (20, 9), 18: (21, 10), 19: (21, 10), 20: (21, 10), 21: (22, 10)},
 }
-# Changed their meaning without changing their attributes or inputs: opset from which they differ.
+# Operators that changed their meaning, but not their attributes or inputs -> opset of the change.
 _MEANS_OTHERWISE = {"AveragePool": (19,), "GridSample": (20,), "Resize": (18, 19)}
 NUMPY_2 = 19  # the first ONNX Runtime 1.x that runs with NumPy 2
 
@@ -30,18 +29,26 @@ def check_version(version: str) -> int:
     Raises:
         ConfigError: no such version is known.
     """
-    found = re.fullmatch(r"1\.(\d+)", version)
-    if found is None or int(found[1]) not in READS:
+    match = re.fullmatch(r"1\.(\d+)", version)
+    if match is None or int(match[1]) not in READS:
         known = " | ".join(f"1.{number}" for number in READS)
         raise ConfigError(f"target.onnxruntime: got {version!r}, takes {known}")
-    return int(found[1])
+    return int(match[1])
+
+
+def lower_file(source: Path, target: Path, version: int) -> str:
+    """Write an ONNX file for ONNX Runtime 1.`version`; see `lower`."""
+    proto = onnx.load(source)
+    change = lower(proto, version)
+    onnx.save(proto, target)
+    return change
 
 
 def lower(proto: onnx.ModelProto, version: int) -> str:
-    """Lower a model in place for ONNX Runtime 1.`version`; say from what to what.
+    """Lower a model in place for ONNX Runtime 1.`version`; return the old and the new versions.
 
     Raises:
-        UnsupportedError: an operator is not to be had there; names it.
+        UnsupportedError: the older version lacks an operator; the message names it.
     """
     opset, ir_version = READS[version]
     before = f"opset {_opset(proto)}, IR {proto.ir_version}"
@@ -61,7 +68,7 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
 
 
 def _opset(proto: onnx.ModelProto) -> int:
-    return next(each.version for each in proto.opset_import if each.domain in ("", "ai.onnx"))
+    return next(e.version for e in proto.opset_import if e.domain in ("", "ai.onnx"))
 
 
 def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int) -> None:
@@ -77,19 +84,13 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
         return
     if any(lower_opset < changed <= opset for changed in _MEANS_OTHERWISE.get(node.op_type, ())):
         raise UnsupportedError(f"{refused} means something else before opset {new.since_version}")
-    unknown = [
-        each.name
-        for each in node.attribute
-        if each.name not in old.attributes and not _is_default(each, new)
-    ]
+    added = [attribute for attribute in node.attribute if attribute.name not in old.attributes]
+    unknown = [attribute.name for attribute in added if not _is_default(attribute, new)]
     if unknown or not old.min_input <= len(node.input) <= old.max_input:
-        what = f"attribute {unknown[0]}" if unknown else f"{len(node.input)} inputs"
-        raise UnsupportedError(
-            f"{refused} has {what}, which it has not before opset {new.since_version}"
-        )
-    for each in list(node.attribute):
-        if each.name not in old.attributes:
-            node.attribute.remove(each)
+        part = f"attribute {unknown[0]}" if unknown else f"{len(node.input)} inputs"
+        raise UnsupportedError(f"{refused} has {part}, which opset {new.since_version} introduced")
+    for attribute in added:
+        node.attribute.remove(attribute)
 
 
 def _is_default(attribute: onnx.AttributeProto, schema: defs.OpSchema) -> bool:
@@ -99,18 +100,17 @@ def _is_default(attribute: onnx.AttributeProto, schema: defs.OpSchema) -> bool:
 
 
 def requirements(version: int) -> list[str]:
-    """Return what runs the model with ONNX Runtime 1.`version`."""
+    """Return the packages that run the model with ONNX Runtime 1.`version`."""
     return [f"onnxruntime~=1.{version}.0", "numpy>=2" if version >= NUMPY_2 else "numpy<2"]
 
 
 def to_ort(path: Path, target: Path) -> None:
-    """Write an ONNX file in the ORT format, with what ONNX Runtime does to it on every CPU."""
+    """Write an ONNX file in the ORT format, with the graph changes that fit every CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # `all` would lay weights out as this CPU alone wants them.
-    level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.graph_optimization_level = level
+    # `all` would arrange the weights for this CPU only.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
     options.add_session_config_entry("session.save_model_format", "ORT")
     options.log_severity_level = 4

@@ -1,4 +1,4 @@
-"""A run's model in MLflow's registry, under the alias `recommended`."""
+"""Registers a run's model in MLflow's registry, under the alias `recommended`."""
 
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line

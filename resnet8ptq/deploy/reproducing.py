@@ -1,4 +1,4 @@
-"""The artifact run again, on the samples that it was scored on: does it still predict the same?"""
+"""Runs the artifact again on the scored samples, and compares its predictions with the run's."""
 
 import json
 import logging
@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.core import cache, machine
+from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import printable
@@ -29,23 +28,23 @@ from resnet8ptq.tracking.mlflow_model import EXAMPLE
 
 log = logging.getLogger(__name__)
 
-PREDICTIONS = ("probabilities", "predictions", "scores", "model")  # a task's name of them
-ROUNDING = 1e-5  # of float operations, in another order on another number of threads
+PREDICTIONS = ("probabilities", "predictions", "scores", "model")  # names in predictions.npz
+ROUNDING = 1e-5  # of float operations, whose order depends on the number of threads
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The samples that a run was scored on, and what scores them."""
+    """The samples that the run was scored on, and their evaluator."""
 
     samples: Split
     evaluator: Evaluator
 
 
 def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
-    """Return the samples that the run was scored on; or why they are not at hand, in words.
+    """Return the samples that the run was scored on, or the reason why they are missing.
 
     Raises:
-        DataError: other samples lie where they were.
+        DataError: the data were replaced by others.
     """
     config = source.config
     try:
@@ -69,98 +68,76 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What the artifact did when it was run again.
+    """The result of running the artifact again, and a sentence that compares it with the run."""
 
-    Attributes:
-        said: how that compares with the run, in a sentence.
-        tested, more: inputs and outputs, few and many; the latter where they were asked for.
-    """
-
-    said: str
-    tested: Vectors
-    more: Vectors | None = None
+    summary: str
+    vectors: Vectors
+    more: Vectors | None = None  # more samples, on request
 
 
 def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
-    """Run the artifact; see `Source.call` for where.
+    """Run the artifact on all scored samples; to be called by `Source.call`.
 
     Args:
-        scored: a text says why they are not at hand: the sample that the run has kept is run.
+        scored: a text is the reason why the samples are missing; the run's kept sample replaces
+            them.
 
     Raises:
-        QuantizationError: see `reproduce`; there is no sample; the process ended.
+        QuantizationError: the artifact predicts otherwise on the run's CPU; or there is no sample.
     """
-    return source.call(_run, source, scored, runtime, many)
-
-
-def _run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
     predictor = make_quantizer(source.config, runtime).load(source.artifact, runtime.threads)
     if isinstance(scored, str):
-        said = f"not compared on the run's samples, which are not at hand ({scored})"
-        return Rerun(said, vectors.of_inputs(_kept_input(source), predictor))
-    said = reproduce(source, scored)
-    more = vectors.many_of_split(scored.samples, predictor) if many else None
-    return Rerun(said, vectors.of_split(scored.samples, predictor), more)
-
-
-def _kept_input(source: Source) -> NDArray[np.float32]:
-    """Return the input [1, ...] that the run has kept.
-
-    Raises:
-        QuantizationError: it has kept none.
-    """
-    path = source.folder / EXAMPLE
-    if not path.exists():
-        raise QuantizationError(
-            f"run {source.record.run_id}: neither its data are at hand nor has it kept a sample"
-        )
-    with np.load(path, allow_pickle=False) as arrays:
-        return np.asarray(arrays["inputs"])
-
-
-def reproduce(source: Source, scored: Scored) -> str:
-    """Run the artifact on all samples, compare with what the run has kept; say it in a sentence.
-
-    Raises:
-        QuantizationError: it predicts something else, on the CPU that the run had.
-    """
-    label = "Running the artifact"
+        path = source.folder / EXAMPLE
+        if not path.exists():
+            raise QuantizationError(
+                f"run {source.record.run_id}: its data are missing, and it has kept no sample"
+            )
+        with np.load(path, allow_pickle=False) as arrays:
+            inputs = np.asarray(arrays["inputs"])
+        summary = f"not compared on the run's samples, which are missing ({scored})"
+        return Rerun(summary, vectors.predict(inputs, inputs, predictor))
     evaluator, samples = scored.evaluator, scored.samples
+    label = "Running the artifact"
     again = evaluator.compare(source.config, source.artifact, samples, label, logits=False)
-    return compare(source, evaluator.task, again.comparison, len(samples))
+    summary = compare(source, evaluator.task, again.comparison, len(samples))
+    more = vectors.of_split(samples, predictor, many=True) if many else None
+    return Rerun(summary, vectors.of_split(samples, predictor), more)
 
 
 def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
-    """Compare outputs for the scored samples with what the run has kept; see `reproduce`."""
+    """Compare outputs for the scored samples with the run's; return the result in a sentence.
+
+    Raises:
+        QuantizationError: they differ on the run's CPU.
+    """
     metric, value = task.metric, again.model.value
     logged = source.record.value(metric)
-    differ = _differing(source.folder, task.arrays(again), task.documents(again), samples)
-    if differ is None:
+    different = _count_different(source.folder, task.arrays(again), task.documents(again), samples)
+    if different is None:
         same = logged is not None and abs(value - logged) <= ROUNDING
-        said = f"{metric.title} {metric.show(value)} on {samples} samples"
+        summary = f"{metric.title} {metric.show(value)} on {samples} samples"
     else:
-        same = differ == 0
-        said = f"predictions equal to the run's on {samples - differ} of {samples} samples"
+        same = different == 0
+        summary = f"predictions equal to the run's on {samples - different} of {samples} samples"
     if not same:
         here, there = machine.describe()["cpu"], source.record.cpu
         if here == there:
             raise QuantizationError(
                 f"run {source.record.run_id}: its artifact does not predict what the run has "
-                f"logged: {said}"
+                f"logged: {summary}"
             )
-        log.warning("the run was measured on another CPU (%s): %s", there, said)
-    return said
+        log.warning("the run was measured on another CPU (%s): %s", there, summary)
+    return summary
 
 
-def _differing(
+def _count_different(
     folder: Path, arrays: Mapping[str, Array], documents: Mapping[str, str], samples: int
 ) -> int | None:
-    """Return for how many samples predictions differ; None where the run has kept none."""
-    if "detections.json" in documents and (folder / "detections.json").exists():
-        kept = (folder / "detections.json").read_text("utf-8")
-        ours, theirs = (
-            _by_picture(json.loads(text)) for text in (documents["detections.json"], kept)
-        )
+    """Return the number of samples with other predictions; None if the run has kept none."""
+    name = "detections.json"
+    if name in documents and (folder / name).exists():
+        texts = (documents[name], (folder / name).read_text("utf-8"))
+        ours, theirs = (_by_picture(json.loads(text)) for text in texts)
         return sum(_differ(ours.get(key, []), theirs.get(key, [])) for key in {*ours, *theirs})
     if not (folder / "predictions.npz").exists():
         return None
@@ -168,27 +145,22 @@ def _differing(
         names = [name for name in PREDICTIONS if name in known and name in arrays]
         if not names:
             return None
-        values = known[names[0]]
-    found = arrays[names[0]]
-    if found.shape != values.shape:
+        values, predicted = known[names[0]], arrays[names[0]]
+    if predicted.shape != values.shape:
         return samples
-    away = np.abs(found.astype(np.float64) - values) > ROUNDING * max(1.0, np.abs(values).max())
-    return int(away.reshape(len(away), -1).any(1).sum())
+    away = np.abs(predicted.astype(np.float64) - values)
+    differ = away > ROUNDING * max(1.0, np.abs(values).max())
+    return int(differ.reshape(len(differ), -1).any(1).sum())
 
 
 def _by_picture(detections: list[dict[str, object]]) -> dict[object, list[list[float]]]:
-    found: dict[object, list[list[float]]] = {}
-    for each in detections:
-        box = [*each["bbox"], each["score"], each["category_id"]]  # type: ignore[misc]
-        found.setdefault(each["image_id"], []).append(box)
-    return found
+    boxes: dict[object, list[list[float]]] = {}
+    for detection in detections:
+        box = [*detection["bbox"], detection["score"], detection["category_id"]]  # type: ignore[misc]
+        boxes.setdefault(detection["image_id"], []).append(box)
+    return boxes
 
 
 def _differ(ours: list[list[float]], theirs: list[list[float]]) -> bool:
     one, other = np.sort(ours, 0), np.sort(theirs, 0)
     return one.shape != other.shape or not np.allclose(one, other, rtol=1e-4, atol=1e-3)
-
-
-def runtime_of(source: Source, cache_dir: str | None) -> Runtime:
-    """Return what this command may use of the machine."""
-    return cache.runtime(cache_dir or source.config.cache_dir, source.config.threads)

@@ -1,4 +1,4 @@
-"""The run to deploy: by its id, or a sweep's recommendation for a use."""
+"""Finds the run to deploy, by its id or as a sweep's recommendation for a use; copies its files."""
 
 import json
 import shutil
@@ -22,33 +22,27 @@ SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2")
 TORCH = (".pt", ".pt2")  # such a file can run code when torch loads it
 T = TypeVar("T")
 Asked = Mapping[str, float | None]
-_MADE_OF = (EXAMPLE, "predictions.npz", "detections.json")
+_COPIED = (EXAMPLE, "predictions.npz", "detections.json")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A finished run with an artifact, its files copied into a folder.
-
-    Attributes:
-        folder: holds the artifact, `config.yaml`, and the files of `_MADE_OF` that the run has.
-        use: the use that it is recommended for; empty for a run by its id.
-        verdict: on its loss, as in its sweep's report; empty for FP32.
-    """
+    """A finished run with an artifact, and its files copied into a folder."""
 
     record: RunRecord
     config: RunConfig
-    artifact: Path
-    use: str = ""
-    verdict: str = ""
-    trusted: bool = False
+    artifact: Path  # in a folder with `config.yaml` and the files of `_COPIED` that the run has
+    use: str = ""  # the recommended use; empty for a run by its id
+    verdict: str = ""  # on its loss, as in its sweep's report; empty for FP32
+    trusted: bool = False  # whether the run's code may run in this process
 
     def call(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function that loads the artifact: of others, in a process of its own.
+        """Call a function that loads the artifact, in a separate process unless it is trusted.
 
-        Files of torch run there in any case: they may hold code.
+        torch files always run there, because they may hold code.
 
         Raises:
-            QuantizationError: the artifact does not run, or asks for more memory than is free.
+            QuantizationError: the artifact does not run, or needs more memory than is free.
         """
         if self.trusted and self.artifact.suffix not in TORCH:
             return function(*args)
@@ -65,35 +59,30 @@ class Source:
 
     @property
     def cautions(self) -> list[str]:
-        """Warnings for the user who deploys it, such as a verdict other than pass."""
+        """Warnings for the user: a verdict other than pass."""
         if not self.verdict or self.verdict == verdicts.PASS:
             return []
         return [f"CAUTION: verdict on its loss, as in a report: {self.verdict}"]
 
     @property
     def folder(self) -> Path:
-        """The folder of the run's files."""
+        """The folder of the copied files."""
         return self.artifact.parent
-
-    @property
-    def backend(self) -> str:
-        """The framework."""
-        return self.config.backend.name
 
 
 def find(
     store: Store, run_id: str | None, sweep: str | None, use: str, asked: Asked
 ) -> tuple[RunRecord, str, str]:
-    """Return the run to deploy, the use that it is recommended for, and the verdict on it.
+    """Return the run to deploy, its recommended use, and the verdict on it.
 
     Args:
-        run_id: None: a sweep's recommendation.
-        sweep: the id of its parent run; None: the newest.
+        run_id: None for a sweep's recommendation.
+        sweep: the id of a parent run; None for the newest sweep.
         use: see `Recommendation.key`.
-        asked: limits by the key of `report`; None: the sweep's own.
+        asked: limits by the key of `report`; None for the sweep's own.
 
     Raises:
-        ConfigError: no such run or sweep exists; nothing is recommended for that use.
+        ConfigError: no such run or sweep exists, or no run is recommended for that use.
     """
     if run_id is not None:
         record = _load(store, "run_id", run_id)
@@ -130,7 +119,7 @@ def find(
 
 
 def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
-    """Return the verdict on a run among the others of its sweep; empty without one."""
+    """Return the verdict on a run among the others of its sweep; empty for FP32."""
     parent = record.parent_id
     together = history.load_compared(store, parent) if parent else []
     if record.run_id not in {other.run_id for other in together}:
@@ -138,7 +127,7 @@ def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
     limits = _limits([record], asked)
     try:
         families = comparison.load(store, together)
-    except TrackingError as error:  # files of another run are gone
+    except TrackingError as error:  # another run lacks a file
         return f"not judged ({one_line(error)})"
     return verdicts.in_words(families, limits).texts.get(record.run_id, "")
 
@@ -174,12 +163,12 @@ def fetch(
     """Copy a run's artifact and its files into `folder`.
 
     Args:
-        trust: run code of the store even if the run was not made here.
+        trust: whether to run the code of a run that was not made here.
 
     Raises:
-        ConfigError: the run is a sweep's, did not finish, was unsupported, is void, runs on its CPU
-            only, or would run code of others.
-        TrackingError: it has no artifact, or not the measured one.
+        ConfigError: the run is a sweep, did not finish, was unsupported, is void, runs only on its
+            own CPU, or would run the code of others.
+        TrackingError: it has no artifact, or its artifact is not the measured one.
     """
     if record.kind == "sweep":
         raise ConfigError(f"run_id: {record.run_id} is a sweep; takes sweep={record.run_id} use=")
@@ -193,26 +182,26 @@ def fetch(
         raise TrackingError(
             f"run {record.run_id}: has no artifact to deploy; takes a run that quantized a network"
         )
-    for name in (models[0], CONFIG_FILE, *(name for name in _MADE_OF if name in names)):
+    for name in (models[0], CONFIG_FILE, *(name for name in _COPIED if name in names)):
         with history.artifact(store, record, name) as path:
             shutil.copyfile(path, folder / name)
-    artifact, measured = folder / models[0], record.artifact_sha256
-    if measured and files.sha256(artifact) != measured:
+    artifact = folder / models[0]
+    if (digest := files.sha256(artifact)) != record.artifact_sha256:
         raise TrackingError(
             f"run {record.run_id}: {models[0]} is not the file that was measured (its SHA-256 is "
-            f"{files.sha256(artifact)}, the run has logged {measured})"
+            f"{digest}, the run has logged {record.artifact_sha256})"
         )
     trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
     if artifact.suffix in TORCH and not trusted:
         raise ConfigError(
             f"run_id: run {record.run_id} has {models[0]}, which can run code when torch loads it, "
-            f"and was not made below {origin.RUNS.absolute()}; takes a run that was made there. If "
-            "you trust whoever made the run, add trust=true"
+            f"and was not made below {origin.RUNS.absolute()}; takes a run that was made there; if "
+            "you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
     if getattr(config.backend, "flow", None) == "inductor":
         raise ConfigError(
             f"run_id: run {record.run_id} has backend.flow=inductor, a shared object that runs on "
-            "its own CPU and cannot be checked; takes a run of another flow or backend"
+            "its own CPU only and cannot be checked; takes a run of another flow or backend"
         )
     return Source(record, config, artifact, use, verdict, trusted)

@@ -1,4 +1,4 @@
-"""Ten samples with what the network returns for them: what checks a port of the model."""
+"""Test vectors: ten samples with the network's outputs, to check a port of the model."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,34 +13,25 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing
 
 FILE = "test_vectors.npz"
 COUNT = 10
-MANY, MANY_BYTES = 1000, 2**26  # what another version of a runtime is compared on
+MANY, MANY_BYTES = 1000, 2**26  # samples to compare with another version of a runtime
 TOLERANCE = 0.01  # of an output's largest value: kernels of other CPUs round differently
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Samples, as stored and as the network takes them, and the outputs, one sample at a time.
+    """Samples, as stored and as the network takes them, and the outputs of one sample at a time."""
 
-    Attributes:
-        samples: [n, ...] as stored; the same as `inputs` where only those are at hand.
-        inputs: [n, ...].
-        outputs: each [n, ...]; where the number of rows depends on the sample, all rows.
-        tolerances: of each output, absolute.
-        preprocessing, layout: what makes inputs of samples, see `Split`.
-        raw: integers that go in and come out, where the file takes them, by name.
-    """
-
-    samples: NDArray[Any]
-    inputs: NDArray[np.float32]
-    outputs: tuple[NDArray[np.float32], ...]
-    tolerances: tuple[float, ...]
-    preprocessing: Preprocessing = RAW
+    samples: NDArray[Any]  # [n, ...]; the same array as `inputs` if the data are missing
+    inputs: NDArray[np.float32]  # [n, ...]
+    outputs: tuple[NDArray[np.float32], ...]  # [n, ...]; all rows if they depend on the sample
+    tolerances: tuple[float, ...]  # of the outputs, absolute
+    preprocessing: Preprocessing = RAW  # with `layout`, from samples to inputs, see `Split`
     layout: tuple[int, ...] | None = None
-    raw: dict[str, NDArray[Any]] = field(default_factory=dict)
+    raw: dict[str, NDArray[Any]] = field(default_factory=dict)  # integers of the file, by name
 
     def save(self, path: Path) -> None:
-        """Write them as arrays: `samples`, `inputs`, `output_0`, ..., `tolerances`, and `raw`."""
-        outputs = {f"output_{number}": found for number, found in enumerate(self.outputs)}
+        """Write the arrays `samples`, `inputs`, `output_0`, ..., `tolerances`, and `raw`."""
+        outputs = {f"output_{number}": output for number, output in enumerate(self.outputs)}
         np.savez_compressed(
             path,
             allow_pickle=False,
@@ -52,35 +43,28 @@ class Vectors:
         )
 
 
-def of_split(split: Split, predictor: Predictor, count: int = COUNT) -> Vectors:
-    """Return `count` samples from all over a split; fewer where it has fewer."""
-    places = np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))
-    samples = np.asarray(split.images[places])
-    return _run(samples, split.prepare(samples), predictor, split.preprocessing, split.layout)
-
-
-def many_of_split(split: Split, predictor: Predictor) -> Vectors:
-    """Return as many samples as another version of a runtime is compared on."""
+def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
+    """Return samples spread over a split: `COUNT`, or `many` within the limit of memory."""
     size = 4 * int(np.prod(split.input_shape))
-    return of_split(split, predictor, max(COUNT, min(MANY, MANY_BYTES // size)))
+    count = max(COUNT, min(MANY, MANY_BYTES // size)) if many else COUNT
+    indices = np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))
+    samples = np.asarray(split.images[indices])
+    inputs = split.prepare(samples)
+    return predict(samples, inputs, predictor, split.preprocessing, split.layout)
 
 
-def of_inputs(inputs: NDArray[np.float32], predictor: Predictor) -> Vectors:
-    """Return network inputs [n, ...], of which the samples are not at hand."""
-    return _run(inputs, inputs, predictor, RAW, None)
-
-
-def _run(
+def predict(
     samples: NDArray[Any],
     inputs: NDArray[np.float32],
     predictor: Predictor,
-    preprocessing: Preprocessing,
-    layout: tuple[int, ...] | None,
+    preprocessing: Preprocessing = RAW,
+    layout: tuple[int, ...] | None = None,
 ) -> Vectors:
-    found = [predictor.predict(inputs[n : n + 1]) for n in range(len(inputs))]
+    """Run the model on inputs [n, ...], one sample at a time; see `Vectors`."""
+    runs = [predictor.predict(inputs[n : n + 1]) for n in range(len(inputs))]
     # The interpreter of TFLite may return its own memory.
     outputs = tuple(
-        np.concatenate([np.array(o) for o in each]) for each in zip(*found, strict=True)
+        np.concatenate([np.array(part) for part in parts]) for parts in zip(*runs, strict=True)
     )
-    tolerances = tuple(TOLERANCE * float(np.abs(each).max(initial=0)) for each in outputs)
+    tolerances = tuple(TOLERANCE * float(np.abs(output).max(initial=0)) for output in outputs)
     return Vectors(samples, inputs, outputs, tolerances, preprocessing, layout)

@@ -14,7 +14,7 @@ from resnet8ptq.graph.footprint import samples_at_once
 from resnet8ptq.models import model
 from resnet8ptq.models.contract import find_dtype, find_layout
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
 

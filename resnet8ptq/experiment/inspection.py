@@ -11,8 +11,8 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment.settings import settle_data, settle_suite
 from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_dtype, find_layout
-from resnet8ptq.models.locate import locate
 from resnet8ptq.models.model import module_of
+from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.summary import print_summary, summarize
 
 NO_DATA = (

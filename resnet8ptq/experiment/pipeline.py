@@ -30,7 +30,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks.contract import GROUPED, Task
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,7 @@ from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.finetuning import qat
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_quantized_layers
+from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.models import locate as networks
-from resnet8ptq.models import summary
+from resnet8ptq.models import network_path, summary
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ def settle(asked: RunConfig) -> Settings:
         PtqError: a file is missing, or a name is unknown.
     """
     config = settle_data(settle_suite(asked))
-    source = networks.locate(config.model, config.data.name)
+    source = network_path.locate(config.model, config.data.name)
     if config.model.module is None:
         config = replace(config, model=replace(config.model, path=str(source)))
     return _on_this_machine(config)

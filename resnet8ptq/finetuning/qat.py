@@ -22,12 +22,10 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import leave_out
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 
 if TYPE_CHECKING:  # it imports torch, which only method=qat needs
     from resnet8ptq.finetuning.training import Point
-    from resnet8ptq.simulation.network import Student
 
 NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
 
@@ -100,24 +98,19 @@ def fine_tune(
         from resnet8ptq.finetuning.training import Trainer
         from resnet8ptq.simulation import network
 
-        student = _student(settings, fp32, calibration.split, skipped, runtime)
-        trainer = Trainer(
-            settings.training,
-            settings.seed,
-            runtime.threads,
-            student.module,
-            network.load_logits(fp32.onnx_path),
-            leave_out(dataset.train, (held_out, dataset.test)),
-            held_out,
-            checkpoint,
-            report,
-        )
+        activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
+        grids = settings.weights, settings.activations, settings.float_output
+        student = network.prepare(fp32.onnx_path, skipped, activations.find_around(skipped), *grids)
+        fixed = settings.training, settings.seed, runtime.threads
+        networks = student.module, network.load_logits(fp32.onnx_path)
+        images = leave_out(dataset.train, (held_out, dataset.test)), held_out
+        trainer = Trainer(*fixed, *networks, *images, checkpoint, report)
         points.extend(trainer.run())
         onnx.save(network.write_back(fp32.onnx_path, student), entry / NETWORK_FILE)
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
         (entry / CURVES_FILE).write_text(json.dumps(points))
 
-    checkpoint = cache.place(runtime.cache_root, "qat", key).with_suffix(".checkpoint")
+    checkpoint = cache.path_of(runtime.cache_root, "qat", key).with_suffix(".checkpoint")
     entry = cache.entry(runtime.cache_root, "qat", key, make)
     checkpoint.unlink(missing_ok=True)
     for point in [] if points else json.loads((entry / CURVES_FILE).read_text()):
@@ -125,20 +118,3 @@ def fine_tune(
     ranges = json.loads((entry / RANGES_FILE).read_text())
     tuned = fp32.with_weights_of(entry / NETWORK_FILE)
     return tuned, {name: (low, high) for name, (low, high) in ranges.items()}
-
-
-def _student(
-    settings: Settings, fp32: Fp32Model, images: Split, skipped: list[str], runtime: Runtime
-) -> "Student":
-    """Return the network with fake quantization, its ranges calibrated on `images`."""
-    from resnet8ptq.simulation import network
-
-    activations = Activations(fp32.onnx_path, images, settings.calib, runtime)
-    return network.prepare(
-        fp32.onnx_path,
-        skipped,
-        activations.find_around(skipped),
-        settings.weights,
-        settings.activations,
-        settings.float_output,
-    )

@@ -3,6 +3,7 @@
 import math
 
 import onnx
+from onnx import helper
 
 from resnet8ptq.core import memory
 
@@ -15,9 +16,10 @@ def tensor_bytes(proto: onnx.ModelProto) -> dict[str, int]:
     graph = onnx.shape_inference.infer_shapes(proto).graph
     constants = {tensor.name for tensor in graph.initializer}
     return {
-        value.name: _size(value.type.tensor_type)
+        value.name: helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
+        * math.prod(max(1, axis.dim_value) for axis in kind.shape.dim)
         for value in (*graph.input, *graph.value_info, *graph.output)
-        if value.type.tensor_type.HasField("shape") and value.name not in constants
+        if (kind := value.type.tensor_type).HasField("shape") and value.name not in constants
     }
 
 
@@ -45,8 +47,3 @@ def samples_at_once(proto: onnx.ModelProto) -> int:
     copy their inputs into another layout.
     """
     return memory.fitting(4 * live_bytes(proto), memory.budget())
-
-
-def _size(tensor: onnx.TypeProto.Tensor) -> int:
-    width = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
-    return width * math.prod(max(1, axis.dim_value) for axis in tensor.shape.dim)

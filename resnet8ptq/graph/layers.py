@@ -29,11 +29,8 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
     """Return the smallest and the largest weight of each layer, by its short name."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    weights = {
-        name: numpy_helper.to_array(tensors[node.input[1]])
-        for name, node in weight_layers(graph).items()
-    }
+    tensors, layers = {t.name: t for t in graph.initializer}, weight_layers(graph).items()
+    weights = {name: numpy_helper.to_array(tensors[node.input[1]]) for name, node in layers}
     return {name: (float(values.min()), float(values.max())) for name, values in weights.items()}
 
 
@@ -81,6 +78,12 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
 def consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
     """Return the nodes that take a tensor."""
     return [node for node in graph.node if name in node.input]
+
+
+def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return each Relu and Clip that is the only consumer of its input."""
+    nodes = [node for node in graph.node if node.op_type in FUSED]
+    return [node for node in nodes if len(consumers(graph, node.input[0])) == 1]
 
 
 def find_tail(

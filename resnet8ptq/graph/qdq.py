@@ -108,18 +108,12 @@ def rounded_activations(
         if layer is not None and layer.op_type in FUSED:
             layer = producers.get(layer.input[0], layer)
         around = [*([producers[name], layer] if layer else []), *consumers(fp32, name)]
+        neighbours = tuple(dict.fromkeys(neighbour.name for neighbour in around))
+        low, high = ((level - zero) * scale for level in (levels.min, levels.max))
+        maker = layer.name if layer else ""
         for dequantize in consumers(quantized, node.output[0])[:1]:
-            activations.append(
-                RoundedActivation(
-                    name,
-                    dequantize.output[0],
-                    layer.name if layer else "",
-                    tuple(dict.fromkeys(neighbour.name for neighbour in around)),
-                    scale,
-                    low=(levels.min - zero) * scale,
-                    high=(levels.max - zero) * scale,
-                )
-            )
+            names = name, dequantize.output[0], maker, neighbours
+            activations.append(RoundedActivation(*names, scale, low, high))
     return activations
 
 

@@ -39,16 +39,11 @@ def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
             f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
     _fix_constants(module)
-    _return_tuple(module)
-    return module.eval()
-
-
-def _return_tuple(module: Any) -> None:
-    """Return several outputs as a tuple: FX's list can neither be traced nor loaded again."""
     (output,) = module.graph.find_nodes(op="output")
-    if isinstance(output.args[0], list):
+    if isinstance(output.args[0], list):  # which can neither be traced nor loaded again
         output.args = (tuple(output.args[0]),)
         module.recompile()
+    return module.eval()
 
 
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -127,7 +122,7 @@ def _fix_constants(module: Any) -> None:
         }
         kind, fixed = type(layer).__name__, None
         if kind == "OnnxReshape" and 1 in constants:
-            fixed = _Reshape([int(size) for size in constants[1]])
+            fixed = _Reshape(shape=[int(size) for size in constants[1]])
         elif kind == "OnnxResize" and len(constants) == len(node.args) - 1:
             fixed = _fix_resize(layer, constants)
         elif kind == "OnnxSlice" and len(constants) == len(node.args) - 1:
@@ -135,15 +130,13 @@ def _fix_constants(module: Any) -> None:
         if fixed is not None:
             module.set_submodule(node.target, fixed)
             node.args = node.args[:1]
-        elif _is_division(layer) and any(c.is_floating_point() for c in constants.values()):
-            layer.math_op_function = torch.div
+        elif any(c.is_floating_point() for c in constants.values()):
+            operation = getattr(layer, "math_op_function", None)
+            if getattr(operation, "__name__", "") == "_onnx_div":
+                layer.math_op_function = torch.div
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     module.recompile()
-
-
-def _is_division(layer: Any) -> bool:
-    return getattr(getattr(layer, "math_op_function", None), "__name__", "") == "_onnx_div"
 
 
 def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
@@ -156,7 +149,8 @@ def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
     axes = len(scales or sizes) - 2
     modes = {"linear": ["linear", "bilinear", "trilinear"], "cubic": ["", "bicubic", ""]}
     mode = modes.get(layer.onnx_mode, ["nearest"] * 3)[axes - 1]
-    return _Resize(scales[2:] or None, sizes[2:] or None, mode, layer.align_corners)
+    target = {"scales": scales[2:] or None, "sizes": sizes[2:] or None}
+    return _Resize(**target, mode=mode, align_corners=layer.align_corners)
 
 
 def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
@@ -169,25 +163,22 @@ def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
         return None
     slices = dict(zip(axes, map(slice, starts, ends, steps), strict=True))
     if min(axes) < 0:
-        return _Slice((..., *(slices.get(axis, slice(None)) for axis in range(min(axes), 0))))
-    return _Slice(tuple(slices.get(axis, slice(None)) for axis in range(max(axes) + 1)))
+        inner = (slices.get(axis, slice(None)) for axis in range(min(axes), 0))
+        return _Slice(parts=(..., *inner))
+    return _Slice(parts=tuple(slices.get(axis, slice(None)) for axis in range(max(axes) + 1)))
 
 
-class _Resize(torch.nn.Module):  # type: ignore[misc]
-    """ONNX's Resize, as in onnx2torch, with fixed scales or sizes."""
+class _Fixed(torch.nn.Module):  # type: ignore[misc]
+    """A module whose attributes are set when it is made, and do not change."""
 
-    def __init__(
-        self,
-        scales: list[float] | None,
-        sizes: list[int] | None,
-        mode: str,
-        align_corners: bool | None,
-    ) -> None:
+    def __init__(self, **attributes: Any) -> None:
         super().__init__()
-        self.scales = scales
-        self.sizes = sizes
-        self.mode = mode
-        self.align_corners = align_corners
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+class _Resize(_Fixed):
+    """ONNX's Resize, as in onnx2torch, with fixed `scales` or `sizes`."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return `values` [N, C, ...] resized."""
@@ -196,24 +187,16 @@ class _Resize(torch.nn.Module):  # type: ignore[misc]
         )
 
 
-class _Slice(torch.nn.Module):  # type: ignore[misc]
-    """ONNX's Slice with fixed parts."""
-
-    def __init__(self, parts: tuple[Any, ...]) -> None:
-        super().__init__()
-        self.parts = parts
+class _Slice(_Fixed):
+    """ONNX's Slice with fixed `parts`."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the parts of `values`."""
         return values[self.parts]
 
 
-class _Reshape(torch.nn.Module):  # type: ignore[misc]
-    """ONNX's Reshape to a fixed shape; 0 is the input's size."""
-
-    def __init__(self, shape: list[int]) -> None:
-        super().__init__()
-        self.shape = shape
+class _Reshape(_Fixed):
+    """ONNX's Reshape to a fixed `shape`; 0 is the input's size."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return `values` in that shape."""
@@ -271,12 +254,8 @@ def _import_onnx2torch() -> types.ModuleType:
             del sys.modules[name]
 
 
-class _SpaceToDepth(torch.nn.Module):  # type: ignore[misc]
+class _SpaceToDepth(_Fixed):
     """ONNX's SpaceToDepth, to which ONNX Runtime fuses slices; onnx2torch lacks it."""
-
-    def __init__(self, block: int) -> None:
-        super().__init__()
-        self.block = block
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
@@ -293,7 +272,7 @@ def _add_space_to_depth() -> None:
     @add_converter(operation_type="SpaceToDepth", version=1)  # type: ignore[untyped-decorator]
     @add_converter(operation_type="SpaceToDepth", version=13)  # type: ignore[untyped-decorator]
     def _(node: Any, graph: Any) -> Any:
-        module = _SpaceToDepth(node.attributes["blocksize"])
+        module = _SpaceToDepth(block=node.attributes["blocksize"])
         return OperationConverterResult(module, onnx_mapping_from_node(node))
 
 

@@ -176,11 +176,10 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
     """Return height and width of the pictures that a network takes, channels first or last.
 
+    None if a size is free or the input is no picture.
+
     Args:
         fixed: names of inputs whose values are set.
-
-    Returns:
-        None if a size is free or the input is no picture.
     """
     shapes = [tensor.shape for tensor in contract.inputs if tensor.name not in fixed]
     if len(shapes) != 1 or len(shapes[0]) != 3:
@@ -200,9 +199,7 @@ def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int,
 def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
     """Return the layouts that a torch network may take: channels first, then unchanged."""
     rank = len(shape)
-    if rank < 2:
-        return [None]
-    return [_moves(rank)[0] if rank > 2 else _moves(rank + 1)[0], None]
+    return [None] if rank < 2 else [_moves(max(rank, 3))[0], None]
 
 
 def _moves(rank: int) -> list[tuple[int, ...]]:

@@ -6,6 +6,7 @@ Runs in a separate process (see `model.load`): the main process never imports Te
 import json
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,29 +23,11 @@ from resnet8ptq.data.preprocessing import RAW, arrange
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.batch import (
-    Outputs,
-    Predict,
-    find_data_sized,
-    fix_sizes,
-    in_batches,
-    in_full_batches,
-    one_by_one,
-)
-from resnet8ptq.models.contract import (
-    Contract,
-    find_dtype,
-    find_layout,
-    is_scalar,
-    read_contract,
-)
+from resnet8ptq.models import batch_axis
+from resnet8ptq.models.batch_axis import Outputs, Predict
+from resnet8ptq.models.contract import Contract, find_dtype, find_layout, is_scalar, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.normalization import (
-    avoid_quantizer_names,
-    flatten_biases,
-    name_nodes,
-    opset,
-)
+from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases, name_nodes, opset
 from resnet8ptq.models.sources import Module, Network, read
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
@@ -143,13 +126,15 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
     proto, why_fixed = _fix_sizes(network, samples)
-    network = _add_batch_axes(network, proto)
+    added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
+    if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
+        network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
     avoid_quantizer_names(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
     at_once = min(AT_ONCE, memory.fitting(live_bytes(proto), memory.step()))
-    expected = in_batches(network.predict, samples, at_once, "Running the original")
+    expected = batch_axis.in_batches(network.predict, samples, at_once, "Running the original")
     contract, final = read_contract(proto.graph), find_final(expected, samples.shape[1:])
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
@@ -163,16 +148,8 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
             parity[label] = compare(outputs, expected, final, label)
-    record = Conversion(
-        parity=parity,
-        source_opset=network.source_opset,
-        opset=opset(proto),
-        contract=contract,
-        final=final,
-        preprocessing=preprocessing,
-        without_torch=without_torch,
-        why_fixed=why_fixed,
-    )
+    versions = network.source_opset, opset(proto)
+    record = Conversion(parity, *versions, contract, final, preprocessing, without_torch, why_fixed)
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
@@ -181,40 +158,28 @@ def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
 
     A scalar output is one number for the whole batch, so that only a batch of 1 tells it by sample.
     """
-    if read_contract(network.proto.graph).batch is not None:
+    graph = network.proto.graph
+    if read_contract(graph).batch is not None:
         return network
-    if find_data_sized(network.proto) or any(map(is_scalar, network.proto.graph.output)):
-        return _one_at_once(network)
-    try:
-        network.predict(samples[:2])
-    except Exception:  # ONNX Runtime's own, a dozen
-        return _one_at_once(network)
-    return network
-
-
-def _one_at_once(network: Network) -> Network:
-    network.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    return replace(network, predict=in_full_batches(network.predict, 1))
-
-
-def _add_batch_axes(network: Network, fixed: onnx.ModelProto) -> Network:
-    """Return the network with a batch axis for every output that has one in `fixed`."""
-    added = {node.output[0] for node in fixed.graph.node if node.name.endswith("__batch_axis")}
-    indices = [i for i, value in enumerate(fixed.graph.output) if value.name in added]
-    return replace(network, predict=one_by_one(network.predict, indices)) if indices else network
+    if not batch_axis.find_data_sized(network.proto) and not any(map(is_scalar, graph.output)):
+        with suppress(Exception):  # ONNX Runtime's own, a dozen
+            network.predict(samples[:2])
+            return network
+    graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    return replace(network, predict=batch_axis.in_full_batches(network.predict, 1))
 
 
 def _fix_sizes(network: Network, samples: NDArray[Any]) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with constant sizes, and the reason if its batch size stays fixed."""
     fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
     try:
-        freed = fix_sizes(network.proto, shape, None)
+        freed = batch_axis.fix_sizes(network.proto, shape, None)
         compare(open_runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
     except Exception as error:  # ONNX Runtime's own, a dozen
         if fixed is None:
             raise
         try:
-            return fix_sizes(network.proto, shape, fixed), one_line(error)
+            return batch_axis.fix_sizes(network.proto, shape, fixed), one_line(error)
         except Exception as again:
             raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
     return freed, None
@@ -241,8 +206,8 @@ def _run(
     predict: Predict, samples: NDArray[Any], contract: Contract, at_once: int, label: str
 ) -> Outputs:
     if contract.batch is not None:
-        predict = in_full_batches(predict, contract.batch)
-    return in_batches(predict, samples, at_once, f"Comparing with the original: {label}")
+        predict = batch_axis.in_full_batches(predict, contract.batch)
+    return batch_axis.in_batches(predict, samples, at_once, f"Comparing with the original: {label}")
 
 
 def _torch_runner(path: Path) -> Predict:
@@ -280,7 +245,8 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
         scale = 1.0 if final == PROBABILITIES or largest == 0 else largest
         differences.append(float(np.abs(output - original).max(initial=0) / scale))
         if final != VALUES:
-            flipped += _count_flips(output, original, TIE * scale)
+            chosen = np.take_along_axis(original, output.argmax(1)[:, np.newaxis], 1)[:, 0]
+            flipped += int((original.max(1) - chosen > TIE * scale).sum())
     worst = float(np.max(differences))  # NaN if any difference is
     tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
     if flipped or not worst <= tolerance:
@@ -290,9 +256,3 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
             f"{kind} by up to {worst:.2e} (allowed: 0 and {tolerance:.0e})"
         )
     return worst
-
-
-def _count_flips(got: NDArray[Any], expected: NDArray[Any], tie: float) -> int:
-    """Count samples [n, classes] whose top-1 class differs by more than a tie of two classes."""
-    lead = expected.max(1) - np.take_along_axis(expected, got.argmax(1)[:, np.newaxis], 1)[:, 0]
-    return int((lead > tie).sum())

@@ -37,11 +37,8 @@ class Preprocessing:
     def describe(self) -> dict[str, str]:
         """Return the changes as MLflow params."""
         before, after = Counter(self.operators_before), Counter(self.operators_after)
-        changes = [
-            f"{name} {before[name]} -> {after[name]}"
-            for name in sorted(before | after)
-            if before[name] != after[name]
-        ]
+        differing = [name for name in sorted(before | after) if before[name] != after[name]]
+        changes = [f"{name} {before[name]} -> {after[name]}" for name in differing]
         return {
             "preprocess_nodes": f"{before.total()} -> {after.total()}",
             "preprocess_bytes": f"{self.bytes_before} -> {self.bytes_after}",
@@ -81,13 +78,10 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
 
 
 def fold_into_products(graph: onnx.GraphProto) -> bool:
-    """Fold a constant Mul or Add after a Gemm or MatMul into the layer, in place.
+    """Fold a constant Mul or Add after a Gemm or MatMul into it, in place; True if any changed.
 
     This is batch normalization after a dense layer; ONNX Runtime folds it into convolutions only.
     The layer's output must have no other consumer. A MatMul has no bias to take an Add.
-
-    Returns:
-        True if the graph changed.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     uses = Counter(name for node in graph.node for name in node.input)

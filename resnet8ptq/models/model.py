@@ -11,11 +11,11 @@ import numpy as np
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.models import conversion
 from resnet8ptq.models.contract import Contract
-from resnet8ptq.models.locate import digest as hash_source
-from resnet8ptq.models.locate import locate
+from resnet8ptq.models.network_path import digest as hash_source
+from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.sources import Module, find_format
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,8 @@ class Fp32Model:
         """Return the changes to the graph by import and preprocessing, as MLflow params."""
         record = self.conversion
         raised = f"{record.source_opset} -> {record.opset}"
-        return {
-            "opset": raised if record.source_opset != record.opset else str(record.opset),
-            **(record.preprocessing.describe() if self.fold else {}),
-        }
+        opset = raised if record.source_opset != record.opset else str(record.opset)
+        return {"opset": opset, **(record.preprocessing.describe() if self.fold else {})}
 
 
 def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
@@ -74,7 +72,10 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     """
     source = locate(config, data.name)
     digest = hash_source(config, source)
-    checked = _parity_split(data.calibrating if len(data.calibrating) else data.test)
+    split = data.calibrating if len(data.calibrating) else data.test
+    size = 4 * math.prod(split.images.shape[1:])  # of float32
+    count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
+    checked = split.take(np.arange(count))  # the frameworks must agree on these samples
     module = module_of(config)
     source_format = None if module else find_format(source)
     key: cache.Key = {
@@ -85,10 +86,9 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         **machine.versions(),
     }
 
-    crashed = ModelError(f"{source}: {conversion.CRASHED}")
-
     def make(folder: Path) -> None:
         log.info("converting the network: %s", source)
+        crashed = ModelError(f"{source}: {conversion.CRASHED}")
         samples = np.asarray(checked.images[:])
         arguments = (source, folder, samples, module, config.inputs, checked.preprocessing)
         # A module is the user's own code, which may download.
@@ -109,11 +109,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
 
 
 def _report(model: Fp32Model) -> None:
-    """Log the changes to the graph.
-
-    Raises:
-        ModelError: `fold` is set, and ONNX Runtime could not fold.
-    """
+    """Log the changes to the graph; raise `ModelError` if `fold` is set and folding failed."""
     record = model.conversion
     if model.fold and record.preprocessing.failure:
         raise ModelError(
@@ -134,13 +130,6 @@ def _report(model: Fp32Model) -> None:
     reason = record.without_torch.get(model.onnx_path.name)
     if reason:
         log.warning("%s: backend=torch cannot run it: %s", model.source, reason)
-
-
-def _parity_split(split: Split) -> Split:
-    """Return the first samples of a split, within a budget; the frameworks must agree on them."""
-    size = 4 * math.prod(split.images.shape[1:])  # of float32
-    count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
-    return split.take(np.arange(count))
 
 
 def module_of(config: ModelConfig) -> Module | None:

@@ -64,10 +64,7 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 
 
 def normalize(proto: onnx.ModelProto) -> None:
-    """Normalize a graph in place, without a change to its results.
-
-    Constants become initializers and are no longer inputs; unused domains are dropped.
-    """
+    """Normalize a graph in place, without a change to its results; drop unused domains."""
     graph = proto.graph
     inputs = graph_inputs(graph)
     del graph.input[:]
@@ -81,12 +78,7 @@ def normalize(proto: onnx.ModelProto) -> None:
     imports = [entry for entry in proto.opset_import if entry.domain in used]
     del proto.opset_import[:]
     proto.opset_import.extend(imports)
-    _move_constants(graph)
-    _drop_allowzero(graph)
-
-
-def _move_constants(graph: onnx.GraphProto) -> None:
-    """Turn Constant nodes into initializers, where quantization looks for weights."""
+    # Constant nodes become initializers, where quantization looks for weights.
     for node in [node for node in graph.node if node.op_type == "Constant"]:
         constant = read_constant(node)
         if constant is not None:
@@ -94,10 +86,7 @@ def _move_constants(graph: onnx.GraphProto) -> None:
             tensor.CopyFrom(constant)
             tensor.name = node.output[0]
             graph.node.remove(node)
-
-
-def _drop_allowzero(graph: onnx.GraphProto) -> None:
-    """Drop `allowzero` from each Reshape to a shape without zeros: onnx2torch refuses it."""
+    # A Reshape to a shape without zeros needs no `allowzero`: onnx2torch refuses it.
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None

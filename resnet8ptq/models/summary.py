@@ -6,7 +6,7 @@ process, and the cache keeps the graph. Nothing is run or quantized.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,21 +15,14 @@ import onnx
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.console import print_table, say, stdout
-from resnet8ptq.core.errors import ModelError, PtqError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
-from resnet8ptq.models.batch import static_tensors
-from resnet8ptq.models.contract import (
-    Contract,
-    Tensor,
-    ask_for_values,
-    picture_size,
-    read_contract,
-)
+from resnet8ptq.models.batch_axis import static_tensors
+from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.locate import digest, locate
+from resnet8ptq.models.network_path import digest, locate
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Shape
 
@@ -47,7 +40,6 @@ _TFLITE = _SHARED | {
 }
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
 BACKENDS = ("onnx", "torch", "tflite")
-TFLITE_FORMATS = ("keras", "saved_model")  # its converter takes
 
 
 @dataclass(frozen=True)
@@ -114,21 +106,20 @@ def summarize(
     name = file_format.name if file_format else "module"
     words = file_format.takes.split(" ", 1)[1] if file_format else ""
     proto = _export(path, name, cache_root, shape, module)
-    graph = proto.graph
-    constants = list(gate.find_all(graph, onnx.TensorProto))
-    backends = [b for b in BACKENDS if b != "tflite" or name in TFLITE_FORMATS]
-    quantized = {backend: quantized_operators(backend) for backend in backends}
+    graph, static = proto.graph, static_tensors(proto.graph)
+    computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
+    backends = [b for b in BACKENDS if b != "tflite" or name in sources.TFLITE_FORMATS]
     makers = {output: node.op_type for node in graph.node for output in node.output}
     return Summary(
         path=path,
         format=words or f"torch module {module and module.name}",
         contract=read_contract(graph),
         opset=opset(proto),
-        operators=dict(Counter(_operators(graph)).most_common()),
+        operators=dict(Counter(computing).most_common()),
         layers=sum(1 for _ in gate.find_weights(graph)),
         depthwise=sum(n.op_type == "Conv" and attribute(n, "group", 1) > 1 for n in graph.node),
-        parameters=sum(math.prod(tensor.dims) for tensor in constants),
-        quantized=quantized,
+        parameters=sum(math.prod(t.dims) for t in gate.find_all(graph, onnx.TensorProto)),
+        quantized={backend: quantized_operators(backend) for backend in backends},
         final=makers.get(graph.output[0].name, ""),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
     )
@@ -139,8 +130,7 @@ def find_picture_size(
 ) -> tuple[int, int] | None:
     """Return height and width of the pictures that the network takes.
 
-    Returns:
-        None if a size is free, the network takes no pictures, or it is a module.
+    None if a size is free, the network takes no pictures, or it is a module.
 
     Raises:
         ModelError: no model, or unsafe.
@@ -149,14 +139,8 @@ def find_picture_size(
         return None
     path = locate(config, data_name)
     file_format = sources.find_format(path)
-    name = file_format.name if file_format else ""
-    proto = _export(path, name, cache_root, None, None)
+    proto = _export(path, file_format.name if file_format else "", cache_root, None, None)
     return picture_size(read_contract(proto.graph), config.inputs or {})
-
-
-def _operators(graph: onnx.GraphProto) -> Iterator[str]:
-    static = static_tensors(graph)
-    return (node.op_type for node in graph.node if not static.issuperset(node.output))
 
 
 def _export(
@@ -173,33 +157,26 @@ def _export(
         **machine.versions(),
     }
 
-    crashed = ModelError(f"{path}: {CRASHED}")
-
     def make(folder: Path) -> None:
-        network = module is not None  # the user's code, which may download
-        exported = isolation.call(
-            _read, path, name, shape, module, crashed=crashed, network=network
-        )
+        crashed = ModelError(f"{path}: {CRASHED}")
+        arguments, network = (path, name, shape, module), module is not None  # which may download
+        exported = isolation.call(_read, *arguments, crashed=crashed, network=network)
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
 def _read(path: Path, name: str, shape: Shape, module: Module | None) -> bytes:
-    """Return the graph, with the shapes that follow from it; an ONNX file's as it is."""
+    """Return the graph with inferred shapes; an ONNX file is not converted."""
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
-    try:
+    with errors_as(ModelError, f"{path}: cannot be read"):
         if name == "onnx":
             proto = gate.read(path)
         else:
             proto = sources.read(path, shape if module else None, module).proto
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
-    except PtqError:
-        raise
-    except Exception as error:  # TensorFlow's, torch's and ONNX's own
-        raise ModelError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
 def quantized_operators(backend: str) -> frozenset[str]:
@@ -246,22 +223,20 @@ def _describe(tensor: Tensor) -> str:
     if len(tensor.shape) != 3:
         return text
     colours = {1: "grey", 3: "RGB or BGR"}
-    for channels, plane in ((tensor.shape[0], tensor.shape[1:]), (tensor.shape[2], tensor.shape)):
+    first, second, third = tensor.shape
+    for channels, *sides, layout in (
+        (first, second, third, "NCHW"),
+        (third, first, second, "NHWC"),
+    ):
         if channels in colours:
-            height, width = (size or "any size" for size in plane[:2])
-            layout = "NCHW" if plane is not tensor.shape else "NHWC"
-            return (
-                f"{text}, as pictures of {height} x {width} in {colours[channels]} are ({layout})"
-            )
+            height, width = (size or "any size" for size in sides)
+            kind = f"{height} x {width} in {colours[channels]}"
+            return f"{text}, as pictures of {kind} are ({layout})"
     return text
 
 
 def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
-    """Print a summary as tables on stdout.
-
-    Args:
-        settings: lines on the settings of the run.
-    """
+    """Print a summary as tables on stdout, then lines on the settings of the run."""
     console = stdout(None, 130)
     say(
         console,

@@ -141,15 +141,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """The quantization of activations: `2**bits` levels, one scale per tensor.
-
-    Attributes:
-        level_pools: see `backends.contract.Quantizer`.
-    """
+    """The quantization of activations: `2**bits` levels, one scale per tensor."""
 
     bits: int = 8
     symmetric: bool = False
-    level_pools: tuple[str, ...] = ()
+    level_pools: tuple[str, ...] = ()  # see `backends.contract.Quantizer`
 
     @property
     def steps(self) -> int:

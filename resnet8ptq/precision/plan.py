@@ -1,11 +1,16 @@
-"""The plan: the bits of each layer's weights."""
+"""The nodes of a graph that are quantized, and the bits of each layer's weights."""
 
-from collections.abc import Collection, Mapping
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from resnet8ptq.config.schema import PrecisionConfig
+import onnx
+
+from resnet8ptq.config.limits import FLOAT_BITS
+from resnet8ptq.config.schema import PrecisionConfig, QuantizationConfig
+from resnet8ptq.core.errors import ConfigError, QuantizationError
+from resnet8ptq.graph.layers import find_tail, fused_activations, weight_layers
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.selection import check_known, split_plan
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Plan:
     Attributes:
         default: of layers that `bits` does not name.
         bits: by a layer's short name, see `graph.layers.weight_layers`; one of `limits.BITS`.
-            Without the layers that stay in float, see `selection.split_plan`.
+            Without the layers that stay in float, see `split_plan`.
         undecided: the bits are not chosen yet (`plan: auto`).
     """
 
@@ -73,11 +78,107 @@ class Plan:
         return replace(self.default, dtype=f"int{bits}", symmetric=symmetric)
 
     def narrow(self, layers: Collection[str]) -> dict[str, WeightScheme]:
-        """Return the schemes of the `layers` with fewer than 8 bits.
-
-        Raises:
-            ConfigError: the plan names an unknown layer; lists the nearest names.
-        """
+        """Return the schemes of `layers` below 8 bits; raise `ConfigError` for an unknown layer."""
         check_known("precision.plan", self.bits, [*layers], "layers")
         schemes = {name: self.scheme(name) for name in layers}
         return {name: scheme for name, scheme in schemes.items() if scheme.bits < 8}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The operators and nodes to quantize; None: all of them.
+
+    Attributes:
+        float_tail: nodes after the last layers stay in float.
+        float_layers: short names (`weight_layers`) of layers that stay in float.
+    """
+
+    op_types: Sequence[str] | None = None
+    nodes_to_quantize: Sequence[str] | None = None
+    nodes_to_exclude: Sequence[str] = ()
+    float_tail: bool = False
+    float_layers: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, config: QuantizationConfig) -> "Selection":
+        """Return the selection of the settings.
+
+        `nodes_to_exclude: auto` excludes no node yet: `exclusion` chooses them by measuring.
+        """
+        excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
+        named = config.op_types, config.nodes_to_quantize, excluded
+        return cls(*named, bool(config.float_tail), split_plan(config.precision)[1])
+
+
+def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
+    """Return the layers that `precision.plan` quantizes, with bits, and those left in float."""
+    plan = config.plan if isinstance(config.plan, dict) else {}
+    bits = {layer: width for layer, width in plan.items() if width != FLOAT_BITS}
+    return bits, sorted(plan.keys() - bits.keys())
+
+
+def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
+    """Return the names of the nodes that stay in float.
+
+    The settings are `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail` and
+    `precision.plan`. A Relu or Clip is quantized with the layer before it: both frameworks fuse
+    the two, and the range before the activation would cost the layer half of its levels. After an
+    excluded layer, both frameworks leave it in float.
+
+    Raises:
+        ConfigError: an unknown node, layer or operator; lists the nearest names.
+        QuantizationError: no node is left to quantize.
+    """
+    names = [node.name for node in graph.node]
+    chosen = set(names)
+    if selection.op_types is not None:
+        # Any ONNX operator is allowed, so that one list can serve several networks.
+        present = {node.op_type for node in graph.node}
+        operators = sorted(present | {schema.name for schema in onnx.defs.get_all_schemas()})
+        check_known("op_types", selection.op_types, operators, "ONNX operators")
+        chosen = {node.name for node in graph.node if node.op_type in selection.op_types}
+        chosen |= _activations_behind(graph, chosen)
+    if selection.nodes_to_quantize is not None:
+        check_known("nodes_to_quantize", selection.nodes_to_quantize, names)
+        named = set(selection.nodes_to_quantize)
+        chosen &= named | _activations_behind(graph, named)
+    check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
+    chosen -= set(selection.nodes_to_exclude)
+    layers = weight_layers(graph)
+    check_known("precision.plan", selection.float_layers, [*layers], "layers")
+    chosen -= {layers[name].name for name in selection.float_layers}
+    if selection.float_tail:
+        chosen -= {node.name for node in find_tail(graph)[1]} - _activations_behind(graph, chosen)
+    if not chosen:
+        raise QuantizationError(
+            "op_types, nodes_to_quantize, nodes_to_exclude and precision.plan leave no node to "
+            "quantize"
+        )
+    return [name for name in names if name not in chosen]
+
+
+def find_quantized_layers(
+    graph: onnx.GraphProto, selection: Selection
+) -> dict[str, onnx.NodeProto]:
+    """Return the layers that do not stay in float, by short name; see `find_float_nodes`."""
+    in_float = set(find_float_nodes(graph, selection))
+    layers = weight_layers(graph)
+    return {name: node for name, node in layers.items() if node.name not in in_float}
+
+
+def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
+    outputs = {node.output[0] for node in graph.node if node.name in chosen}
+    return {node.name for node in fused_activations(graph) if node.input[0] in outputs}
+
+
+def check_known(
+    key: str,
+    chosen: Collection[str],
+    names: list[str],
+    kind: str = "names of the model's ONNX nodes",
+) -> None:
+    """Raise `ConfigError` for the first name that is not in `names`, with the nearest ones."""
+    for name in chosen:
+        if name not in names:
+            nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
+            raise ConfigError(f"{key}: got {name!r}, takes {kind}; nearest: {', '.join(nearest)}")

@@ -1,8 +1,8 @@
 """A sweep read back from MLflow, and the tests of its differences.
 
 Only runs on the same images are compared; see `facts.group`. Their p-values of one kind are
-corrected together (Holm, 1979): the runs against their FP32 baselines, the same by class, and the
-runs against the best one.
+corrected together (Holm, 1979): the runs against their FP32 baselines (`facts.adjusted_p`), the
+same by class, and the runs against the best one.
 """
 
 import hashlib
@@ -34,23 +34,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cell:
-    """One requested combination, with any outcome.
-
-    Attributes:
-        label: the combination in words.
-        adjusted_p: of the run against its baseline, corrected; None for a run without a result.
-        worse_classes: classes that lost significantly, after correction.
-        choice: on the samples that the sweep chooses by; None without such samples.
-        ranges: activations and weights of `ranges.json`; only for the first run of each backend
-            and calibration, which the figures show.
-    """
+    """One requested combination, with any outcome."""
 
     record: RunRecord
-    label: str
+    label: str  # the combination in words
     paired: Paired | None = None
-    adjusted_p: float | None = None
-    worse_classes: tuple[str, ...] = ()
-    choice: Paired | None = None
+    worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
+    choice: Paired | None = None  # on the samples to choose by, if any
+    # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
@@ -59,7 +50,7 @@ class Cell:
         return self.paired is not None and self.record.quantized
 
     def metric(self, name: str) -> float:
-        """Return a metric; NaN where it was not measured."""
+        """Return a metric; NaN if it was not measured."""
         return self.record.metrics.get(name, float("nan"))
 
 
@@ -91,11 +82,11 @@ class Family:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Class names, in the order of the labels; empty where there are none, or too many."""
+        """Class names, in the order of the labels; empty without names, or with too many."""
         return self.task.class_names
 
     def class_deltas(self, cell: Cell) -> list[float]:
-        """Return a cell's accuracy minus FP32's on each class; NaN where it was not measured."""
+        """Return a cell's accuracy minus FP32's on each class; NaN if it was not measured."""
         return [cell.metric(f"delta_{name}") for name in metric_names(self.class_names)]
 
 
@@ -144,7 +135,7 @@ def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
     """
     try:
         return reader(path)
-    except Exception as error:  # numpy's, zipfile's and json's own
+    except Exception as error:  # of numpy, zipfile and json
         raise TrackingError(
             f"run {record.run_id}: {path.name} is damaged ({one_line(error)})"
         ) from None
@@ -174,7 +165,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 
 
 def compare(cells: Sequence[Cell]) -> Family:
-    """Test every cell of one family against its baseline, whole and by class; Holm's correction."""
+    """Test every class of every cell of one family against its baseline, with Holm's correction."""
     family = Family(tuple(cells))
     names, measured = family.class_names, family.measured
     by_class = []
@@ -182,7 +173,6 @@ def compare(cells: Sequence[Cell]) -> Family:
         paired = cell.paired
         assert paired is not None  # of every measured cell
         by_class += paired.by_class(len(names))
-    adjusted = facts.adjusted_p(family.records)
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {
         id(cell): tuple(
@@ -192,15 +182,7 @@ def compare(cells: Sequence[Cell]) -> Family:
         )
         for cell, row in zip(measured, class_p, strict=True)
     }
-    tested = [
-        replace(
-            cell,
-            adjusted_p=adjusted.get(cell.record.run_id),
-            worse_classes=worse.get(id(cell), ()),
-        )
-        for cell in cells
-    ]
-    return Family(tuple(tested))
+    return Family(tuple(replace(c, worse_classes=worse.get(id(c), ())) for c in cells))
 
 
 def indistinguishable(best: Cell, others: Sequence[Cell]) -> list[Cell]:

@@ -50,7 +50,7 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
-    """Return the task of a family; a classification where no run was scored."""
+    """Return the task of a family; a classification if no run was scored."""
     scored = next((record for record in records if record.total is not None), None)
     return registry.recall({}) if scored is None else scored.task
 
@@ -103,11 +103,7 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Return the title of each family; equal titles get the digest of the images.
-
-    Args:
-        families: as `group` makes them.
-    """
+    """Return the title of each family of `group`; equal titles get the digest of the images."""
     titles = [title(family) for family in families]
     digests = [max((r.test_digest for r in family), default="") for family in families]
     return [

@@ -8,7 +8,7 @@ from resnet8ptq.report.terminal import PIPE_WIDTH
 from resnet8ptq.tracking.record import RunRecord
 
 COLUMNS = (
-    *("network", "framework", "dtype", "samples", "metric", "FP32", "found", "95% interval"),
+    *("network", "framework", "dtype", "samples", "metric", "FP32", "quantized", "95% interval"),
     *("target", "met", "size kB", "status"),
 )
 

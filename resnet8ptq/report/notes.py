@@ -1,4 +1,4 @@
-"""The notes below a table of runs: reasons, and how its columns are to be read."""
+"""The notes below a table of runs: reasons, and the meaning of its columns."""
 
 from collections.abc import Sequence
 

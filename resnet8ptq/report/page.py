@@ -1,4 +1,4 @@
-"""The report of a sweep: `report.md`, `report.html` and its figures, from MLflow alone.
+"""The report of a sweep: `report.md`, `report.html` and its figures, made from MLflow only.
 
     python -m resnet8ptq report                        the newest sweep
     python -m resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
@@ -14,7 +14,7 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,71 +27,49 @@ from matplotlib.figure import Figure
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files, templates
-from resnet8ptq.core.errors import PtqError, TrackingError
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
-from resnet8ptq.report import (
-    comparison,
-    methodology,
-    notes,
-    pareto,
-    plots,
-    reference,
-    spread,
-    table,
-    terminal,
-    verdicts,
-)
-from resnet8ptq.report.comparison import Family
+from resnet8ptq.report import methodology, notes, pareto, plots, reference, spread, table, verdicts
+from resnet8ptq.report.comparison import MAX_BYTES, Family, load
 from resnet8ptq.report.facts import best_first, headings
 from resnet8ptq.report.recommend import Selection, other_choice, why_none
+from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import is_sweep_folder
 
 Images = Mapping[str, bytes]  # file name -> PNG
 FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
 
 
-def write(
-    store: Store,
-    parent_id: str,
-    chosen: Sequence[Selection],
-    folder: Path,
-) -> list[Path]:
-    """Write the report of a sweep's runs into `folder`, and log it on their parent run.
-
-    Args:
-        chosen: of each family.
+def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Path) -> list[Path]:
+    """Write the report on a selection of each family, and log it on the sweep's parent run.
 
     Returns:
-        The paths of the files.
+        The paths of the files, in `folder`.
     """
     images: dict[str, bytes] = {}
     families = [selected.family for selected in chosen]
     for prefix, selected in zip(_prefixes(families), chosen, strict=True):
-        family = selected.family
         drawn = _draw(selected)
         if (best := selected.recommendations) and best[0].choice is not None:
-            drawn |= _figures_of(store, best[0].choice.record, family.task.figure_files)
+            for name in selected.family.task.figure_files:
+                with history.artifact(store, best[0].choice.record, name) as path:
+                    drawn[name] = path.read_bytes()
         images |= {prefix + name: image for name, image in drawn.items()}
-    paths = []
-    for name, image in images.items():
-        with files.atomic(folder / name) as temporary:
-            temporary.write_bytes(image)
-        paths.append(folder / name)
     markdown = to_markdown(chosen, images)
-    records = [record for family in families for record in family.records]
-    for name, text in (
-        ("report.md", markdown),
-        (terminal.REPORT, to_html(markdown, _title(families), images)),
-        ("runs.csv", table.to_csv(records)),
-    ):
-        files.write_text(folder / name, text)
-        paths.append(folder / name)
+    page = to_html(markdown, "; ".join(_headings(families)), images)
+    runs = table.to_csv([record for family in families for record in family.records])
+    texts = {"report.md": markdown, REPORT: page, "runs.csv": runs}
+    contents = images | {name: text.encode() for name, text in texts.items()}
+    for name, content in contents.items():
+        with files.atomic(folder / name) as temporary:
+            temporary.write_bytes(content)
+    paths = [folder / name for name in contents]
     background.ask(upload.log_files, store, parent_id, paths)
     return paths
 
@@ -99,12 +77,12 @@ def write(
 def select(
     families: Sequence[Family],
     limits: ReportConfig,
-    races: Sequence[PairedLatency | None] | None = None,
+    timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[Selection]:
     """Judge the models of each family."""
     return [
-        Selection(family, limits, verdicts.judge(family, limits), race)
-        for family, race in zip(families, races or [None] * len(families), strict=True)
+        Selection(family, limits, verdicts.judge(family, limits), timing)
+        for family, timing in zip(families, timings or [None] * len(families), strict=True)
     ]
 
 
@@ -112,21 +90,20 @@ def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[Selection]:
     """Read the runs of a sweep back, and judge the models of each family."""
-    families = comparison.load(store, records)
-    return select(families, limits, _load_races(store, parent, len(families)))
+    families = load(store, records)
+    return select(families, limits, _load_timings(store, parent, len(families)))
 
 
 def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 
-    Args:
-        chosen: of one family or more.
-        figures: the file names of those to link.
+    It links the figures whose file names are in `figures`.
     """
     families = [selected.family for selected in chosen]
-    parts = zip(_headings(families), chosen, _prefixes(families), strict=True)
+    titles = _headings(families)
+    parts = zip(titles, chosen, _prefixes(families), strict=True)
     text = templates.load("resnet8ptq.report", "report.md.j2").render(
-        title=_title(families),
+        title="; ".join(titles),
         note=notes.FAMILIES_NOTE.format(count=len(families)),
         sections=[(heading, _render(part, figures, prefix)) for heading, part, prefix in parts],
     )
@@ -137,10 +114,6 @@ def _headings(families: Sequence[Family]) -> list[str]:
     return headings([family.records for family in families])
 
 
-def _title(families: Sequence[Family]) -> str:
-    return "; ".join(_headings(families))
-
-
 def _prefixes(families: Sequence[Family]) -> list[str]:
     """Return the prefix of the figure names of each family; empty for a single family."""
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
@@ -149,7 +122,6 @@ def _prefixes(families: Sequence[Family]) -> list[str]:
 def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
     """Return the section of one family, whose figure names begin with `prefix`."""
     family, limits = selected.family, selected.limits
-    recommendations = selected.recommendations
     judged = verdicts.in_words([family], limits, [selected.judged])
     lines = table.rows(family.records, judged)
     heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
@@ -158,10 +130,8 @@ def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
         level="###" if prefix else "##",
         summary=summarize(selected),
         other_choice=other_choice(selected),
-        apart=selected.apart,
-        passing=bool(selected.passing),
-        recommendations=recommendations,
-        limits=limits,
+        selected=selected,
+        recommendations=selected.recommendations,
         front=pareto.find(family),
         metric=family.metric,
         least=verdicts.least_of(family.metric, limits),
@@ -319,15 +289,6 @@ def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:
     return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
 
 
-def _figures_of(store: Store, record: RunRecord, names: Iterable[str]) -> dict[str, bytes]:
-    """Return figures of a run."""
-    images = {}
-    for name in names:
-        with history.artifact(store, record, name) as path:
-            images[name] = path.read_bytes()
-    return images
-
-
 @dataclass
 class Arguments:
     """The settings of `python -m resnet8ptq report`, as key=value."""
@@ -344,13 +305,14 @@ class Arguments:
 
 
 def main(words: list[str]) -> None:
-    """Make a sweep's report again."""
+    """Write a sweep's report again."""
     asked = command.parse_words(words, Arguments, __doc__)
     store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
     parent = history.load_run(store, asked.run_id) if asked.run_id else history.find_parent(store)
     if parent is None:
         raise TrackingError(f"experiment: {asked.experiment!r} has no sweep to report on")
-    folder = Path(asked.folder or _folder_of(parent))
+    own = Path(parent.folder)
+    folder = Path(asked.folder or (own if is_sweep_folder(own, parent.run_id) else "."))
     folder.mkdir(parents=True, exist_ok=True)
     limits = ReportConfig(
         max_drop=asked.max_drop,
@@ -364,27 +326,14 @@ def main(words: list[str]) -> None:
         print(path)
 
 
-def _load_races(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
-    """Return the race of the best models of each family; None without one."""
+def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
+    """Return the timing of the best models of each family; None if they were not timed."""
     try:
         with history.artifact(store, parent, FILE) as path:
-            kept = json.loads(files.read_bytes(path, comparison.MAX_BYTES))
-        races = [None if race is None else PairedLatency.of(race) for race in kept]
-    except TrackingError:  # no race took place
-        races = []
+            kept = json.loads(files.read_bytes(path, MAX_BYTES))
+        timings = [None if timing is None else PairedLatency.of(timing) for timing in kept]
+    except TrackingError:  # they were not timed
+        timings = []
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise TrackingError(f"run {parent.run_id}: {FILE} is damaged ({one_line(error)})") from None
-    return races if len(races) == families else [None] * families
-
-
-def _folder_of(parent: RunRecord) -> Path:
-    """Return the sweep's own folder if it is on this machine, else the current folder.
-
-    A store may name any folder.
-    """
-    folder = Path(parent.folder)
-    try:
-        own = Sweep.load(folder).parent_id == parent.run_id
-    except PtqError:  # gone, or not a sweep's
-        own = False
-    return folder if own else Path()
+    return timings if len(timings) == families else [None] * families

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.report.comparison import Cell, Family
 
-SAME_SIZE = 0.005  # file sizes differ by so much in names and padding
-SAME_SPEED = 0.05  # latencies of one file differ by so much between runs
+SAME_SIZE = 0.005  # names and padding change file sizes by this much
+SAME_SPEED = 0.05  # latencies of one file differ by this much between runs
 
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Tell of each point [n, objectives] whether it is on the front [n]; lower costs are better.
+    """Tell which points [n, objectives] are on the front [n]; lower costs are better.
 
     A point is dominated by one that is nowhere worse and somewhere better; equal points are not.
     """
     dominated = [
         ((costs <= point).all(axis=1) & (costs < point).any(axis=1)).any()
-        for point in costs  # one by one: of n points the memory would be n * n
+        for point in costs  # one by one: all pairs would take n * n of memory
     ]
     return ~np.array(dominated, dtype=bool)
 

@@ -1,7 +1,7 @@
-"""Figures of a whole sweep, for its report. Each returns a figure, or None without data for it."""
+"""Figures of a whole sweep, for its report. The functions return None without data."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -64,10 +64,10 @@ def class_impact(family: Family) -> Figure | None:
 
 
 def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = ()) -> Figure | None:
-    """The loss against FP32 over size and, where measured, over latency; with Pareto fronts.
+    """The loss against FP32 over size and, if measured, over latency; with Pareto fronts.
 
     Args:
-        limits: the one of the loss is drawn.
+        limits: draws the limit of the loss.
         others: results of other tools on the same samples, drawn over size.
     """
     cells = family.measured
@@ -77,16 +77,17 @@ def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = (
         ("model file, kB", "size_bytes", 1e-3, cells)
     ]
     timed = [cell for cell in cells if cell.record.latency_ms is not None]
-    if timed:  # what is simulated is not
+    if timed:  # simulated runs are not
         panels.append(("latency of one image, p50, ms", "latency_p50_ms", 1, timed))
     searched = pareto.find(family)
     members = {cell.record.run_id for cell in searched.members} if searched else set()
     figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    kinds = sorted({_kind(cell) for cell in cells})
+    metric, markers = family.metric, dict(zip(kinds, cycle(_MARKERS), strict=False))
     for axes, (label, name, scale, shown) in zip(grid, panels, strict=True):
-        metric, kinds = family.metric, _kinds(cells)
-        _scatter(axes, metric, shown, name, scale, label, kinds, members, metric.limit(limits))
-    handles = _legend(cells, f"report.{family.metric.limit_key}")
+        _scatter(axes, metric, shown, name, scale, label, markers, members, metric.limit(limits))
+    handles = _legend(cells, markers, f"report.{metric.limit_key}")
     if others:
         fp32 = float(np.mean([cell.metric(f"baseline_{metric.name}") for cell in cells]))
         losses = [metric.scale * (fp32 - entry.fair / entry.total) for entry in others]
@@ -99,12 +100,11 @@ def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = (
     return figure
 
 
-def _style(cell: Cell, kinds: Sequence[str]) -> dict[str, Any]:
+def _style(cell: Cell, markers: Mapping[str, str]) -> dict[str, Any]:
     """Marker: framework and dtype; colour: calibration; filled: per channel."""
-    called = cell.record.combination
-    colour, filled = _CALIBRATIONS.get(_method(cell), "C7"), called.per_channel
-    marker = _MARKERS[kinds.index(_kind(cell)) % len(_MARKERS)]
-    return {"marker": marker, "color": colour, "markerfacecolor": colour if filled else "white"}
+    colour = _CALIBRATIONS.get(_method(cell), "C7")
+    face = colour if cell.record.combination.per_channel else "white"
+    return {"marker": markers[_kind(cell)], "color": colour, "markerfacecolor": face}
 
 
 def _method(cell: Cell) -> str:
@@ -118,16 +118,12 @@ def _kind(cell: Cell) -> str:
     return f"{called.framework} {called.dtype}{method}"
 
 
-def _kinds(cells: Sequence[Cell]) -> list[str]:
-    return sorted({_kind(cell) for cell in cells})
-
-
-def _legend(cells: Sequence[Cell], limit: str) -> list[Line2D]:
-    """One key for each mark that appears: three short lists instead of every combination."""
+def _legend(cells: Sequence[Cell], markers: Mapping[str, str], limit: str) -> list[Line2D]:
+    """One key for each mark in use: three short lists instead of every combination."""
     calibrations = dict.fromkeys(_method(cell) for cell in cells)
     lines = [
         Line2D([], [], ls="", marker=marker, color="0.3", label=plain(kind))
-        for marker, kind in zip(cycle(_MARKERS), _kinds(cells), strict=False)
+        for kind, marker in markers.items()
     ]
     lines += [
         Line2D([], [], lw=4, color=_CALIBRATIONS.get(name, "C7"), label=plain(name))
@@ -150,16 +146,16 @@ def _scatter(
     name: str,
     scale: float,
     label: str,
-    kinds: Sequence[str],
+    markers: Mapping[str, str],
     members: Collection[str],
     max_drop: float,
 ) -> None:
-    """Draw the loss of each cell against one of its metrics, and FP32 with its own of that."""
+    """Draw the loss of each cell over one of its metrics, and FP32 over its own value."""
     points: list[tuple[float, float]] = []
     for cell in cells:
         x, loss = scale * cell.metric(name), metric.scale * _loss(metric, cell)
         ends = [cell.metric(f"delta_ci95_{end}") for end in ("low", "high")]
-        style = _style(cell, kinds)
+        style = _style(cell, markers)
         interval = [metric.scale * metric.cost(end) for end in ends]
         axes.plot([x, x], interval, color=style["color"], alpha=0.25, lw=1)
         axes.plot(x, loss, linestyle="", **style)
@@ -182,7 +178,7 @@ def _scatter(
     axes.plot(*front[front[:, 0].argsort()].T, "k--", lw=1, zorder=0)
     allowed = metric.allowed(max_drop, cells[0].metric(f"baseline_{metric.name}"))
     axes.axhline(metric.scale * allowed, color="C3", lw=1, ls=":", zorder=0)
-    axes.margins(x=0.1)  # room for the words at FP32, which is the largest and the slowest
+    axes.margins(x=0.1)  # room for the label of FP32, the largest and slowest model
     axes.invert_yaxis()  # better is higher
     title = f"{plain(metric.loss_title)}  (bars: 95% interval)"
     axes.set(xlabel=label, ylabel=title)

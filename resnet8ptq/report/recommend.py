@@ -1,7 +1,7 @@
-"""Which of a sweep's models to deploy for which use, and how certain that is.
+"""Recommends a sweep's models by use, each with its verdict.
 
-Models are chosen on samples that the reported figures do not use, see `experiment.samples`: on the
-samples that choose it, the best of many models looks better than it is. For speed, FP32 is a
+Models are chosen on samples that the reported figures do not use, see `experiment.samples`: the
+best of many models looks better than it is on the samples that choose it. For speed, FP32 is a
 candidate too.
 """
 
@@ -25,12 +25,13 @@ from resnet8ptq.tasks.statistics import ROUNDING
 # Settings that tune others on the samples to choose by.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
 CLOSE = 0.05  # sizes within 5% count as close
-FAMILIAR = 0.02  # FP32 is better by so much on samples that it was probably trained on
+FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
+SINGLE = "fastest, one image at a time"
 TO_TRY = (
     "to try: python -m resnet8ptq advise, +analysis=profile, another framework, format or dtype"
 )
-# The store of a run, by the words of `deploy`: the param and its default.
+# Settings of `deploy` that name the store -> the run's param and its default.
 _STORE = {
     "uri": ("tracking.uri", "null"),
     "root": ("tracking.root", "mlruns"),
@@ -40,23 +41,16 @@ _STORE = {
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The choice for one use, and the models without a known difference from it.
-
-    Attributes:
-        key: the use as typed: `best`, `smallest`, `fastest`, `fastest_batch`, and `best_NAME` for
-            a backend.
-        choice: None for FP32 itself.
-        verdict: on the reported samples, see `verdicts`; empty for FP32.
-    """
+    """The choice for one use, and the models without a known difference from it."""
 
     use: str
     label: str
     why: str
-    choice: Cell | None = None
-    verdict: str = ""
+    choice: Cell | None = None  # None for FP32 itself
+    verdict: str = ""  # on the reported samples, see `verdicts`; empty for FP32
     equals: tuple[Cell, ...] = ()
     equals_mean: str = ""
-    key: str = ""
+    key: str = ""  # as typed: best, smallest, fastest, fastest_batch, best_NAME for a backend
 
     @property
     def command(self) -> str:
@@ -73,16 +67,12 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Selection:
-    """The models of a family that could be deployed, and the criteria of the choice.
-
-    Attributes:
-        race: of the finalists; None if none were timed.
-    """
+    """The models of a family that could be deployed, and the criteria of the choice."""
 
     family: Family
     limits: ReportConfig
     judged: Mapping[str, Verdict]
-    race: PairedLatency | None = None
+    timing: PairedLatency | None = None  # of the finalists, if they were timed
 
     @cached_property
     def candidates(self) -> list[Cell]:
@@ -133,7 +123,7 @@ class Selection:
     def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
         """Return the best on the samples to choose by, or on the reported ones.
 
-        Of equals the faster, and of those as fast the smaller.
+        Of equal models it is the faster, and of equally fast ones the smaller.
         """
         metric, prefix = self.family.metric, CHOICE if self.apart and not reported else ""
         costs = [metric.cost(cell.metric(prefix + metric.ranked_by)) for cell in cells]
@@ -145,7 +135,7 @@ class Selection:
 
 
 def fp32_name(cell: Cell) -> str:
-    """Return the name of the FP32 network of a run's framework in a race."""
+    """Return the name of the FP32 network of a run's framework in a timing."""
     return f"{cell.record.combination.framework} fp32"
 
 
@@ -202,9 +192,11 @@ def recommend(selected: Selection) -> list[Recommendation]:
     if selected.within:
         uses["smallest"] = _smallest(selected)
         ids = {cell.record.run_id for cell in selected.within}
-        if selected.race is not None and not ids.isdisjoint(selected.race.single):
-            for key, use, times in _uses(selected.race):
-                uses[key] = _fastest(selected, use, times)
+        if selected.timing is not None and not ids.isdisjoint(selected.timing.single):
+            uses["fastest"] = _fastest(selected, SINGLE, selected.timing.single)
+            if selected.timing.batch:
+                batches = f"fastest, {selected.timing.batch_size} images at a time"
+                uses["fastest_batch"] = _fastest(selected, batches, selected.timing.batch)
         elif _timed(selected.within):
             uses["fastest"] = _fastest_of_runs(selected)
     backends = sorted({cell.record.backend for cell in candidates})
@@ -280,14 +272,6 @@ def _smallest(selected: Selection) -> Recommendation:
     return _of(selected, "smallest", best, why, close, f"within {CLOSE:.0%}")
 
 
-def _uses(race: PairedLatency) -> list[tuple[str, str, dict[str, Blocks]]]:
-    uses = [("fastest", "fastest, one image at a time", race.single)]
-    if race.batch:
-        batch = f"fastest, {race.batch_size} images at a time"
-        uses.append(("fastest_batch", batch, race.batch))
-    return uses
-
-
 def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
     """Choose by latencies that were measured in turns."""
     cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
@@ -312,18 +296,18 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
 
 
 def _fastest_of_runs(selected: Selection) -> Recommendation:
-    """Choose by latencies of different runs, without a race."""
+    """Choose by latencies of different runs, without a timing."""
     timed = _timed(selected.within)
     best = min(timed, key=_latency)
     fp32 = min(timed, key=_baseline_latency)
-    use, apart = "fastest, one image at a time", "measured in different runs, minutes apart"
+    apart = "measured in different runs, minutes apart"
     if _baseline_latency(fp32) <= _latency(best):
         why = f"{_baseline_latency(fp32):.3f} ms; no model within the limit is faster; {TO_TRY}"
-        return Recommendation(use, fp32_name(fp32), f"{why} ({apart})")
+        return Recommendation(SINGLE, fp32_name(fp32), f"{why} ({apart})")
     times = _baseline_latency(fp32) / _latency(best)
     why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {fp32_name(fp32)} ({apart})"
     close = [c for c in timed if c is not best and _latency(c) <= _latency(best) * (1 + CLOSE)]
-    return _of(selected, use, best, why, close, f"within {CLOSE:.0%}")
+    return _of(selected, SINGLE, best, why, close, f"within {CLOSE:.0%}")
 
 
 def _of(

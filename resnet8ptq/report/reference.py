@@ -33,7 +33,7 @@ class Entry:
 
     @property
     def fair(self) -> float:
-        """Correct images with ties broken at random, where known."""
+        """Correct images with ties broken at random, if known."""
         return self.correct if self.expected_correct is None else self.expected_correct
 
 

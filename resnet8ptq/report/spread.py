@@ -10,16 +10,12 @@ from resnet8ptq.report.facts import varied
 
 @dataclass(frozen=True)
 class Spread:
-    """The task's metric of one configuration over several seeds.
-
-    Attributes:
-        standard_deviation: of the sample (n - 1).
-    """
+    """The task's metric of one configuration over several seeds."""
 
     label: str
     draws: int
     mean: float
-    standard_deviation: float
+    standard_deviation: float  # of the sample (n - 1)
     lowest: float
     highest: float
 
@@ -36,26 +32,16 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
 
 def measure(family: Family) -> list[Spread]:
     """Return the spread of each configuration that was run with more than one seed."""
-    name = family.metric.name
-    return [
-        _spread(cells, name)
-        for cells in group_by_configuration(family)
-        if len({cell.record.seed for cell in cells}) > 1
-    ]
+    spreads = []
+    for cells in group_by_configuration(family):
+        if len({cell.record.seed for cell in cells}) > 1:
+            values = np.array([cell.metric(family.metric.name) for cell in cells])
+            label, deviation = without_seed(cells[0]), float(values.std(ddof=1))
+            ends = float(values.min()), float(values.max())
+            spreads.append(Spread(label, len(cells), float(values.mean()), deviation, *ends))
+    return spreads
 
 
 def without_seed(cell: Cell) -> str:
     """Return a cell's label without the seed."""
     return cell.label.replace(f" seed={cell.record.seed}", "")
-
-
-def _spread(cells: list[Cell], name: str) -> Spread:
-    values = np.array([cell.metric(name) for cell in cells])
-    return Spread(
-        label=without_seed(cells[0]),
-        draws=len(cells),
-        mean=float(values.mean()),
-        standard_deviation=float(values.std(ddof=1)),
-        lowest=float(values.min()),
-        highest=float(values.max()),
-    )

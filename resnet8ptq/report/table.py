@@ -14,7 +14,7 @@ PAIRED = ("delta", "interval", "p")  # against FP32
 CHOICES = ("framework", "dtype", "calibration", "weights")
 COSTS = ("size kB", "reduction", "ms", "speedup")
 LIMIT, VOID = "limit", "void"  # the column of the verdicts, and one of them; see `verdicts`
-MANY = 50  # runs of a family; of more, only the best are shown at once
+MANY = 50  # runs of a family that a table shows; of more, only the best
 FIRST = 20  # the best of many
 _BASELINE_KEYS = ("backend", "backend.flow", "data", "model.fold", "evaluate.split")
 _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}."
@@ -22,14 +22,9 @@ _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts on runs in words.
+    """The verdicts on runs in words, and the limits that they judge."""
 
-    Attributes:
-        texts: by the run's id, for the column `LIMIT`.
-        limits: what a model must keep.
-    """
-
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)  # run id -> cell of `LIMIT`
     limits: ReportConfig = field(default_factory=ReportConfig)
 
 
@@ -42,7 +37,7 @@ def columns(records: Sequence[RunRecord]) -> list[str]:
 
 
 def numeric(records: Sequence[RunRecord]) -> list[str]:
-    """Return the heads of the columns of numbers: the task's metrics, and what a model costs."""
+    """Return the heads of the columns of numbers: the task's metrics, and the costs of a model."""
     task = task_of(records)
     return [task.metric.title, *PAIRED, *(metric.title for metric in task.beside), *COSTS]
 
@@ -129,11 +124,7 @@ def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> list[str]:
-    """Return the cells from the task's metric on; empty for values that were not measured.
-
-    Args:
-        p: corrected.
-    """
+    """Return the cells from the task's metric on, with a corrected p; empty if not measured."""
     scored, quantized = _metric_cells(task, record), record.quantized
     costs = [_kb(record.size_bytes), "", _number(record.latency_ms, ".3f"), ""]
     if quantized:

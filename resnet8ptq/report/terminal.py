@@ -52,8 +52,8 @@ def _print_family(
         say(console, note)
 
 
-def print_places(folder: Path, store: Store) -> None:
-    """Print where the files and the report are, and how to browse the runs."""
+def print_paths(folder: Path, store: Store) -> None:
+    """Print the paths of the files and of the report, and the address to browse the runs."""
     print(f"Files:  {folder}")
     if (report := folder / REPORT).exists():
         print(f"Report: {report}")
@@ -73,7 +73,7 @@ def print_recommendations(chosen: Sequence[Selection]) -> None:
         say(console, f"{begin}:{'' if selected.recommendations else ' nothing; see the report'}")
         for use in selected.recommendations:
             say(console, f"  {use.use}: {use.label}{f' ({use.verdict})' * bool(use.verdict)}")
-        if selected.race is not None:
+        if selected.timing is not None:
             say(console, "  the fastest were timed again, in turns")
         commands = [use.command for use in selected.recommendations if use.command]
         for command in commands[:1]:

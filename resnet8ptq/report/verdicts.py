@@ -1,10 +1,10 @@
-"""Whether a model keeps the limit of its loss against FP32: pass, fail, undecided or void.
+"""Verdicts on the loss of models against FP32: pass, fail, undecided or void.
 
-A model passes where the one-sided 95% bound of its paired loss lies within the limit, and fails
-where the bound from the other side lies beyond; both for all models of a family together (Holm,
-1979). Not being significantly worse than FP32 is no proof of being as good: then it is undecided.
-It is void if FP32 itself is no better than chance, or clearly below the accuracy that the user
-expects: the loss of one broken network against another means nothing.
+A model passes if the one-sided 95% bound of its paired loss is within the limit. It fails if the
+bound from the other side is beyond the limit. Both are corrected for all models of a family (Holm,
+1979). Otherwise it is undecided: a loss that is not significant does not prove equality. A verdict
+is void if FP32 itself is no better than chance, or clearly below the accuracy that the user
+expects: a loss against a broken network means nothing.
 """
 
 import math
@@ -19,26 +19,19 @@ from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin, holm
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
-MOST_NEEDED = 1_000_000  # samples; nobody has more
+MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a model and the limit.
+    """The verdict on a model and the limit."""
 
-    Attributes:
-        outcome: `PASS`, `FAIL`, `UNDECIDED` or `VOID`.
-        needed: where undecided, about the sample size for 80% power at the measured loss; NaN if
-            the samples have no spread.
-    """
-
-    outcome: str
+    outcome: str  # `PASS`, `FAIL`, `UNDECIDED` or `VOID`
+    # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
     needed: float = 0.0
 
     def __str__(self) -> str:
-        if self.outcome != UNDECIDED:
-            return self.outcome
-        if math.isnan(self.needed):
+        if self.outcome != UNDECIDED or math.isnan(self.needed):
             return self.outcome
         if self.needed > MOST_NEEDED:
             return f"undecided (more than {MOST_NEEDED:,})"
@@ -50,11 +43,7 @@ def in_words(
     limits: ReportConfig,
     judged: Sequence[Mapping[str, Verdict]] | None = None,
 ) -> Judged:
-    """Return the verdicts on the runs of all families, as texts for tables.
-
-    Args:
-        judged: the verdicts on each family; None: of `judge`.
-    """
+    """Return the verdicts on the runs of all families, by default of `judge`, as texts."""
     texts = {}
     judged = judged or [judge(family, limits) for family in families]
     for family, verdicts in zip(families, judged, strict=True):
@@ -99,11 +88,7 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
 
 
 def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
-    """Return the verdicts on models that are judged together.
-
-    Args:
-        totals: the number of samples that scored each.
-    """
+    """Return the verdicts on models that are judged together; `totals` are numbers of samples."""
     within = holm([margin.p_within for margin in margins])
     beyond = holm([margin.p_beyond for margin in margins])
     level = SIGNIFICANCE / max(len(margins), 1)
@@ -125,7 +110,7 @@ def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level:
     if p_beyond <= SIGNIFICANCE:
         return Verdict(FAIL)
     needed = margin.items_needed(total, level)
-    return Verdict(UNDECIDED, total + 1 if needed <= total else needed)  # of a loss at the verge
+    return Verdict(UNDECIDED, total + 1 if needed <= total else needed)  # the loss is at the limit
 
 
 def _round(count: float) -> int:

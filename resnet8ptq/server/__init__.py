@@ -1,1 +1,1 @@
-"""The tracking server: MLflow on PostgreSQL, and who may reach it."""
+"""The tracking server: MLflow on PostgreSQL, and access to it."""

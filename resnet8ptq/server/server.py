@@ -1,11 +1,12 @@
-"""A tracking server for a team: `mlflow server` on PostgreSQL, artifacts served through it.
+"""Runs a tracking server for a team: `mlflow server` on PostgreSQL, which also serves artifacts.
 
     python -m resnet8ptq server database=postgresql://user@host/name
 
-`host=127.0.0.1` and `port=5000` say where it listens, `hosts=name,name:port` under which other
-names clients reach it, `auth=true` asks them for a password, `workers=4` is the number of
-processes, `folder=mlruns/server` holds the artifacts. A database's password belongs in ~/.pgpass or
-PGPASSWORD; MLFLOW_BACKEND_STORE_URI serves as `database` too. Ctrl-C ends it. See docs/server.md.
+The server listens on `host=127.0.0.1` and `port=5000`. `hosts=name,name:port` adds names by which
+clients reach it. `auth=true` asks for a password. `workers=4` sets the number of processes,
+`folder=mlruns/server` the folder of the artifacts. Put the database's password into ~/.pgpass or
+PGPASSWORD. MLFLOW_BACKEND_STORE_URI may replace `database`. Ctrl-C ends the server. See
+docs/server.md.
 """
 
 import os
@@ -32,19 +33,19 @@ from resnet8ptq.core.text import redact
 from resnet8ptq.server import access
 from resnet8ptq.tracking import address
 
-START_S = 120  # a first start on a slow disk makes all tables, and imports MLflow in each worker
+START_S = 120  # the first start creates all tables; every worker imports MLflow
 STOP_S = 15
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where such a server is reached from here
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listens on all -> address from here
 
-# Each worker answers up to 40 requests at once, each with a connection for milliseconds; what finds
-# none free waits up to 30 s. MLflow keeps a pool for the runs and, with auth, one for the users:
+# A worker answers up to 40 requests at once. Each needs a connection for milliseconds, and waits up
+# to 30 s for a free one. MLflow keeps a pool for the runs and, with auth, one for the users:
 # 4 workers * 2 pools * (5 + 5) = 80 connections, below PostgreSQL's default of 100.
 POOL = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "5", "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "5"}
 
 
 @dataclass
 class Arguments:
-    """What `python -m resnet8ptq server` takes, as key=value."""
+    """The settings of `python -m resnet8ptq server`, as key=value."""
 
     database: str | None = None
     host: str = "127.0.0.1"
@@ -56,42 +57,40 @@ class Arguments:
 
 
 @contextmanager
-def run(given: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Run the server during the block, with its address and its process; it answers.
+def run(asked: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Run the server during the block, which starts when it answers; yield its URL and process.
 
     Raises:
         ConfigError: a setting is wrong, or the port is taken.
         TrackingError: the folder is in use, the database does not answer, or the server does not
             start.
     """
-    if not 1 <= given.port <= 65535:
-        raise ConfigError(f"port: got {given.port}, takes 1 to 65535")
-    if given.workers < 1:
-        raise ConfigError(f"workers: got {given.workers}, takes an integer >= 1")
-    url = find_database(given.database)
-    _check_port(given.host, given.port)
-    _check_answers(url)
-    folder = Path(given.folder).absolute()
+    if not 1 <= asked.port <= 65535:
+        raise ConfigError(f"port: got {asked.port}, takes 1 to 65535")
+    if asked.workers < 1:
+        raise ConfigError(f"workers: got {asked.workers}, takes an integer >= 1")
+    url = find_database(asked.database)
+    _check_port(asked.host, asked.port)
+    _check_database(url)
+    folder = Path(asked.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
         raise TrackingError(f"folder: another server runs in {folder}; takes another") from None
-    with lock, _mlflow(given, folder, url) as process:
-        host = socket.gethostname() if given.host in EVERYWHERE else given.host
-        yield f"http://{access.bracket(host)}:{given.port}", process
+    with lock, _mlflow(asked, folder, url) as process:
+        host = socket.gethostname() if asked.host in EVERYWHERE else asked.host
+        yield access.to_url(host, asked.port), process
 
 
-def find_database(given: str | None) -> URL:
+def find_database(setting: str | None) -> URL:
     """Return the URL of the database that the setting or the environment names.
 
     Raises:
         ConfigError: none is named, it is not PostgreSQL, or the setting holds a password.
     """
-    named, takes = (
-        given or os.environ.get("MLFLOW_BACKEND_STORE_URI"),
-        "postgresql://user@host/name",
-    )
+    named = setting or os.environ.get("MLFLOW_BACKEND_STORE_URI")
+    takes = "postgresql://user@host/name"
     if not named:
         raise ConfigError(f"database: got none, takes {takes} (docs/server.md)")
     try:
@@ -100,30 +99,29 @@ def find_database(given: str | None) -> URL:
         url = None
     if url is None or url.drivername not in ("postgresql", "postgresql+psycopg2"):
         raise ConfigError(f"database: got {redact(named)}, takes {takes}")
-    if given and (url.password is not None or not address.PARAMETERS.issuperset(url.query)):
+    if setting and (url.password is not None or not address.PARAMETERS.issuperset(url.query)):
         raise ConfigError(
-            "database: holds a password, which `ps` shows to everybody; takes one without: put "
-            "it into ~/.pgpass or PGPASSWORD, or the whole into MLFLOW_BACKEND_STORE_URI"
+            "database: holds a password, which `ps` shows to everybody; takes a URI without: put "
+            "it into ~/.pgpass or PGPASSWORD, or the whole URI into MLFLOW_BACKEND_STORE_URI"
         )
-    # By itself `postgresql` means psycopg 3 to later versions of SQLAlchemy.
+    # Later versions of SQLAlchemy take `postgresql` as psycopg 3.
     return url.set(drivername="postgresql+psycopg2")
 
 
 def _check_port(host: str, port: int) -> None:
-    """Refuse an address that is taken: what listens there would answer in the server's place."""
+    """Check that an address is free: another process there would answer instead of the server."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
         try:
             probe.bind((host, port))
         except socket.gaierror as error:
-            takes = "takes an address of this machine"
-            raise ConfigError(f"host: got {host!r}, {takes}") from error
+            raise ConfigError(f"host: got {host!r}, takes an address of this machine") from error
         except OSError as error:
             reason = f"cannot be used ({error.strerror}); takes a free one"
             raise ConfigError(f"port: {port} on {host} {reason}") from error
 
 
-def _check_answers(url: URL) -> None:
+def _check_database(url: URL) -> None:
     try:
         with create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 10}).connect():
             return
@@ -139,15 +137,15 @@ def _check_answers(url: URL) -> None:
 
 
 @contextmanager
-def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `mlflow server` during the block, which begins when it answers."""
-    command = [sys.executable, "-m", "mlflow", "server", "--host", given.host]
-    command += ["--port", str(given.port), "--workers", str(given.workers), "--serve-artifacts"]
+def _mlflow(asked: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `mlflow server` during the block, which starts when it answers."""
+    command = [sys.executable, "-m", "mlflow", "server", "--host", asked.host]
+    command += ["--port", str(asked.port), "--workers", str(asked.workers), "--serve-artifacts"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
-    # Warnings alone: a line for each request would fill the disk.
+    # Only warnings: a line for every request would fill the disk.
     command += ["--uvicorn-opts", f"--log-level warning --timeout-graceful-shutdown {STOP_S - 5}"]
-    variables = environment(given, url)
-    if given.auth:
+    variables = environment(asked, url)
+    if asked.auth:
         command += ["--app-name", "basic-auth"]
         variables |= access.user_variables(folder, variables["MLFLOW_BACKEND_STORE_URI"])
     log = folder / "server.log"
@@ -158,10 +156,10 @@ def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C is for us, who tell it
+            process_group=0,  # Ctrl-C reaches this process, which ends the server
         )
     try:
-        _wait(given, server, log)
+        _wait(asked, server, log)
         yield server
     finally:
         server.terminate()
@@ -172,21 +170,20 @@ def _mlflow(given: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
             server.wait()
 
 
-def environment(given: Arguments, url: URL) -> dict[str, str]:
+def environment(asked: Arguments, url: URL) -> dict[str, str]:
     """Return the environment of `mlflow server`."""
     ours = {
-        # Here, where `ps` does not show it.
+        # Not on the command line, which `ps` shows.
         "MLFLOW_BACKEND_STORE_URI": url.render_as_string(hide_password=False),
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # Processes that grade language models.
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        **access.name_variables(given.host, given.port, given.hosts),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes that grade language models
+        **access.name_variables(asked.host, asked.port, asked.hosts),
     }
     return {**POOL, **os.environ, **ours}
 
 
-def _wait(given: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    url = f"http://{access.bracket(EVERYWHERE.get(given.host, given.host))}:{given.port}/health"
+def _wait(asked: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    url = f"{access.to_url(EVERYWHERE.get(asked.host, asked.host), asked.port)}/health"
     end = time.monotonic() + START_S
     while server.poll() is None and time.monotonic() < end:
         try:
@@ -200,23 +197,23 @@ def _wait(given: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> Non
 
 def main(words: list[str]) -> None:
     """Serve until Ctrl-C, SIGTERM, or the end of the terminal."""
-    given = command.parse_words(words, Arguments, __doc__)
+    asked = command.parse_words(words, Arguments, __doc__)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
-    serve(given)
+    serve(asked)
 
 
-def serve(given: Arguments) -> None:
-    """Run a server until it is interrupted, and tell how to use it.
+def serve(asked: Arguments) -> None:
+    """Run a server until it is interrupted, and print the settings of its clients.
 
     Raises:
-        TrackingError: it has ended by itself.
+        TrackingError: the server ended without an interruption.
     """
-    folder = Path(given.folder).absolute()
-    with run(given) as (address, process):
-        access.warn(given.host, address, given.auth)
+    folder = Path(asked.folder).absolute()
+    with run(asked) as (address, process):
+        access.warn(asked.host, address, asked.auth)
         print(f"export MLFLOW_TRACKING_URI={address}")
-        if given.auth:
+        if asked.auth:
             named = "MLFLOW_AUTH_ADMIN_PASSWORD" in os.environ
             where = "MLFLOW_AUTH_ADMIN_PASSWORD" if named else folder / "admin_password"
             print(f"export MLFLOW_TRACKING_USERNAME=admin  # the password: {where}")

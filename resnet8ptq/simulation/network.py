@@ -14,10 +14,10 @@ from torch.nn.utils import parametrize
 
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.graph.layers import FUSED, channel_axis, consumers, weight_layers
-from resnet8ptq.graph.logits import end_at_logits
+from resnet8ptq.graph.layers import channel_axis, fused_activations, weight_layers
+from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
-from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.simulation.fake_quantization import (
     FakeQuantize,
@@ -96,16 +96,14 @@ def prepare(
     for name, node in _layers(graph).items():
         layer = find_layer(body, node)
         if node.name not in skipped:
-            parametrize.register_parametrization(
-                layer, "weight", _quantize_weight(weights.scheme(name), layer.weight)
-            )
+            scheme = weights.scheme(name)
+            rounding: nn.Module = FakeQuantizeWeight(scheme)
+            if scheme.clips:
+                rounding = FakeQuantizeNarrowWeight(scheme, layer.weight)
+            parametrize.register_parametrization(layer, "weight", rounding)
     quantizers = quantize_activations(body, graph, skipped, ranges, activations, float_output)
     entrance = quantizers.get(graph.input[0].name, nn.Identity())
     return Student(nn.Sequential(entrance, body).eval(), quantizers)
-
-
-def _quantize_weight(scheme: WeightScheme, weights: torch.Tensor) -> nn.Module:
-    return FakeQuantizeNarrowWeight(scheme, weights) if scheme.clips else FakeQuantizeWeight(scheme)
 
 
 def quantize_activations(
@@ -122,7 +120,10 @@ def quantize_activations(
     """
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
-    fused, sharing = _find_fused(graph, skipped), _SHARING | {*scheme.level_pools}
+    # The frameworks do not quantize the input of a Relu or Clip that is fused.
+    chosen = [node for node in fused_activations(graph) if node.name not in skipped]
+    fused = {node.input[0]: node.output[0] for node in chosen}
+    sharing = _SHARING | {*scheme.level_pools}
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
@@ -180,17 +181,3 @@ def find_layer(body: Any, node: onnx.NodeProto) -> Any:
             return module
     hint = "; takes model.fold=true" if node.op_type == "MatMul" else ""
     raise UnsupportedError(f"onnx2torch gives {node.name} no weights to train{hint}")
-
-
-def _find_fused(graph: onnx.GraphProto, skipped: list[str]) -> dict[str, str]:
-    """Return the inputs of each Relu and Clip that is fused, with its output.
-
-    The frameworks do not quantize these inputs.
-    """
-    return {
-        node.input[0]: node.output[0]
-        for node in graph.node
-        if node.op_type in FUSED
-        and node.name not in skipped
-        and len(consumers(graph, node.input[0])) == 1
-    }

@@ -1,7 +1,7 @@
 """A sweep: one parent run in MLflow, its jobs as children, and the table at the end.
 
-The parent is made before the first job, which finds it by a file of the sweep's folder. If the
-jobs run in this process, Hydra composes them while MLflow is imported to make it.
+The parent run is created before the first job, which reads its id from a file in the sweep's
+folder. If the jobs run in this process, Hydra composes them while MLflow is imported.
 """
 
 import logging
@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from resnet8ptq.config import effect, words
+from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -42,26 +42,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunningSweep:
-    """A sweep whose jobs run; this process closes it.
+    """A sweep whose jobs run; this process closes it."""
 
-    Attributes:
-        open: waits for the store, and returns the sweep with its run.
-        worker, several: as of the sweep, before it is open.
-        limits: the limits of a recommended model.
-        lock: on the sweep's folder, held as long as the sweep runs.
-        jobs: the largest number of jobs; None if unknown.
-    """
-
-    open: "Callable[[], Sweep]"
-    worker: "Worker | None"
-    several: bool
-    limits: ReportConfig
-    lock: "FileLock"
-    jobs: int | None = None
+    open: "Callable[[], Sweep]"  # waits for the store, and returns the sweep with its run
+    worker: "Worker | None"  # of the sweep, known before it is open
+    several: bool  # of the sweep
+    limits: ReportConfig  # of a recommended model
+    lock: "FileLock"  # on the sweep's folder, held while the sweep runs
+    jobs: int | None = None  # the largest number of jobs, if known
 
     @cached_property
     def sweep(self) -> "Sweep":
-        """The sweep, once its run is in the store and its file written; see `open_current`."""
+        """The sweep, with its run in the store and its file written; see `open_current`."""
         opened = self.open()
         opened.save()
         return opened
@@ -76,10 +68,10 @@ class RunningSweep:
             The status of the sweep's run: `failed` if a job failed.
 
         Raises:
-            TrackingError: the store is away, and the runs are in the sweep's folder; or the report
-                failed, and the sweep's run is closed.
+            TrackingError: the store is unavailable, and the runs are in the sweep's folder; or the
+                report failed, and the sweep's run is closed.
         """
-        # Everything that draws is imported now, while the last runs are uploaded.
+        # matplotlib is imported here, while the last runs are uploaded.
         from resnet8ptq.report import terminal
         from resnet8ptq.tracking import sync
 
@@ -98,40 +90,39 @@ class RunningSweep:
             failure = error
         if status == "killed":
             print(_how_far(records or sync.load_records(folder), self.jobs), file=sys.stderr)
-        # A search continues after a failure, and its sweeper reports none.
+        # A search continues after a failed job, and its sweeper does not report it.
         if status == "ok" and any(r.status == "failed" for r in records):
             status = "failed"
         if away := background.ask(_end_parent, store, parent_id, status, folder):
             terminal.print_runs(sync.load_records(folder))
             raise TrackingError(
                 f"the tracking store does not answer ({away[:200]}); the runs are kept in "
-                f"{folder}: `python -m resnet8ptq sync folder={folder}` logs them when it is back"
+                f"{folder}; try `python -m resnet8ptq sync folder={folder}` when it is back"
             )
         if records:
-            terminal.print_places(folder, store)
+            terminal.print_paths(folder, store)
         if failure is not None:
             raise TrackingError(
-                f"the report could not be made ({one_line(failure)}); `python -m "
-                f"resnet8ptq report run_id={parent_id}` tries again"
+                f"the report could not be made ({one_line(failure)}); try `python -m resnet8ptq "
+                f"report run_id={parent_id}`"
             ) from failure
         return status
 
     def _report(self, records: "list[RunRecord]", timed: bool) -> None:
         """Print the comparison; write it to the folder and the parent run.
 
-        Args:
-            timed: time the best models against each other; not after an interruption.
+        If `timed`, time the best models against each other first.
         """
         from resnet8ptq.evaluation import paired_latency
         from resnet8ptq.report import comparison, mlperf_tiny, page, terminal, verdicts
-        from resnet8ptq.sweep import final_race
+        from resnet8ptq.sweep import final_timing
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         if records:
             try:
                 families = comparison.load(store, records)
-            except Exception:  # an artifact is gone, but not the metrics
+            except Exception:  # an artifact is missing, but the metrics are there
                 terminal.print_runs(records)
                 raise
             chosen = page.select(families, self.limits)
@@ -139,16 +130,15 @@ class RunningSweep:
             terminal.print_runs(records, judged=judged)
             if mlperf_tiny.is_suite(records):
                 mlperf_tiny.print_suite(records)
-            races = final_race.run(chosen, folder) if timed else [None] * len(families)
-            raced = [replace(s, race=race) for s, race in zip(chosen, races, strict=True)]
-            page.write(store, parent_id, raced, folder)
-            terminal.print_recommendations(raced)
+            timings = final_timing.run(chosen, folder) if timed else [None] * len(families)
+            chosen = [replace(s, timing=t) for s, t in zip(chosen, timings, strict=True)]
+            page.write(store, parent_id, chosen, folder)
+            terminal.print_recommendations(chosen)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.folder).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        made = [folder / name for name in (RESULTS_FILE, paired_latency.FILE)]
-        paths = [path for path in made if path.exists()]
-        background.ask(upload.log_files, store, parent_id, paths)
+        paths = [folder / name for name in (RESULTS_FILE, paired_latency.FILE)]
+        background.ask(upload.log_files, store, parent_id, [p for p in paths if p.exists()])
 
 
 def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:
@@ -163,9 +153,10 @@ def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:
 def _collect(sweep: "Sweep") -> "list[RunRecord]":
     """Log the runs that the store lacks; return the runs to compare."""
     from resnet8ptq.tracking import history, sync
+    from resnet8ptq.tracking.store import check_answers
 
-    sweep.store.check_answers()
-    # Including those whose processes ended with the sweep.
+    check_answers(sweep.store.uri)
+    # Also those whose processes ended with the sweep.
     done = sync.sync(sweep.store, sweep.folder, wait_s=10 if sweep.worker else 0)
     if len(done.running) > 1:  # besides the sweep itself
         log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
@@ -173,7 +164,7 @@ def _collect(sweep: "Sweep") -> "list[RunRecord]":
 
 
 def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> str:
-    """Close the sweep's run; return the error of a store that does not answer, else nothing."""
+    """Close the sweep's run; return the error of an unavailable store, or an empty text."""
     from resnet8ptq.tracking.run import end_parent
     from resnet8ptq.tracking.store import is_away
 
@@ -182,7 +173,7 @@ def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> st
     except Exception as error:
         if not is_away(error):
             raise
-        return command.one_line(error)
+        return command.explain(error)
     return ""
 
 
@@ -198,8 +189,8 @@ def open_current() -> "Sweep":
     """Return the sweep that this process has started, once it is open.
 
     Raises:
-        SystemExit: it cannot be opened; the error is printed. Hydra would go on with the next job
-            without a record.
+        SystemExit: it cannot be opened; the error is printed. Hydra would run the next job without
+            a record.
     """
     global _current
     assert _current is not None
@@ -211,18 +202,18 @@ def open_current() -> "Sweep":
 
 
 class SweepCallback(Callback):
-    """Hydra calls this before a run, or the first job of a multirun, and before it writes."""
+    """Hydra calls this before a run, or before the first job of a multirun."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """End the program if the settings hold a password, which Hydra would write to a file."""
         try:
             address.check(config.tracking.uri or "", written=True)
         except command.EXPECTED as error:
-            # Hydra turns an exception of a callback into a warning, and would go on.
+            # Hydra would turn the exception of a callback into a warning.
             raise SystemExit(command.report(error)) from None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Begin to open the store and the parent run, or end the program."""
+        """Start to open the store and the parent run, or end the program."""
         global _current
         self.on_run_start(config)
         folder = Path(config.hydra.sweep.dir).absolute()
@@ -237,7 +228,7 @@ class SweepCallback(Callback):
 
 
 def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> RunningSweep:
-    """Check the settings before the first job, and begin to open the store."""
+    """Check the settings before the first job, and start to open the store."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import identity
     from resnet8ptq.tracking import sender
@@ -249,19 +240,19 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
     if limits.reference is not None:
-        reference.load(limits.reference)  # a wrong name now rather than after the sweep
+        reference.load(limits.reference)  # reports a wrong name before the sweep
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
-    for line in effect.find_idle(config, typed, swept):
+    for line in words.find_idle(config, typed, swept):
         log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
     tags |= prepare(config)
     if worker:
         jobs.prepare_workers()
         if worker.at_once > 1 and config.latency.enabled:
-            log.warning("%d jobs at once: each is timed while others run", worker.at_once)
+            log.warning("%d jobs at once: every job is timed while others run", worker.at_once)
     held = journal.lock(folder)
     if config.sweep.resume:
         begun = _continue(settings, folder, tags)
@@ -279,7 +270,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
 
 
 def _find_swept(sweeper: DictConfig) -> list[Override]:
-    """Return the overrides in the sweeper's own settings."""
+    """Return the overrides of the sweeper's own settings."""
     return [words.parse(f"{key}={value}") for key, value in (sweeper.get("params") or {}).items()]
 
 
@@ -299,7 +290,7 @@ def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | Non
 
 
 def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
-    """Open the store and make the sweep's run; return the store and the run's id."""
+    """Open the store and create the sweep's run; return the store and the run's id."""
     from resnet8ptq.tracking.run import start_parent
     from resnet8ptq.tracking.store import in_one_line, open_store
 
@@ -312,7 +303,7 @@ def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "
 def _continue(
     settings: TrackingConfig, folder: Path, tags: Mapping[str, str]
 ) -> "Future[tuple[Store, str]]":
-    """Open the store and the newest sweep of the same overrides; without one, begin a new one."""
+    """Reopen the newest sweep of the same overrides; without one, start a new sweep."""
     from resnet8ptq.sweep import resume
     from resnet8ptq.tracking import sync
     from resnet8ptq.tracking.run import restart_parent

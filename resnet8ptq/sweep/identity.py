@@ -10,17 +10,17 @@ from resnet8ptq.core import code, files, machine
 from resnet8ptq.data import registry
 from resnet8ptq.experiment import running
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.models import locate as networks
+from resnet8ptq.models import network_path
 from resnet8ptq.tasks import registry as tasks
 
-# Storage and reporting, on which no run depends. Nor does it depend on paths of inputs, whose
-# contents are hashed.
+# Settings of storage and reporting, which change no result. Paths of inputs do not count either:
+# their contents are hashed.
 _IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
 _ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # the same, in a sweep's overrides
 
 
 def find(settings: Settings) -> str:
-    """Return a hash, in hexadecimal, that two runs share only if their results would be equal.
+    """Return a hexadecimal hash that two runs share only if their results would be equal.
 
     It covers settings, code of this package, versions of the frameworks, network, training and
     test images. The CPU is not part of it: the jobs of a sweep may run on several kinds.
@@ -36,7 +36,7 @@ def find(settings: Settings) -> str:
     hashed["data"] = [images.name, images.train.digest, images.test.digest]
     if images.calibration is not None:
         hashed["calib"] |= {"images": images.calibration.digest}
-    network = networks.digest(config.model, networks.locate(config.model, images.name))
+    network = network_path.digest(config.model, network_path.locate(config.model, images.name))
     hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
     if config.calib.table is not None:
         hashed["calib"] |= {"table": files.sha256(Path(config.calib.table))}

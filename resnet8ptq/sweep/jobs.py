@@ -1,6 +1,6 @@
 """Jobs of a sweep in separate processes, here or on other machines.
 
-Each takes its share of the cores; its result or error must survive pickling.
+Every job takes its share of the cores. Its result or error must survive pickling.
 """
 
 import logging
@@ -21,7 +21,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking.sweep_file import Worker
 
-# Environment variables that jobs depend on. MLflow's are credentials of a server and time limits.
+# Environment variables that jobs need. MLflow's are credentials of a server and time limits.
 _PATHS = ("CIFAR10_DIR", "RESNET8_H5")
 _PREFIXES = (*_PATHS, "RESNET8PTQ_CACHE", "MLFLOW_")
 
@@ -32,10 +32,10 @@ def enter(worker: Worker) -> None:
     Raises:
         ConfigError: this machine does not see a folder or file that the job needs.
     """
-    # loky sets its own start method, which fails in processes that the job starts.
+    # loky sets its own start method, with which the job could not start processes.
     if multiprocessing.get_start_method() == "loky":
         multiprocessing.set_start_method("spawn", force=True)
-    logging.getLogger("submitit").setLevel(logging.WARNING)  # says that a job is done
+    logging.getLogger("submitit").setLevel(logging.WARNING)  # hides the end of a job
     for name, value in worker.variables.items():
         os.environ.setdefault(name, value)
     needed = {name: os.environ[name] for name in _PATHS if name in worker.variables}
@@ -43,25 +43,25 @@ def enter(worker: Worker) -> None:
         if not Path(path).exists():
             raise ConfigError(
                 f"{name}: {platform.node()} does not see {path}; takes a path that every node "
-                "sees, or for a variable the node's own in its environment"
+                "sees; for a variable, try the node's own path in its environment"
             )
     os.chdir(worker.folder)
 
 
 def plan(launcher: DictConfig) -> Worker | None:
-    """Return how the launcher's jobs run; None for one after the other in this process.
+    """Return the settings of the launcher's processes; None if the jobs run one by one in this one.
 
     This package's launchers have their own `plan`.
 
     Raises:
-        ConfigError: a setting leaves no room for a job.
+        ConfigError: a setting leaves no cores for a job.
         JobError: the launcher's cluster does not answer.
     """
     if launcher._target_.endswith(".JoblibLauncher"):
         if launcher.n_jobs == 0:
             takes = "takes 1 or more; -1 for one on each core"
             raise ConfigError(f"hydra.launcher.n_jobs: got 0, {takes}")
-        import joblib  # which comes with the plugin
+        import joblib  # installed with the plugin
 
         at_once = int(joblib.effective_n_jobs(launcher.n_jobs))
         # Joblib limits OpenMP and BLAS, which no setting reaches, to the same share.
@@ -72,10 +72,10 @@ def plan(launcher: DictConfig) -> Worker | None:
 
 
 def fit(key: str, cpus: object, cores: int) -> int:
-    """Return how many jobs with `cpus` each fit on `cores`.
+    """Return how many jobs of `cpus` cores fit on `cores`.
 
     Raises:
-        ConfigError: not even one fits.
+        ConfigError: none fits.
     """
     if not isinstance(cpus, int) or not 1 <= cpus <= cores:
         limit = "or more" if cores == sys.maxsize else f"to {cores}, the cores of this machine"
@@ -84,9 +84,9 @@ def fit(key: str, cpus: object, cores: int) -> int:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that jobs depend on, without paths that do not exist."""
+    """Return the environment variables that jobs need, without paths that do not exist."""
     kept = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
-    kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's store is known
+    kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's file has the store
     for key in _PATHS:
         if not Path(kept.get(key, ".")).exists():
             del kept[key]
@@ -95,13 +95,13 @@ def variables() -> dict[str, str]:
 
 def prepare_workers() -> None:
     """Set the environment that the workers and their child processes inherit."""
-    os.environ["TTY_INTERACTIVE"] = "0"  # rich's: the progress bars of several would mix
-    # Python counts the semaphores of workers that Ctrl-C has ended, and cleans them up.
+    os.environ["TTY_INTERACTIVE"] = "0"  # rich's: the progress bars of several jobs would mix
+    # Python would warn of the semaphores of interrupted workers, which it cleans up.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 
 def to_picklable(error: Exception) -> Exception:
-    """Return an error that the parent process can load: itself or its text, with the traceback.
+    """Return an error that the parent process can load: the error or its text, with the traceback.
 
     An error that cannot be pickled would end the whole sweep.
     """

@@ -1,7 +1,7 @@
 """Searches: the return value of a run for Hydra's sweeper, and checks before the first trial.
 
-`objectives` names the metrics that a search weighs against each other. Without them, sweepers get
-the drop: how much worse than FP32 the model is by the task's metric.
+`objectives` names the metrics that a search weighs against each other. Without them, the sweeper
+gets the drop: the loss against FP32 by the task's metric.
 """
 
 import logging
@@ -84,5 +84,5 @@ def _quiet_optuna() -> None:
         warnings.filterwarnings("ignore", message=".*declarative_base")
         import optuna
     optuna.logging.set_verbosity(logging.WARNING)
-    # It reports an unsupported combination as an error: no list of numbers.
+    # It reports an unsupported combination as an error, for its missing numbers.
     logging.getLogger(_OPTUNA).setLevel(logging.ERROR)

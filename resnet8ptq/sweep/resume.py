@@ -1,7 +1,7 @@
 """`sweep.resume=true`: continue a sweep without repeating its finished jobs.
 
-A run has finished if its status in MLflow is FINISHED, which is set last. A job would repeat a run
-with the same `identity`.
+A run has finished if its status in MLflow is FINISHED, which is set last. A job repeats a run that
+has the same `identity`.
 """
 
 import logging
@@ -36,9 +36,9 @@ def find_finished(
 ) -> RunRecord | None:
     """Return the finished run that a job would repeat, or None.
 
-    The job's own run, if a launcher starts a finished job again. With `sweep.resume`, a run of any
-    sweep; that of another sweep is tagged on this sweep as the job's. With `again`, a run of any
-    job of this sweep.
+    That is the job's own run if a launcher starts a finished job again. With `sweep.resume` it may
+    be a run of any sweep; the run of another sweep is tagged on this one as the job's. With
+    `again` it may be a run of any job of this sweep.
     """
     if identity is None or not (again or _may_repeat(sweep)):
         return None
@@ -84,7 +84,7 @@ def _may_repeat(sweep: Sweep) -> bool:
 
 
 def _find(store: Store, filters: str) -> list[RunRecord]:
-    """Return the runs that match the filter; none, with a warning, if the store is away.
+    """Return the runs that match the filter; none, with a warning, if the store is unavailable.
 
     The job then runs, and its folder keeps the result.
     """

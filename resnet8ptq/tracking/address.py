@@ -1,7 +1,7 @@
-"""The address of an MLflow store, and the passwords that must not be written down with it.
+"""Checks the address of an MLflow store: no password may be written to a file.
 
 Hydra writes settings to `.hydra/`, MLflow logs them, errors quote them. `core.text.redact` hides
-user names and passwords in what is printed; addresses for which it could fail are refused here.
+user names and passwords in printed text. Addresses for which it could fail are refused here.
 """
 
 import re
@@ -12,7 +12,7 @@ from resnet8ptq.core.errors import ConfigError
 
 KEY = "tracking.uri"
 VARIABLE = "MLFLOW_TRACKING_URI"
-# Behind the question mark of a database's address; none of them holds a secret.
+# Allowed after the question mark of a database's address: none of them holds a secret.
 PARAMETERS = frozenset(
     (
         *("host", "port", "options", "application_name", "connect_timeout", "client_encoding"),
@@ -23,9 +23,8 @@ PARAMETERS = frozenset(
     )
 )
 _HELD = (
-    f"{KEY}: holds a password, or what may be one, which would be written down with the config; "
-    "takes an address without: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-    f"{VARIABLE}"
+    f"{KEY}: holds a password, or text that may be one, and the config is written to files; takes "
+    f"an address without; try MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or {VARIABLE}"
 )
 _QUOTED = (
     f"{VARIABLE}: got a user name or password with / ? # @ [ ] or a space, takes them "
@@ -39,10 +38,10 @@ _USER_AND_PASSWORD = re.compile(r"[^/?#@\s:\[\]]*(:[^/?#@\s\[\]]*)?")
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Check the command line before Hydra reads it, and writes it down.
+    """Check the command line before Hydra reads it and writes it to a file.
 
     Raises:
-        ConfigError: it sets an address that holds a password.
+        ConfigError: it sets an address with a password.
     """
     for word in words:
         key, _, value = word.partition("=")
@@ -55,11 +54,11 @@ def check(uri: str, written: bool) -> None:
     """Check an address.
 
     Args:
-        written: it is a setting, which is written down; False: it comes from the environment.
+        written: True for a setting, which is written to files; False for the environment.
 
     Raises:
-        ConfigError: it holds a password and is written down, or one in a form that could be printed
-            with an error; or it is no address. The message quotes nothing of it.
+        ConfigError: a setting holds a password, the environment one that an error could print, or
+            the address cannot be parsed. The message quotes no part of it.
     """
     key = KEY if written else VARIABLE
     _check_user(uri, written)
@@ -79,7 +78,7 @@ def check(uri: str, written: bool) -> None:
     elif separator:
         try:
             _check_parameters([name for name, _ in parse_qsl(urlsplit(uri).query, True)], key)
-            _ = urlsplit(uri).port  # what follows the colon may be half of a password
+            _ = urlsplit(uri).port  # the text after the colon may be half of a password
         except ValueError:
             raise ConfigError(f"{key}: cannot be parsed; takes http://host:port") from None
 
@@ -87,7 +86,7 @@ def check(uri: str, written: bool) -> None:
 def _check_user(uri: str, written: bool) -> None:
     scheme, separator, rest = uri.partition("://")
     if re.fullmatch(r"sqlite(\+\w+)?|file", scheme) and rest.startswith("/"):
-        return  # a path, and no host
+        return  # a path without a host
     user = (rest if separator else uri).rpartition("@")[0]
     if written and not _USER.fullmatch(user):
         raise ConfigError(_HELD)

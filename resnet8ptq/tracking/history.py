@@ -1,4 +1,4 @@
-"""The runs of a store, read back."""
+"""Runs read back from the store."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
 _AT_ONCE = 100  # ids in one query
-_ADOPTED = "job_"  # and the number of a job: a sweep's tag with the id of another sweep's run
+_ADOPTED = "job_"  # with a job's number: a sweep's tag with the id of another sweep's run
 
 
 def load_run(store: Store, run_id: str) -> RunRecord:
@@ -23,7 +23,7 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 
 
 def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-    """Read runs back by their ids, deleted ones too; without those that the store lacks."""
+    """Read runs back by their ids, also deleted ones; missing ones are left out."""
     runs: dict[str, RunRecord] = {}
     for start in range(0, len(run_ids), _AT_ONCE):
         listed = ", ".join(f"'{run_id}'" for run_id in run_ids[start : start + _AT_ONCE])
@@ -57,7 +57,7 @@ def find_runs(
 
 
 def find_logged(store: Store, key: str) -> RunRecord | None:
-    """Return the run that was logged from a journal, deleted or not, by the journal's key."""
+    """Return the run that has a journal's key, also if it was deleted."""
     runs = find_runs(store, f"tags.record = '{key}'", most=1, deleted=True)
     return runs[0] if runs else None
 
@@ -70,8 +70,8 @@ def under(parent_id: str) -> str:
 def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     """Read the runs of a sweep back, in the order of its jobs.
 
-    Of a job that ran again, the newest run; for a job that another sweep had finished, that
-    sweep's run. Each run is returned once.
+    A repeated job has its newest run, and a job that another sweep had finished has that sweep's
+    run. No run is returned twice.
 
     Raises:
         TrackingError: a run of another sweep is no longer in the store.
@@ -84,8 +84,10 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
         if key.startswith(_ADOPTED) and key.removeprefix(_ADOPTED) not in jobs
     }
     elsewhere = load_runs(store, list(adopted.values()))
-    if gone := sorted(set(adopted.values()) - elsewhere.keys()):
-        raise TrackingError(f"run {gone[0]}, which sweep {parent_id} shares, is not in the store")
+    if missing := sorted(set(adopted.values()) - elsewhere.keys()):
+        raise TrackingError(
+            f"run {missing[0]}, which sweep {parent_id} shares, is not in the store"
+        )
     jobs |= {job: elsewhere[run_id] for job, run_id in adopted.items()}
     # Sorting keeps runs without a number in the order of their start.
     order = sorted(jobs, key=lambda key: int(key) if key.isdigit() else 0)
@@ -94,12 +96,12 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
 
 @interrupts.deferred()
 def adopt(store: Store, parent_id: str, number: int, record: RunRecord) -> None:
-    """Tag a sweep with a finished run of another one, as the run of its job `number`."""
+    """Tag a sweep with another sweep's finished run, as the run of its job `number`."""
     store.client.set_tag(parent_id, f"{_ADOPTED}{number}", record.run_id)
 
 
 def load_compared(store: Store, parent_id: str) -> list[RunRecord]:
-    """Read a sweep's runs back without analyses, which have no result to compare."""
+    """Read a sweep's runs back, without analyses, which have no result to compare."""
     return [record for record in load_children(store, parent_id) if not record.is_analysis]
 
 
@@ -111,7 +113,7 @@ def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord
 
 @contextmanager
 def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
-    """Yield the path of one of a run's files: its own on this machine, else a temporary copy.
+    """Yield the path of a run's file: the file itself on this machine, else a temporary copy.
 
     Raises:
         TrackingError: the run has no such file, or its folder has moved.
@@ -119,14 +121,14 @@ def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
     address = urlsplit(record.artifact_uri)
     if address.scheme in ("", "file"):
         path = Path(url2pathname(address.path), name)
-        if not path.is_file():  # a device would never end, a pipe would wait
+        if not path.is_file():  # a pipe would block, a device never end
             raise TrackingError(f"run {record.run_id}: no artifact {name} in {path.parent}")
         yield path
         return
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
-    uri = f"{record.artifact_uri}/{name}"  # by the run's id MLflow would read the run again
+    uri = f"{record.artifact_uri}/{name}"  # with the run's id, MLflow would read the run again
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = mlflow.artifacts.download_artifacts(

@@ -1,7 +1,7 @@
-"""What a run has found, kept in its own folder: the store may be unavailable for a time.
+"""The journal of a run in its own folder, for the time when the store is unavailable.
 
-`record.json` is written when the run starts and when it ends; `.lock` is held in between, so that
-a run whose process was killed differs from one that still runs.
+`record.json` is written when the run starts and when it ends. The process holds `.lock` in between,
+so that a killed run differs from one that still runs.
 """
 
 import json
@@ -20,7 +20,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 
 FILE = "record.json"
-SWEEP_FILE = "sweep.json"  # what a sweep tells its jobs
+SWEEP_FILE = "sweep.json"  # see `sweep_file`
 LOCK = ".lock"
 MAX_BYTES = 2**26
 PARENT_TAG = "mlflow.parentRunId"
@@ -30,42 +30,35 @@ ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
 
 @dataclass
 class Journal:
-    """One run, as MLflow has it or is to have it.
-
-    Attributes:
-        key: of this record alone; a tag of the run, by which the store is asked whether it has it.
-        run_id: in the store; None as long as the store could not be reached, or has not answered.
-        datasets: name, source, digest and context of each, with dtype and shape of its arrays.
-        model: the file to log as a model, with `outputs` and `engine`, see `Recorder.log_model`.
-        status: RUNNING, or one of `ENDED`.
-    """
+    """One run, as MLflow has it or will have it."""
 
     name: str
     experiment: str
     parent_id: str | None = None
-    run_id: str | None = None
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    run_id: str | None = None  # in the store; None until the store has answered
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)  # a tag by which the store finds it
     start_ms: int = field(default_factory=lambda: int(1000 * time.time()))
     end_ms: int | None = None
-    status: str = "RUNNING"
+    status: str = "RUNNING"  # or one of `ENDED`
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
+    # Name, source, digest and context, with dtype and shape of the arrays.
     datasets: list[dict[str, Any]] = field(default_factory=list)
-    model: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None  # `file`, `outputs`, `engine`; see `Recorder.log_model`
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the run has ended."""
         return self.status in ENDED
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Each metric's last value."""
+        """The last value of each metric."""
         return {key: value for key, value, *_ in self.points}
 
     def note(self, metrics: Mapping[str, float], step: int = 0) -> list[Point]:
-        """Add metrics at `step`, with the time; return what was added."""
+        """Add metrics at `step`, with the time; return the added points."""
         now = int(1000 * time.time())
         added = [(key, value, now, step) for key, value in metrics.items()]
         self.points += added
@@ -77,7 +70,7 @@ class Journal:
         self.tags |= tags or {}
 
     def save(self, folder: Path) -> None:
-        """Write it, and wait until the disk has it."""
+        """Write the journal, and wait until the disk has it."""
         with files.atomic(folder / FILE) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
             with temporary.open("rb") as file:
@@ -85,7 +78,7 @@ class Journal:
 
     @classmethod
     def load(cls, folder: Path) -> "Journal":
-        """Read what `save` left.
+        """Read the journal of a folder.
 
         Raises:
             TrackingError: the file is damaged.
@@ -95,7 +88,7 @@ class Journal:
             loaded = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
             loaded.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in loaded.points]
             ids = (loaded.key, loaded.run_id or "0", loaded.parent_id or "0")
-            if not all(re.fullmatch(r"\w+", found) for found in ids):
+            if not all(re.fullmatch(r"\w+", text) for text in ids):
                 raise ValueError("an id would change a query")
             if loaded.model and Path(loaded.model["file"]).name != loaded.model["file"]:
                 raise ValueError("the model is not in the folder")
@@ -105,7 +98,7 @@ class Journal:
 
 
 def lock(folder: Path) -> FileLock:
-    """Take the lock of a run's folder, for as long as the object lives or until `release`.
+    """Take the lock of a run's folder, until `release` or the end of the object.
 
     Raises:
         TrackingError: another run works in the folder.
@@ -119,7 +112,7 @@ def lock(folder: Path) -> FileLock:
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:
-    """Tell whether a run works in the folder: its process holds the lock, whatever ends it."""
+    """Tell whether a process still holds the lock of a run's folder."""
     try:
         if (folder / LOCK).exists():
             FileLock(folder / LOCK).acquire(timeout=wait_s).lock.release()

@@ -1,7 +1,7 @@
 """A run's artifact as an MLflow model: signature, input example, pinned requirements.
 
-ONNX files have MLflow's own flavor; TFLite and torch files a small pyfunc, whose code MLflow copies
-beside them (`serving_code`), so that serving needs the framework alone and not this package.
+ONNX files have MLflow's own flavor. TFLite and torch files have a small pyfunc. MLflow copies its
+code (`serving_code`) beside the file, so that a server needs only the framework, not this package.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from resnet8ptq.tracking.store import Store
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 MODEL = "model"  # the MLflow model's name in its run
 _CODE = Path(__file__).parent / "serving_code"
-# By the file's suffix: what its pyfunc is, and the packages that it imports.
+# By the file's suffix: the module of its pyfunc, and the packages that it imports.
 _SERVED = {
     ".onnx": ("", ("onnx", "onnxruntime", "numpy")),
     ".tflite": ("tflite_model.py", ("ai-edge-litert", "numpy")),
@@ -26,85 +26,93 @@ _SERVED = {
 
 
 class _Unchecked:
-    """MLflow's pyfunc for a file that MLflow is not to load in order to check it.
+    """MLflow's pyfunc without the check that loads the file.
 
-    That imports torch, two seconds at the end of a run that has loaded and measured the file.
+    The check imports torch for two seconds, after the run has loaded and measured the file.
     """
 
     @staticmethod
-    def save_model(validate_serving_input: bool, **given: Any) -> None:
-        """Save it; the first argument is that of `Model.log`, which hands it on."""
+    def save_model(validate_serving_input: bool, **arguments: Any) -> None:
+        """Save the model; `Model.log` passes its own first argument on."""
         from mlflow import pyfunc
 
-        pyfunc.save_model(**given)
+        pyfunc.save_model(**arguments)
 
 
 @interrupts.deferred()
 def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
-    """Log the run's artifact as an MLflow model; once."""
+    """Log the run's artifact as an MLflow model, once; its folder holds `EXAMPLE` too."""
     described = journal.model
     if described is None or store.client.get_run(run_id).outputs.model_outputs:
         return
-    _add_model(store, run_id, folder, **described)
-
-
-def _add_model(
-    store: Store, run_id: str, folder: Path, file: str, outputs: Any, engine: str | None
-) -> None:
-    """Log a file of `folder`, which holds `EXAMPLE` too, as a run's model; see `Journal.model`."""
     import mlflow
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    path = folder / file
+    path = folder / described["file"]
     code, packages = _SERVED[path.suffix]
-    settings: dict[str, Any] = {}
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
     if code:
-        import mlflow.pyfunc
-
-        flavor: Any = mlflow.pyfunc
-        if "torch" in packages:
-            flavor = _Unchecked
-            settings |= {"validate_serving_input": False, "flavor_name": mlflow.pyfunc.__name__}
-        settings["python_model"] = str(_CODE / code)
-        settings["artifacts"] = {"model": str(path)}
-        settings["model_config"] = {
-            "outputs": list(outputs),
-            "engine": engine,
-            "dtype": example.dtype.name,
-        }
-        taken = "input"
+        name, outputs = "input", described["outputs"]
+        config = {**described, "outputs": list(outputs), "dtype": example.dtype.name}
+        settings = _pyfunc(path, code, config)
     else:
-        import mlflow.onnx
-        import onnx
-
-        flavor = mlflow.onnx
-        proto = onnx.load(path)
-        settings = {"onnx_model": proto, "save_as_external_data": False}
-        settings["onnx_execution_providers"] = ["CPUExecutionProvider"]  # as it was measured
-        taken = proto.graph.input[0].name
-        outputs = {
-            value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim[1:]]
-            for value in proto.graph.output
-        }
-    takes = TensorSpec(example.dtype, (-1, *example.shape[1:]), taken)
-    gives = [TensorSpec(np.dtype(np.float32), (-1, *s), name) for name, s in outputs.items()]
+        name, outputs, settings = _onnx(path)
+    takes = TensorSpec(example.dtype, (-1, *example.shape[1:]), name)
+    gives = [TensorSpec(np.dtype(np.float32), (-1, *s), key) for key, s in outputs.items()]
     versions = machine.versions()
-    # What follows has no argument for the store and the experiment.
+    # `Model.log` has no argument for the store and the experiment.
     mlflow.set_tracking_uri(store.uri)
     mlflow.set_experiment(experiment_id=store.experiment_id)
     Model.log(
         None,
-        flavor=flavor,
         run_id=run_id,
         name=MODEL,
         signature=ModelSignature(Schema([takes]), Schema(gives)),
-        input_example={taken: example},
-        # Without what names a build of torch: `+cpu` is in no registry that pip asks by itself.
+        input_example={name: example},
+        # Without the name of a torch build: the registry of pip's default has no `+cpu`.
         pip_requirements=[
-            f"{name}=={versions[f'version.{name}'].partition('+')[0]}" for name in packages
+            f"{package}=={versions[f'version.{package}'].partition('+')[0]}" for package in packages
         ],
         **settings,
     )
+
+
+def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Model.log` for a file that `serving_code` runs."""
+    import mlflow.pyfunc
+
+    settings: dict[str, Any] = {
+        "flavor": mlflow.pyfunc,
+        "python_model": str(_CODE / code),
+        "artifacts": {"model": str(path)},
+        "model_config": {key: config[key] for key in ("outputs", "engine", "dtype")},
+    }
+    if path.suffix != ".tflite":
+        name = mlflow.pyfunc.__name__
+        settings |= {
+            "flavor": _Unchecked,
+            "flavor_name": name,
+            "validate_serving_input": False,
+        }
+    return settings
+
+
+def _onnx(path: Path) -> tuple[str, dict[str, list[int]], dict[str, Any]]:
+    """Return a file's input, its outputs with their shapes, and the arguments of `Model.log`."""
+    import mlflow.onnx
+    import onnx
+
+    proto = onnx.load(path)
+    outputs = {
+        value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim[1:]]
+        for value in proto.graph.output
+    }
+    settings = {
+        "flavor": mlflow.onnx,
+        "onnx_model": proto,
+        "save_as_external_data": False,
+        "onnx_execution_providers": ["CPUExecutionProvider"],  # as it was measured
+    }
+    return proto.graph.input[0].name, outputs, settings

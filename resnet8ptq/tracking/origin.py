@@ -1,4 +1,4 @@
-"""Which runs of a store were made here. A store is untrusted: it may name any folder as a run's."""
+"""Tells runs made on this machine from others: a store is untrusted, and may name any folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,23 +12,22 @@ RUNS = Path("runs")  # in the folder where the program is called; see `conf/conf
 
 
 def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
-    """Return a run's folder if it lies below `root` and holds the run's record; else None.
+    """Return a run's folder if it is below `root` and holds the run's record; else None.
 
-    What lies below `root` was written by a run of this user. Being owned by the user is not
-    enough: a server that the user runs owns the files that others upload.
+    Only this user's runs write below `root`. The owner of the files is no proof: a server that the
+    user runs owns the files that others upload.
     """
     folder = Path(record.folder).resolve()
     if not folder.is_relative_to(root.resolve()):
         return None
     try:
-        kept = Journal.load(folder)
+        return folder if Journal.load(folder).key == record.key else None
     except TrackingError:
         return None
-    return folder if kept.key == record.key else None
 
 
 def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:
-    """Tell whether files of a store are, byte for byte, those that a run has written here."""
+    """Tell whether files of a store equal, byte for byte, those of a run made here."""
     folder = own_folder(record)
     if folder is None:
         return False

@@ -1,4 +1,4 @@
-"""A run as it is read back, typed: the one place that names params, metrics and tags."""
+"""A run read back as a typed record: the only module that names params, metrics and tags."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _Value(Generic[T]):
-    """An attribute of a record: a param, metric or tag of the run; `default` without it."""
+    """An attribute of a record that reads a param, metric or tag of the run, or `default`."""
 
     def __init__(self, kind: str, key: str, default: T) -> None:
         self.kind, self.key, self.default = kind, key, default
@@ -39,21 +39,15 @@ def _tag(key: str, default: str = "") -> _Value[str]:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: finished, in progress, or a sweep that other runs stand under.
+    """One run: finished, in progress, or the parent run of a sweep.
 
-    A store is untrusted: texts may be any. A missing text is empty, or `?` where people see it; a
-    metric that was not measured is None.
-
-    Attributes:
-        params: the settings by their config keys, and what they were resolved to.
-        metrics: each metric's last value; `value` reads those that depend on the task.
-        artifact_uri: where the run's files are.
-        ended: no more follows.
+    A store is untrusted: a text may hold anything. A missing text is empty, or `?` if it is shown;
+    a metric that was not measured is None.
     """
 
     run_id: str
-    params: dict[str, str]
-    metrics: dict[str, float]
+    params: dict[str, str]  # the settings by their config keys, and resolved settings
+    metrics: dict[str, float]  # last values; `value` reads those that depend on the task
     tags: dict[str, str] = field(repr=False)
     artifact_uri: str = ""
     ended: bool = True
@@ -69,7 +63,6 @@ class RunRecord:
     jobs_at_once = _tag("jobs_at_once", "1")
     folder = _tag("folder")
     cpu = _tag("cpu")
-    cpu_flags = _tag("cpu_flags")
     platform = _tag("platform")
     test_digest = _tag("test_digest")  # of the scored samples
     calibration_digest = _tag("calibration_digest")
@@ -81,7 +74,7 @@ class RunRecord:
     seed = _param("seed")
     split = _param("evaluate.split")
     execution = _param("execution")  # integer, float or simulated
-    doubt = _param("doubt")  # why FP32 cannot be right, so that nothing is judged beside it
+    doubt = _param("doubt")  # why FP32 is broken and the verdict void
     chosen_by = _param("chosen_by")
     scored_as = _param("scored_as", "classification")  # the task's name
     calibration_samples = _param("calibration_samples")
@@ -102,13 +95,12 @@ class RunRecord:
     size_reduction = _metric("size_reduction")
     baseline_size_bytes = _metric("baseline_size_bytes")
     latency_ms = _metric("latency_p50_ms")
-    batch_latency_ms = _metric("latency_batch_p50_ms")
     baseline_latency_ms = _metric("baseline_latency_p50_ms")
     speedup = _metric("speedup")
 
     @classmethod
     def of_mlflow(cls, run: Any) -> "RunRecord":
-        """Return the record of a run as MLflow returns it."""
+        """Return the record of an MLflow run."""
         info, data = run.info, run.data
         values = dict(data.params), dict(data.metrics), dict(data.tags)
         return cls(info.run_id, *values, info.artifact_uri, info.status in ENDED)
@@ -127,41 +119,41 @@ class RunRecord:
 
     @property
     def quantized(self) -> bool:
-        """Whether it is not a run of the FP32 network itself."""
+        """Whether the run is not one of the FP32 network itself."""
         return self.dtype != "fp32"
 
     @property
     def dataset(self) -> str:
-        """The name of the data set, or of its source where the run has not read it."""
+        """The name of the data set, or of its source if the run did not read it."""
         return self.params.get("dataset", self.params.get("data", "?"))
 
     @property
     def is_analysis(self) -> bool:
-        """Whether it has no result to compare."""
+        """Whether the run is an analysis, which has no result to compare."""
         return self.params.get("analysis.name", "null") != "null"
 
     @property
     def held_out(self) -> bool:
-        """Whether it was scored on held-out training images, not on test images."""
+        """Whether the run was scored on held-out training images, not on test images."""
         return self.split == "held_out"
 
     @property
     def grouped(self) -> bool:
-        """Whether samples of one group were scored as if each stood by itself."""
+        """Whether samples of one group were scored as if they were independent."""
         return bool(self.params.get(GROUPED))
 
     @property
     def task(self) -> Task:
-        """The task that scored it.
+        """The task that scored the run.
 
         Raises:
-            TrackingError: its params or class names are not those of a run.
+            TrackingError: the params or class names are not those of a run.
         """
         return registry.recall(self.params, self.class_names)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes.
+        """The class names.
 
         Raises:
             TrackingError: the tag is no list of names.
@@ -181,10 +173,9 @@ class RunRecord:
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return a 95% interval: `ci95` of the metric, `delta_ci95` of its difference from FP32."""
-        ends = [self.metrics.get(f"{name}_{end}") for end in ("low", "high")]
-        low, high = ends
+        low, high = (self.metrics.get(f"{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 
     def settings(self, *keys: str) -> tuple[str | None, ...]:
-        """Return params by their keys; None for those that the run lacks."""
+        """Return params by their keys; None for missing ones."""
         return tuple(map(self.params.get, keys))

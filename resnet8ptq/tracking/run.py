@@ -1,4 +1,4 @@
-"""The open run: everything goes to its journal, and to MLflow as long as the store is there."""
+"""The open run: logs to its journal, and to MLflow while MLflow is reachable."""
 
 import json
 import logging
@@ -13,15 +13,15 @@ from typing import Any
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, interrupts, machine
-from resnet8ptq.core.errors import PtqError, TrackingError
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tracking import journal, mlflow_model, sender, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.store import Store, check_answers
+from resnet8ptq.tracking.sweep_file import is_sweep_folder
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ class Run:
     store: Store
     journal: Journal
     folder: Path
-    _composed: Mapping[str, Any] = field(default_factory=dict)  # logged if nothing better comes
+    _composed: Mapping[str, Any] = field(default_factory=dict)  # logged if settling it fails
     _opened: "Future[str] | None" = None  # its id in the store
 
     @property
     def run_id(self) -> str:
-        """The run's id in the store; empty where it is not there, or not yet."""
+        """The run's id in the store; empty without one."""
         opened = self._opened
         if opened is None or not opened.done() or opened.exception() is not None:
             return ""
@@ -56,11 +56,11 @@ class Run:
         self._log_settings(asdict(config))
 
     def log_composed(self) -> None:
-        """Log the config as it was composed, where it could not be settled."""
+        """Log the config as composed, for settings that are wrong."""
         self._log_settings(self._composed)
 
     def _log_settings(self, settings: Mapping[str, Any]) -> None:
-        if "backend" in self.journal.params:  # MLflow does not change what is logged
+        if "backend" in self.journal.params:  # MLflow refuses to change a param
             return
         flat = dict(_flatten(settings))
         for group in ("backend", "dtype", "calib", "model", "data", "preprocess"):
@@ -69,14 +69,14 @@ class Run:
         self.log_params(flat)
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Log what the run has determined, besides the config."""
+        """Log params that the run determines, besides the config."""
         self.journal.params |= params
         self._send(upload.log_batch, (), params)
 
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
     ) -> None:
-        """Log which images calibrated and which tested, with digests, and names of classes."""
+        """Log the calibration and test images with their digests, and the class names."""
         drawn, test = calibration.split, data.test
         self.journal.datasets = [
             _describe(f"{data.name}-calibration", drawn, calibration.digest, "calibration"),
@@ -98,13 +98,13 @@ class Run:
     def log_model(
         self, path: Path, outputs: Mapping[str, Sequence[int]], engine: str | None = None
     ) -> None:
-        """Log a file of the run's folder as an MLflow model too; see `Recorder`."""
+        """Log a file of the run's folder also as an MLflow model; see `Recorder`."""
         shapes = {name: list(shape) for name, shape in outputs.items()}
         self.journal.model = {"file": path.name, "outputs": shapes, "engine": engine}
         self._send(mlflow_model.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:
-        """Log metrics and what the settings came to; the status when the run ends."""
+        """Log the metrics and the resolved settings; the status follows when the run ends."""
         points = self.journal.note(result.to_metrics())
         self.journal.params |= result.resolved
         self.journal.tags["status"] = result.status
@@ -112,20 +112,20 @@ class Run:
             self.journal.tags["reason"] = result.reason
         self._send(upload.log_batch, points, result.resolved)
 
-    def _send(self, call: Callable[..., object], *what: Any) -> None:
-        background.put(sender.send, self.store, self.folder, call, *what)
+    def _send(self, call: Callable[..., object], *arguments: Any) -> None:
+        background.put(sender.send, self.store, self.folder, call, *arguments)
 
     def open(self) -> None:
-        """Note the run in its folder, and make it in the store."""
+        """Write the run to its folder, and create it in the store."""
         self.journal.save(self.folder)
         self._opened = background.put(sender.open_run, self.store, self.journal, self.folder)
 
     def upload_folder(self) -> None:
-        """Log the run's files as artifacts; Hydra's own hidden folder stays behind."""
+        """Log the run's files as artifacts, without Hydra's hidden folder."""
         self._send(upload.log_folder, self.folder)
 
     def fail(self, error: BaseException) -> None:
-        """Log what went wrong: the config as far as it was known, one line, the traceback."""
+        """Log the config as far as known, the reason in one line, and the traceback."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         self.journal.tags |= {"status": "failed", "reason": reason[:4000]}
         self.log_composed()
@@ -133,11 +133,7 @@ class Run:
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 
     def close(self, status: str) -> None:
-        """Close the run in its folder and in the store, which may have come back meanwhile.
-
-        Args:
-            status: FINISHED, FAILED or KILLED.
-        """
+        """Close the run as FINISHED, FAILED or KILLED, in its folder and then in the store."""
         self.journal.run_id = self.run_id or None
         self.journal.end(status)
         _try_to_save(self.journal, self.folder)
@@ -145,11 +141,11 @@ class Run:
 
 
 def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, Any]:
-    """Return what MLflow is told of the samples of a split; see `upload.log_datasets`."""
+    """Return the description of a split for `upload.log_datasets`."""
     described = {"name": name, "source": str(split.source), "digest": digest, "context": context}
     arrays = {"images": split.images, "targets": split.labels}
     if split.labels is not None and split.labels.dtype.kind == "V":
-        del arrays["targets"]  # MLflow has no words for boxes
+        del arrays["targets"]  # MLflow has no type for boxes
     kinds = {k: (str(a.dtype), list(a.shape)) for k, a in arrays.items() if a is not None}
     return described | kinds
 
@@ -173,12 +169,12 @@ def start_run(
     parent_id: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
-    """Open a run, and close it as what it became: finished, failed or killed.
+    """Open a run for the block, and close it as finished, failed or killed.
 
     Args:
-        config: the composed config (nested dicts), logged if the run fails before it logs its own.
+        config: the composed config (nested dicts), logged if the run fails before `log_config`.
         folder: the run's own folder; its files are uploaded when the run closes.
-        tags: set besides those of every run.
+        tags: besides those of every run.
 
     Raises:
         TrackingError: another run works in the folder.
@@ -214,14 +210,14 @@ def _start_journal(
     store: Store, name: str, parent_id: str | None, tags: Mapping[str, str]
 ) -> Journal:
     parent = {journal.PARENT_TAG: parent_id} if parent_id else {}
-    # Who and what else started it, MLflow finds out itself, if it may be later and elsewhere.
+    # MLflow adds the user, the git commit and others when it creates the run.
     source = {"mlflow.source.name": sys.argv[0]}
     every = {"status": "running", **source, **machine.describe(), **parent, **tags}
     return Journal(name, store.experiment_name, parent_id, tags=every)
 
 
 def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-    """Make the run that a sweep's runs stand under, noted in the sweep's folder; return its id."""
+    """Create a sweep's parent run in the store and in its folder; return its id."""
     kept = _start_journal(store, name, None, {**tags, "kind": "sweep", "folder": str(folder)})
     kept.run_id = upload.create(store, kept)
     kept.save(folder)
@@ -230,10 +226,10 @@ def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str])
 
 @interrupts.deferred()
 def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
-    """Open a sweep's run again, to go on with it in another folder; return its id.
+    """Reopen a sweep's run to continue it in another folder; return its id.
 
-    The earlier record goes last. Should this process be killed in between, the store names a folder
-    that has a record, and of two records `sync` takes the newer.
+    The earlier record is removed last. If this process is killed before that, the store names a
+    folder that has a record, and `sync` takes the newer of the two.
     """
     before = Path(earlier.folder)
     kept = _load_parent(store, earlier, before)
@@ -242,59 +238,48 @@ def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
     kept.save(folder)
     upload.log_batch(store, earlier.run_id, tags=kept.tags)
     store.client.update_run(earlier.run_id, "RUNNING")
-    if before != folder and _is_of(before, earlier):
+    if before != folder and is_sweep_folder(before, earlier.run_id):
         (before / journal.FILE).unlink(missing_ok=True)  # a sweep has one record
     return earlier.run_id
 
 
-def _is_of(folder: Path, sweep: RunRecord) -> bool:
-    """Tell whether a folder is a sweep's own; a store may name any, and nothing goes there."""
-    try:
-        return Sweep.load(folder).parent_id == sweep.run_id
-    except PtqError:
-        return False
-
-
 def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
-    """Read a sweep's record; where it is gone or damaged, make it again from the store."""
+    """Read a sweep's record; if it is missing or damaged, restore it from the store."""
     key = earlier.key
     try:
         kept = Journal.load(folder)
         if kept.key == key:
             return kept
-        log.warning("%s: holds another run's record; the sweep's is made again", folder)
+        log.warning(
+            "%s: holds another run's record; the sweep's is restored from the tracking store",
+            folder,
+        )
     except TrackingError as error:
-        log.warning("%s; it is made again from the tracking store", error)
+        log.warning("%s; it is restored from the tracking store", error)
     name, tags = earlier.name or "sweep", dict(earlier.tags)
     start_ms = store.client.get_run(earlier.run_id).info.start_time
     return Journal(name, store.experiment_name, None, earlier.run_id, key, start_ms, tags=tags)
 
 
-def end_record(status: str, folder: Path) -> Journal:
-    """Close a sweep's record as `ok`, `failed` or `killed`, in its folder; return it."""
-    kept = Journal.load(folder)
-    kept.end(_CLOSED_AS[status], {"status": status})
-    _try_to_save(kept, folder)
-    return kept
-
-
 def _try_to_save(kept: Journal, folder: Path) -> None:
     try:
         kept.save(folder)
-    except OSError as error:  # the disk is full, or the folder gone: the store may take it
+    except OSError as error:  # a full disk, or no folder: the store may still take it
         log.error("the run's own record could not be written: %s", error)
 
 
 def replace_runs(store: Store, earlier: Sequence[RunRecord], run: Run) -> None:
-    """Delete runs of a job that did not finish, now that it runs again as `run`."""
+    """Delete a job's unfinished runs, which `run` repeats."""
     if earlier:
-        background.rest()  # until it has an id
+        background.rest()  # until the run has an id
         again = [record.run_id for record in earlier]
         background.put(upload.replace_runs, store, again, run.run_id)
 
 
 def end_parent(store: Store, parent_id: str, status: str, folder: Path) -> None:
-    """Close a sweep's run, in its folder and in the store."""
-    kept = end_record(status, folder)
-    store.check_answers()
+    """Close a sweep's run as `ok`, `failed` or `killed`, in its folder and in the store."""
+    kept = Journal.load(folder)
+    kept.end(_CLOSED_AS[status], {"status": status})
+    _try_to_save(kept, folder)
+    check_answers(store.uri)
     upload.finish(store, parent_id, kept)

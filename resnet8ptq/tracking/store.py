@@ -1,4 +1,4 @@
-"""The MLflow store: made once, known to answer, and one experiment in it."""
+"""The MLflow store: opened once, known to answer, with one experiment in it."""
 
 import logging
 import os
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-# Before MLflow is imported: no telemetry, and neither run URLs nor bars between our tables.
+# MLflow reads these at import: no telemetry, and neither run URLs nor bars between our tables.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-# A server that starts again is waited for; without one, seven tries would take four minutes.
+# Three retries cover a server that restarts. MLflow's seven would take four minutes without one.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
-# Of each try. A server that takes a call and never answers would hold up every call for 8 minutes.
+# For each try. By default, a server that never answers would hold up every call for 8 minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 from resnet8ptq.config.schema import TrackingConfig
@@ -35,9 +35,9 @@ if TYPE_CHECKING:  # a second to import: only the process that uploads does
 for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model", "mlflow.pyfunc"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
-# Of a new experiment: MLflow's UI shows the columns that matter.
+# Tags of a new experiment, so that MLflow's UI shows the columns that matter.
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
-HEALTH_S = 10  # for a server to say that it is there
+HEALTH_S = 10  # timeout of a server's health check
 _DATABASE, _LOCAL = "mlflow.db", "sqlite:///"
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
@@ -58,26 +58,18 @@ class Store:
 
         return mlflow.MlflowClient(tracking_uri=self.uri)
 
-    def check_answers(self) -> None:
-        """Ask a server whether it is there, for `HEALTH_S`; a database is taken to be.
-
-        Raises:
-            TrackingError: it does not answer.
-        """
-        _check_answers(self.uri)
-
     @property
     def answers(self) -> bool:
-        """Whether a server is there; see `check_answers`."""
+        """Whether the server answers; see `check_answers`."""
         try:
-            self.check_answers()
+            check_answers(self.uri)
         except TrackingError:
             return False
         return True
 
     @property
     def ui_command(self) -> str:
-        """What to type, or where to look, to browse the runs."""
+        """The command or the address to browse the runs."""
         page = view.path(self.experiment_id)
         if self.uri.startswith("http"):
             return f"{redact(self.uri)}{page}"
@@ -85,15 +77,15 @@ class Store:
 
 
 def import_mlflow() -> None:
-    """Import what opening a store takes: for the process that does, ahead of it."""
+    """Import the modules that opening a store needs, ahead of it."""
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
 def find_store(config: TrackingConfig) -> Store | None:
-    """Return a local store that has the experiment, as its database says; None for another one.
+    """Return the local store if its database has the experiment; None for any other store.
 
-    Takes milliseconds where `open_store` imports MLflow, for seconds, to find out whether the store
-    can be used: a run begins meanwhile.
+    Takes milliseconds, so that a run can begin while `open_store` imports MLflow for seconds and
+    checks the store.
     """
     path = Path(config.root).absolute() / _DATABASE
     if config.uri or os.environ.get(address.VARIABLE) or _is_misread(path):
@@ -101,40 +93,40 @@ def find_store(config: TrackingConfig) -> Store | None:
     query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-            found = connection.execute(query, (config.experiment_name,)).fetchone()
+            row = connection.execute(query, (config.experiment_name,)).fetchone()
     except sqlite3.Error:
         return None
-    if found is None or not os.access(path.parent, os.W_OK):
+    if row is None or not os.access(path.parent, os.W_OK):
         return None
-    return Store(f"sqlite:///{path}", str(found[0]), config.experiment_name)
+    return Store(f"{_LOCAL}{path}", str(row[0]), config.experiment_name)
 
 
 def open_store(config: TrackingConfig) -> Store:
-    """Find or make the store and the experiment, under a lock; fail now rather than later.
+    """Open or create the store and the experiment, under a lock, so that errors come early.
 
     A URI in the config wins, then `$MLFLOW_TRACKING_URI`, then `<root>/mlflow.db`.
 
     Raises:
-        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` one that could be
-            printed, or `tracking.root` what MLflow misreads.
+        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` one that an error could
+            print, or `tracking.root` characters that MLflow misreads.
         TrackingError: the folder cannot be written, or the server does not answer.
     """
     uri = config.uri or os.environ.get(address.VARIABLE)
     if uri:
         address.check(uri, written=bool(config.uri))
-        _check_answers(uri)
+        check_answers(uri)
         return _open(uri, config.experiment_name, None)
     root = Path(config.root).absolute()
     if _is_misread(root):
         raise ConfigError(
             f"tracking.root: got {root}, takes a path without ? and %, which MLflow reads as parts "
-            "of an address: it would keep the runs elsewhere"
+            "of an address and stores the runs elsewhere"
         )
     uri = f"{_LOCAL}{root / _DATABASE}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
-            # Parallel first use of a fresh SQLite store races its migrations.
+            # Without the lock, two first uses of a new SQLite store would race its migrations.
             return _open(uri, config.experiment_name, root)
     except OSError as error:
         if files.full_disk(error):
@@ -147,17 +139,17 @@ def _is_misread(path: Path) -> bool:
 
 
 def _make_database(path: Path) -> None:
-    """Make MLflow's tables in a scratch file, and put it in place when it is whole.
+    """Create MLflow's tables in a scratch file, and move it into place when it is complete.
 
-    MLflow migrates an empty database through all its versions, in dozens of steps of which each
-    waits for the disk: seconds in all, where the file does not lie in memory.
+    MLflow migrates an empty database through all its versions. Each of the dozens of steps waits
+    for the disk, which takes seconds, unless the file is in memory.
     """
     import mlflow
 
     in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=in_memory) as folder:
         scratch = Path(folder) / path.name
-        mlflow.MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments()
+        mlflow.MlflowClient(tracking_uri=f"{_LOCAL}{scratch}").search_experiments()
         with files.atomic(path) as temporary:
             shutil.copyfile(scratch, temporary)
 
@@ -167,8 +159,6 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
         if root is not None and not (root / _DATABASE).exists():
             _make_database(root / _DATABASE)
         experiment_id = _find_experiment(uri, name, root and root / "artifacts")
-        if root is not None:
-            _index_tags(root / _DATABASE)
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
@@ -177,28 +167,30 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
 
 
 def _unusable(uri: str, error: Exception) -> TrackingError:
-    """Return the one line for a store that does not take what it is asked to."""
+    """Return the one-line error for a store that cannot be used."""
     shown = redact(uri)
     reason = redact(" ".join(str(error).split()).replace(uri, shown))[:300]
-    if uri.startswith(_LOCAL) and any(words in reason for words in _DAMAGED):
-        return TrackingError(
-            f"tracking.root: {uri.removeprefix(_LOCAL)} is damaged; move it away, and "
-            "`python -m resnet8ptq sync` makes it again from the folders of the runs"
-        )
-    if uri.startswith(_LOCAL) and files.full_disk(error):
-        return TrackingError(
-            f"tracking.root: no space left on the disk of {uri.removeprefix(_LOCAL)}; takes a "
-            "folder on another disk, or free some space"
-        )
+    if uri.startswith(_LOCAL):
+        path = uri.removeprefix(_LOCAL)
+        if any(words in reason for words in _DAMAGED):
+            return TrackingError(
+                f"tracking.root: {path} is damaged; move it away, and `python -m resnet8ptq sync` "
+                "creates it again from the folders of the runs"
+            )
+        if files.full_disk(error):
+            return TrackingError(
+                f"tracking.root: no space left on the disk of {path}; takes a folder on another "
+                "disk, or free some space"
+            )
     return TrackingError(f"tracking.uri: {shown} cannot be used ({reason})")
 
 
 @contextmanager
 def in_one_line(store: Store) -> Iterator[None]:
-    """Turn what a store that is away raises, dozens of lines, into one.
+    """Turn the error of an unavailable store, dozens of lines, into one line.
 
     Raises:
-        TrackingError: in its place.
+        TrackingError: instead of that error.
     """
     try:
         yield
@@ -210,29 +202,27 @@ def in_one_line(store: Store) -> Iterator[None]:
         raise _unusable(store.uri, error) from error
 
 
-def _index_tags(path: Path) -> None:
-    """Add an index by value that MLflow lacks: to find a tag it reads that of every run."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE INDEX IF NOT EXISTS resnet8ptq_tags ON tags (key, value)")
+def check_answers(uri: str) -> None:
+    """Check that a server answers within `HEALTH_S`; a database is taken to answer.
 
-
-def _check_answers(uri: str) -> None:
+    Raises:
+        TrackingError: it does not answer.
+    """
     if not uri.startswith(("http://", "https://")):
         return
     import requests
 
-    shown = redact(uri)
     try:
         requests.get(f"{uri.rstrip('/')}/health", timeout=HEALTH_S)
     except requests.RequestException as error:
         raise TrackingError(
-            f"tracking.uri: {shown} does not answer ({type(error).__name__}); start the server, "
-            "or unset MLFLOW_TRACKING_URI to log to mlruns/"
+            f"tracking.uri: {redact(uri)} does not answer ({type(error).__name__}); start the "
+            "server, or unset MLFLOW_TRACKING_URI to log to mlruns/"
         ) from error
 
 
 def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
-    """Return the experiment's id, creating it where it is not there yet."""
+    """Return the experiment's id; create the experiment if it is missing."""
     import mlflow
     from mlflow.exceptions import MlflowException
 
@@ -255,10 +245,10 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
 
 
 def is_away(error: Exception) -> bool:
-    """Tell an error of a store that does not take a run now from one that it never will.
+    """Tell whether an error means that the store is unavailable now.
 
-    The first are connections, databases, disks and permissions; the second is what MLflow finds
-    wrong with a value.
+    That is an error of a connection, database, disk or permission. The others, with which MLflow
+    refuses a value, would come again.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError

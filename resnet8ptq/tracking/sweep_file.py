@@ -1,6 +1,6 @@
-"""What a sweep tells its jobs, in a file of its folder.
+"""The file in a sweep's folder from which its jobs read the store, the parent run and settings.
 
-Environment variables do not reach jobs on another machine, and a shared folder does.
+Jobs on another machine see a shared folder, but not environment variables.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking import journal
 
@@ -24,49 +24,36 @@ MAX_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Worker:
-    """What a job in a process of its own needs to know, wherever that process is.
+    """Settings for jobs in separate processes, here or on another machine."""
 
-    Attributes:
-        at_once: how many jobs run at the same time, at most.
-        threads: of each, where `threads` is not set.
-        folder: the program's current folder, which relative paths in settings start from.
-        variables: those of the environment that jobs depend on, for a cluster's nodes, which do
-            not inherit them; what a node has set itself wins.
-    """
-
-    at_once: int
-    threads: int
-    folder: str = field(default_factory=os.getcwd)
+    at_once: int  # the largest number of jobs at the same time
+    threads: int  # of each job, unless `threads` is set
+    folder: str = field(default_factory=os.getcwd)  # where relative paths in settings start
+    # For the nodes of a cluster, which do not inherit the environment; a node's own value wins.
     variables: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The running sweep as its jobs know it: its store, its parent run, its folder.
-
-    Attributes:
-        worker: how the jobs run; None: one after the other in the sweep's own process.
-        resume: finished runs of other sweeps count.
-        several: there may be more than one job.
-    """
+    """The running sweep as its jobs know it: its store, its parent run, its folder."""
 
     store: "Store"
     parent_id: str
     folder: Path
-    worker: Worker | None = None
-    resume: bool = False
-    several: bool = True
+    worker: Worker | None = None  # None: the jobs run one by one in the sweep's own process
+    resume: bool = False  # a finished run of another sweep counts as a job's run
+    several: bool = True  # there may be more than one job
 
     def save(self) -> None:
-        """Leave it where the jobs find it."""
+        """Write the file into the sweep's folder."""
         kept = {key: value for key, value in asdict(self).items() if key != "folder"}
-        # Nobody else's: the URI of a database may hold its password, as may a variable.
+        # Readable by this user only: a database's URI or a variable may hold a password.
         text = json.dumps(kept, indent=2)
         files.write_text(self.folder / journal.SWEEP_FILE, text, mode=0o600)
 
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
-        """Read what `save` left.
+        """Read the file of a sweep's folder.
 
         Raises:
             ConfigError: this machine does not see the file.
@@ -87,3 +74,11 @@ class Sweep:
             ) from error
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise TrackingError(f"{path}: not what the sweep wrote ({one_line(error)})") from None
+
+
+def is_sweep_folder(folder: Path, parent_id: str) -> bool:
+    """Tell whether a folder is a sweep's own: a store is untrusted and may name any folder."""
+    try:
+        return Sweep.load(folder).parent_id == parent_id
+    except PtqError:  # missing, or not a sweep's
+        return False

@@ -1,12 +1,12 @@
-"""Log to MLflow the runs that it lacks: the store was unavailable, or the run was killed.
+"""Log runs that are missing in MLflow: the store was unavailable, or the run was killed.
 
     python -m resnet8ptq sync                   every run below runs/
     python -m resnet8ptq sync folder=PATH       every run below that folder
 
-A run that has ended and is not in the store, or not closed there, is logged from its folder; one
-whose process was killed is closed as killed; one that still runs is skipped. A second call changes
-nothing. An empty store takes all of them, with their sweeps. `uri=`, `root=` and `experiment=`
-name the store, as for `python -m resnet8ptq report`.
+A run that has ended, and is missing or open in the store, is logged from its folder. A killed run
+is closed as killed. A run that still runs is skipped. A second call changes nothing. An empty
+store gets all runs with their sweeps. `uri=`, `root=` and `experiment=` name the store, as for
+`python -m resnet8ptq report`.
 """
 
 import logging
@@ -30,18 +30,13 @@ _KILLED = {"status": "killed", "reason": "its process ended without an error mes
 
 @dataclass
 class Synced:
-    """What a call found, by the runs' folders.
-
-    Attributes:
-        whole: runs that the store had already.
-        parents: ids of the sweeps whose runs were logged or closed.
-    """
+    """The folders of the runs, by outcome."""
 
     logged: list[Path] = field(default_factory=list)
     killed: list[Path] = field(default_factory=list)
     running: list[Path] = field(default_factory=list)
-    whole: list[Path] = field(default_factory=list)
-    parents: set[str] = field(default_factory=set)
+    whole: list[Path] = field(default_factory=list)  # the store already had them
+    parents: set[str] = field(default_factory=set)  # ids of sweeps with logged or closed runs
 
     def __str__(self) -> str:
         return (
@@ -51,19 +46,19 @@ class Synced:
 
 
 def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
-    """Log every run with its record below `root` that is not whole in the store.
+    """Log every run below `root` that is not complete in the store.
 
     Args:
-        wait_s: how long to wait for a job whose process is about to end.
+        wait_s: seconds to wait for a job whose process is about to end.
     """
     pairs = _load_all(root, store.experiment_name)
     synced, known = Synced(), _find_known(store, [kept for _, kept in pairs])
     ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
     for folder, kept in track(pairs, "runs", "runs"):
-        there = known.get(kept.key)
-        if there is not None:
-            ids[kept.run_id] = there.run_id
-        if kept.ended and there is not None and there.ended:
+        record = known.get(kept.key)
+        if record is not None:
+            ids[kept.run_id] = record.run_id
+        if kept.ended and record is not None and record.ended:
             synced.whole.append(folder)
             continue
         if kept.ended:
@@ -84,14 +79,14 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
 
 
 def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecord]:
-    """Return those of the runs that the store has, by the keys of their journals."""
+    """Return the runs that the store has, by the keys of their journals."""
     by_id = history.load_runs(store, [kept.run_id for kept in journals if kept.run_id])
     known = {record.key: record for record in by_id.values() if record.key}
     for kept in journals:
         if kept.key not in known:  # logged under another id, if at all
-            there = history.find_logged(store, kept.key)
-            if there is not None:
-                known[kept.key] = there
+            record = history.find_logged(store, kept.key)
+            if record is not None:
+                known[kept.key] = record
     return known
 
 
@@ -103,9 +98,9 @@ def load_records(root: Path) -> list[RunRecord]:
 
 
 def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:
-    """Return folders with their records, sweeps before the runs that stand under them.
+    """Return folders with their journals, sweeps before their runs.
 
-    Of two records of one run the newer: a sweep that was resumed and killed may have left both.
+    The newer of two journals of one run counts: a resumed and killed sweep may have left both.
     """
     pairs: dict[str, tuple[Path, Journal]] = {}
     for path in sorted(root.rglob(journal.FILE), key=lambda path: path.stat().st_mtime_ns):
@@ -121,7 +116,7 @@ def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Jou
 
 @dataclass
 class Arguments:
-    """What `python -m resnet8ptq sync` takes, as key=value."""
+    """The settings of `python -m resnet8ptq sync`, as key=value."""
 
     folder: str = "runs"
     experiment: str = "resnet8ptq"
@@ -130,12 +125,12 @@ class Arguments:
 
 
 def main(words: list[str]) -> None:
-    """Log what the store lacks, and say what was done."""
-    given = command.parse_words(words, Arguments, __doc__)
-    folder = Path(given.folder)
+    """Log the missing runs, and print a line for each."""
+    asked = command.parse_words(words, Arguments, __doc__)
+    folder = Path(asked.folder)
     if not folder.is_dir():
-        raise ConfigError(f"folder: got {folder}, takes the folder of runs or sweeps")
-    store = open_store(TrackingConfig(given.uri, given.root, given.experiment))
+        raise ConfigError(f"folder: got {folder}, takes a folder of runs or sweeps")
+    store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
     synced = sync(store, folder)
     for state in ("logged", "killed", "running"):
         for path in getattr(synced, state):

@@ -1,6 +1,6 @@
-"""From a run's journal to the MLflow store: the calls, each of which may be made again.
+"""Log a run's journal to MLflow. Each call may be repeated.
 
-What writes to a database is not interrupted.
+Ctrl-C and SIGTERM take effect after a write to the database, not during it.
 """
 
 import logging
@@ -23,7 +23,7 @@ _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be m
 
 @interrupts.deferred()
 def create(store: Store, journal: Journal) -> str:
-    """Make the run in the store; return its id."""
+    """Create the run in the store; return its id."""
     from mlflow.tracking.context.registry import resolve_tags
 
     tags = resolve_tags({**journal.tags, "record": journal.key, "status": "running"})
@@ -39,7 +39,7 @@ def log_batch(
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Log metrics, params and tags, in as many calls as MLflow's limits ask for."""
+    """Log metrics, params and tags, in as many calls as MLflow's limits require."""
     from mlflow.entities import Metric, Param, RunTag
 
     metrics = [Metric(*point) for point in points]
@@ -63,8 +63,8 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, Any]
     for last in (False, False, True):
         try:
             return store.client.log_inputs(run_id, inputs)
-        # MLflow looks for a data set and then adds it: of jobs that are the first to log it at
-        # the same time, one succeeds, and the others find it when they try again.
+        # MLflow looks for a data set and then adds it. If several jobs log a new one at the same
+        # time, one succeeds, and the others find it when they try again.
         except Exception:  # SQLAlchemy's, or the server's
             if last:
                 raise
@@ -75,44 +75,39 @@ def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
     from mlflow.data.numpy_dataset import NumpyDataset
     from mlflow.data.sources import LocalArtifactDatasetSource
 
-    # MLflow looks at shape and type alone, so that one value stands for all: no sample is read.
+    # MLflow reads only shape and dtype: one zero, broadcast, stands for all samples.
     arrays = {
-        key: np.broadcast_to(np.zeros((), dtype), shape)
+        key: np.broadcast_to(np.zeros((), described[key][0]), described[key][1])
         for key in ("images", "targets")
-        for dtype, shape in [described.get(key, (None, None))]
-        if dtype is not None
+        if key in described
     }
     return NumpyDataset(
         arrays["images"],
         source=LocalArtifactDatasetSource(described["source"]),
         targets=arrays.get("targets"),
         name=described["name"],
-        digest=described["digest"][:36],  # what MLflow keeps; the whole one is a tag of the run
+        digest=described["digest"][:36],  # MLflow's limit; a tag of the run has the whole digest
     ).to_dict()
 
 
 def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
-    """Add files to a run, replacing those of the same name."""
+    """Add files to a run; they replace those of the same name."""
     for path in paths:
         store.client.log_artifact(run_id, str(path))
 
 
 def log_folder(store: Store, run_id: str, folder: Path) -> None:
-    """Add the files of a run's folder to it."""
-    log_files(store, run_id, files_of(folder))
-
-
-def files_of(folder: Path) -> list[Path]:
-    """Return what is uploaded of a folder: no hidden files, nor those that serve the program."""
+    """Add the files of a run's folder to it, without hidden files and the package's own."""
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
     paths = (path for path in sorted(folder.iterdir()) if path.is_file())
-    return [path for path in paths if not path.name.startswith(".") and path.name not in private]
+    shared = (p for p in paths if not p.name.startswith(".") and p.name not in private)
+    log_files(store, run_id, shared)
 
 
 def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
-    """Delete runs, by their ids, that run again as another one.
+    """Delete runs, by their ids, that run `run_id` repeats.
 
-    MLflow keeps deleted runs, and shows them on request; so does the folder of each.
+    MLflow keeps deleted runs and shows them on request; their folders stay.
     """
     for old in earlier:
         try:
@@ -128,7 +123,7 @@ def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
 
 @interrupts.deferred()
 def finish(store: Store, run_id: str, journal: Journal) -> None:
-    """Close the run as its journal says: the last call, so that a closed run is whole."""
+    """Close the run with its journal's status: the last call, so that a closed run is complete."""
     named = ("status", "reason")
     status = {key: value for key, value in journal.tags.items() if key in named}
     log_batch(store, run_id, tags=status)
@@ -136,12 +131,10 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 
 
 def push(store: Store, journal: Journal, folder: Path) -> str:
-    """Log an ended run to the store, which may have parts of it; return the run's id."""
-    there = history.find_logged(store, journal.key)
-    run_id = create(store, journal) if there is None else there.run_id
-    mlflow_model.log_model(
-        store, run_id, journal, folder
-    )  # first: MLflow copies the run's metrics to it
+    """Log an ended run of which the store may have parts; return the run's id."""
+    record = history.find_logged(store, journal.key)
+    run_id = create(store, journal) if record is None else record.run_id
+    mlflow_model.log_model(store, run_id, journal, folder)  # first: it gets the run's metrics
     log_datasets(store, run_id, journal.datasets)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
     log_batch(store, run_id, journal.points, journal.params, tags)

@@ -1,8 +1,8 @@
 """A saved view for MLflow's UI: the runs as a flat table with the columns that matter.
 
-Out of the box the UI shows a sweep as one folded row without a figure in it. It keeps saved views
-as tags of the experiment: JSON with a `state` that is JSON again; what it leaves out is as usual.
-Where a later MLflow no longer reads this, its page opens as it would without.
+By default the UI shows a sweep as one folded row without figures. It stores saved views as tags of
+the experiment: JSON with a `state` that is JSON again. Missing entries keep their defaults. A later
+MLflow that cannot read the tag opens its default page.
 """
 
 import json
@@ -17,7 +17,7 @@ COLUMNS = (
     *("metrics.`size_reduction`", "metrics.`images_per_s`", "params.`data.name`"),
 )
 _STATE = {
-    # Sorted by anything but time, the UI unfolds sweeps and lists every run by itself.
+    # Unless sorted by time, the UI unfolds sweeps and lists every run.
     "orderByKey": "metrics.`accuracy`",
     "orderByAsc": False,
     "selectedColumns": COLUMNS,
@@ -27,5 +27,5 @@ VALUE = json.dumps({"name": "Comparison", "createdAt": 0, "state": json.dumps(_S
 
 
 def path(experiment_id: str) -> str:
-    """Return the page that opens the view, behind the server's address."""
+    """Return the path of the view's page, to append to the server's address."""
     return f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}"

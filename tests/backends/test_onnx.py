@@ -7,14 +7,15 @@ import numpy as np
 import onnx
 import pytest
 
-from resnet8ptq.backends.onnx import dynamic, slim
+from resnet8ptq.backends.contract import check_same
+from resnet8ptq.backends.onnx import dynamic
 from resnet8ptq.backends.onnx import quantizer as onnx_quantizer
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.graph.session import open_session
+from resnet8ptq.graph.session import open_runner, open_session
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Selection, find_float_nodes
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 from tests.helpers.quantized import Quantize
@@ -275,7 +276,8 @@ def test_slim_file_that_predicts_differently_is_refused(
     other = quantize("dtype=uint8").artifact.path
     split = draw_calibration(shapes, 1, 0).split
     with pytest.raises(QuantizationError, match="predicts differently"):
-        slim.check_same(onnx.load(cell.artifact.path), other, split.batches(10), THREADS)
+        whole, small = (open_runner(str(path)) for path in (cell.artifact.path, other))
+        check_same(whole, small, split.batches(10))
 
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])

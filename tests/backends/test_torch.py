@@ -22,7 +22,7 @@ from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.torch_module import load_torch_module, to_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Selection, find_float_nodes
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 from tests.helpers.quantized import Cell, Quantize

@@ -1,20 +1,14 @@
 """Every option composes, and every refusal names the key, what it got and what it takes."""
 
 import shlex
-from collections import Counter
 from itertools import product
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from hydra_plugins.resnet8ptq_launchers.sweeper import _ReadOnce
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.schema import TorchConfig
 from resnet8ptq.core import command
@@ -197,32 +191,7 @@ def test_an_unknown_option_is_refused_with_those_there_are(group):
 def test_an_option_that_a_group_lacks_is_one_line(override, said):
     with pytest.raises(HydraException) as caught:
         compose_whole(override)
-    assert command.one_line(caught.value).startswith(said)
-
-
-def test_the_jobs_of_a_sweep_read_each_file_once():
-    reads: Counter[str] = Counter()
-    load_config = ConfigRepository.load_config
-
-    def counted(self, config_path):
-        reads[config_path] += 1
-        return load_config(self, config_path)
-
-    jobs = [["backend=torch", "seed=7"], ["backend=onnx", "seed=7"], ["backend=torch", "seed=8"]]
-    with (
-        mock.patch.object(ConfigRepository, "load_config", counted),
-        initialize_config_dir(str(CONF), version_base="1.3"),
-    ):
-        loader = GlobalHydra.instance().config_loader()
-        master = loader.load_configuration("config", [], RunMode.MULTIRUN)
-        plain = [loader.load_sweep_config(master, job) for job in jobs]
-        assert reads["config"] > 1
-        reads.clear()
-        loader.repository = _ReadOnce(loader.repository)
-        found = [loader.load_sweep_config(master, job) for job in jobs]
-    assert {*reads.values()} == {1}
-    assert [*map(OmegaConf.to_yaml, found)] == [*map(OmegaConf.to_yaml, plain)]
-    assert {each.seed for each in found} == {7, 8}
+    assert command.explain(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize(

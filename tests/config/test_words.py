@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resnet8ptq.config import effect, words
+from resnet8ptq.config import words
 from resnet8ptq.config.schema import RunConfig, find_fields
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
@@ -219,7 +219,7 @@ def test_a_typed_setting_without_effect_is_named(typed: list[str], line: str) ->
     cfg = compose_whole(*(p.input_line for p in parsed if not p.is_sweep_override()))
     params = cfg.hydra.sweeper.params or {}
     swept = [words.parse(f"{key}={value}") for key, value in params.items()]
-    assert effect.find_idle(cfg, parsed, swept) == ([line] if line else [])
+    assert words.find_idle(cfg, parsed, swept) == ([line] if line else [])
 
 
 def test_conditions_name_settings_that_exist() -> None:
@@ -247,7 +247,7 @@ def test_a_run_warns_of_a_setting_without_effect(tmp_path: Path) -> None:
 def test_one_value_for_a_list_gets_the_list() -> None:
     with pytest.raises(HydraException) as caught:
         compose_whole("op_types=Conv")
-    said = command.one_line(caught.value)
+    said = command.explain(caught.value)
     assert said == "op_types: got 'Conv', takes a list; try op_types=[Conv]"
 
 
@@ -255,6 +255,6 @@ def test_one_value_for_a_list_gets_the_list() -> None:
 def test_several_values_without_a_sweep_get_the_sweep(typed: str) -> None:
     with pytest.raises(HydraException) as caught:
         compose_whole(typed)
-    said = command.one_line(caught.value)
+    said = command.explain(caught.value)
     key = typed.partition("=")[0]
     assert said == f"{key}: got several values, takes one; to run each: -m {typed}"

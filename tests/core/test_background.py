@@ -91,7 +91,7 @@ def test_a_process_that_dies_is_replaced_by_this_one(
         background.rest()
         assert background.ask(write, tmp_path / "file", "here") == os.getpid()
         assert "has died" in caplog.text
-        with pytest.raises(TrackingError, match="not all was drawn and uploaded"):
+        with pytest.raises(TrackingError, match="drawing or uploading failed"):
             background.wait()
 
 

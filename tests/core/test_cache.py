@@ -80,12 +80,14 @@ keys = st.dictionaries(words, words | st.integers(0, 2) | st.booleans(), max_siz
 def test_another_kind_or_key_is_another_entry(kind, key, other_kind, other):
     same = kind == other_kind and repr(sorted(key.items())) == repr(sorted(other.items()))
     root = Path("root")
-    assert (cache.place(root, kind, key) == cache.place(root, other_kind, other)) is same
+    assert (cache.path_of(root, kind, key) == cache.place(root, other_kind, other)) is same
 
 
 def test_an_entry_lies_under_the_hash_of_its_key():
     digest = hashlib.sha256(b'{"a": 1, "b": true}').hexdigest()
-    assert cache.place(Path("root"), "kind", {"b": True, "a": 1}) == Path("root/kind", digest[:20])
+    assert cache.path_of(Path("root"), "kind", {"b": True, "a": 1}) == Path(
+        "root/kind", digest[:20]
+    )
 
 
 def write_package(root: Path) -> None:
@@ -262,7 +264,7 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path):
 
 
 def test_what_a_killed_build_left_is_cleared_away(tmp_path, make):
-    place = cache.place(tmp_path, "kind", {"a": 1})
+    place = cache.path_of(tmp_path, "kind", {"a": 1})
     left, others = place.with_name(f".{place.name}-x"), place.with_name(".another-x")
     for folder in (left, others):
         folder.mkdir(parents=True)
@@ -291,7 +293,9 @@ def test_only_a_full_disk_is_the_settings_fault(tmp_path, number):
         assert caught.type is OSError
     else:
         expected = f"cache_dir: cannot write to {tmp_path / 'models'} ({os.strerror(number)})"
-        assert str(caught.value).startswith(f"{expected}; takes a folder on another disk")
+        assert str(caught.value).startswith(
+            f"{expected}; free some space, or try a folder on another disk"
+        )
 
 
 def test_a_failed_build_lets_go_of_the_lock(tmp_path):

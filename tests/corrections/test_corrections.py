@@ -17,14 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import memory
 from resnet8ptq.core.machine import Runtime
-from resnet8ptq.corrections import (
-    adaround,
-    bias_correction,
-    equalization,
-    layers,
-    sequence,
-    windows,
-)
+from resnet8ptq.corrections import adaround, bias_correction, equalization, layers, sequence
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
@@ -34,8 +27,7 @@ from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weight
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection
+from resnet8ptq.precision.plan import Plan, Selection
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 
@@ -160,10 +152,10 @@ def test_windows_are_what_the_convolution_multiplies(
     node = helper.make_node("Conv", ["input", "w"], ["output"], group=groups, **attributes)
     batch = normal(2, 4, 9, 10)
     expected = predict(make_network([node], (4, 9, 10), w=weights), batch)
-    count = windows.count_positions(batch, node, weights)
+    count = adaround.count_positions(batch, node, weights)
     assert count == expected[0, 0].size
     positions = np.tile(np.arange(count), (2, 1))
-    rows = windows.sample_windows(batch, node, weights, positions)
+    rows = adaround.sample_windows(batch, node, weights, positions)
     outputs = np.einsum("gnk,gok->ngo", rows, weights.reshape(groups, 8 // groups, -1))
     outputs = outputs.reshape(2, count, 8).transpose(0, 2, 1).reshape(expected.shape)
     np.testing.assert_allclose(outputs, expected, atol=1e-5)

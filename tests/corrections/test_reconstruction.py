@@ -21,8 +21,7 @@ from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection
+from resnet8ptq.precision.plan import Plan, Selection
 from resnet8ptq.simulation.fake_quantization import FakeQuantize
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of

@@ -307,7 +307,7 @@ def test_a_group_is_not_split(seed, fraction):
 def test_a_truncated_idx_file(tmp_path):
     (tmp_path / "cut").write_bytes(pack_idx(INPUTS)[:-1])
     np.save(tmp_path / "labels.npy", LABELS)
-    with pytest.raises(DataError, match=r"cut: cannot be read .*ends 1 bytes before"):
+    with pytest.raises(DataError, match=r"cut: cannot be read .*lacks the last 1 bytes"):
         read(tmp_path / "cut", labels=str(tmp_path / "labels.npy"))
 
 

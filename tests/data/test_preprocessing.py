@@ -176,8 +176,8 @@ def test_resizing_stored_pictures(cache_root):
         ("preprocess.std=0", "preprocess.std: got 0, takes numbers > 0"),
         ("preprocess.mean=a", "preprocess.mean: got 'a', takes one number, or one for each"),
         ("preprocess.mean=[1,a]", "preprocess.mean: got [1, 'a'], takes one number"),
-        ("preprocess.mean=null", "preprocess.mean: got None, takes one number"),
-        ("preprocess.mean=true", "preprocess.mean: got True, takes one number"),
+        ("preprocess.mean=null", "preprocess.mean: got null, takes one number"),
+        ("preprocess.mean=true", "preprocess.mean: got true, takes one number"),
         ("preprocess.mean=[]", "preprocess.mean: got [], takes one number"),
     ],
 )

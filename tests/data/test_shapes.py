@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from resnet8ptq.data.shapes import pictures
+from resnet8ptq.data.shapes import drawing
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 
 Split = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
-WEIGHTS = Path(pictures.__file__).with_name("resnet8.h5")
+WEIGHTS = Path(drawing.__file__).with_name("resnet8.h5")
 DIGEST = "42ebaa7c55b6ec72a0addb6a0fec3e8ec9730e64ac87c6280409d8e7e1141829"
 
 
 @pytest.fixture(scope="module")
 def train() -> Split:
-    return pictures.draw("train")
+    return drawing.draw("train")
 
 
 @pytest.fixture(scope="module")
 def test() -> Split:
-    return pictures.draw("test")
+    return drawing.draw("test")
 
 
 def test_same_pictures_everywhere(train: Split, test: Split) -> None:
@@ -38,7 +38,7 @@ def test_same_pictures_everywhere(train: Split, test: Split) -> None:
 
 def test_drawing_leaves_no_trace_in_global_random_state() -> None:
     before = np.random.get_state(legacy=False)["state"]
-    pictures.draw_seeded(seed=7, per_class=2)
+    drawing.draw_seeded(seed=7, per_class=2)
     after = np.random.get_state(legacy=False)["state"]
     assert before["pos"] == after["pos"]
     assert np.array_equal(before["key"], after["key"])
@@ -57,8 +57,8 @@ def test_layout_and_balance(name: str, per_class: int, request: pytest.FixtureRe
 
 
 def test_class_names() -> None:
-    assert len(set(pictures.CLASS_NAMES)) == 10
-    assert all(name.isidentifier() and name.islower() for name in pictures.CLASS_NAMES)
+    assert len(set(drawing.CLASS_NAMES)) == 10
+    assert all(name.isidentifier() and name.islower() for name in drawing.CLASS_NAMES)
 
 
 def test_no_picture_in_both_splits(train: Split, test: Split) -> None:

@@ -243,7 +243,7 @@ def test_data_that_are_gone_leave_the_kept_sample(
     monkeypatch.setattr(reproducing, "settle", gone)
     done = deploy(runs, f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path / 'out'}")
     assert done.code == 0, done.err
-    assert "not at hand (data.root: got /gone (not there))" in done.out
+    assert "which are missing (data.root: got /gone (not there))" in done.out
     with np.load(tmp_path / "out" / "test_vectors.npz") as vectors:
         np.testing.assert_allclose(vectors["output_0"], predictions(runs, "onnx")[:1], atol=1e-6)
     assert run_example(tmp_path / "out").returncode == 0

@@ -210,7 +210,7 @@ def test_what_slurm_ends_is_named_and_run_again(tmp_path: Path, cluster: slurm.C
     said = " ".join(ended.err.split())
     for number, state in enumerate(("FAILED", "CANCELLED")):
         assert f"job #{number} " in said
-        assert f"Slurm says {state}, and it left no result" in said
+        assert f"Slurm reports {state}, and it left no result" in said
 
     resumed = call(tmp_path, "-m", *cells, "sweep.resume=true", **NO_REAL_FILES)
     assert resumed.code == 0, resumed.err

@@ -148,7 +148,7 @@ def test_a_damaged_race_is_one_error(sweep: Called, own_store: Store, tmp_path: 
     own_store.client.log_artifact(parent.info.run_id, str(tmp_path / FILE))
     record = page.history.load_run(own_store, parent.info.run_id)
     with pytest.raises(TrackingError, match=r"race\.json is damaged"):
-        page._load_races(own_store, record, 1)
+        page._load_timings(own_store, record, 1)
 
 
 @pytest.mark.slow
@@ -166,5 +166,5 @@ def test_the_config_of_a_run_reads_back(sweep: Called, tmp_path: Path) -> None:
         assert config.backend.name == child.data.params["backend"]
         assert config.held_out_images == 200
     (tmp_path / "config.yaml").write_text("[1, 2]")
-    with pytest.raises(ConfigError, match=r"config\.yaml: not what a run has written"):
+    with pytest.raises(ConfigError, match=r"config\.yaml: not the config of a run"):
         load_config(tmp_path / "config.yaml")

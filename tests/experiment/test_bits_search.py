@@ -27,8 +27,7 @@ from resnet8ptq.graph.layers import channel_axis, weight_layers
 from resnet8ptq.graph.weights import read_weights
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of

@@ -19,7 +19,7 @@ from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select,
 from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import agreement, classification
 from resnet8ptq.tasks.contract import Outputs, Targets, Task
 from tests.helpers.calling import call

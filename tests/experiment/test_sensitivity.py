@@ -22,7 +22,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.layers import sensitivity, sensitivity_table
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Selection, find_float_nodes
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of

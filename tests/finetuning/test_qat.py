@@ -20,8 +20,7 @@ from resnet8ptq.experiment import plots
 from resnet8ptq.finetuning import qat, training
 from resnet8ptq.models import model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 from resnet8ptq.simulation import network
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, FakeQuantizeNarrowWeight, Round
 from tests.helpers.configs import make_config

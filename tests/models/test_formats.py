@@ -22,7 +22,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models import conversion, locate, sources
+from resnet8ptq.models import conversion, network_path, sources
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import Module
@@ -302,9 +302,9 @@ def test_a_file_that_cannot_be_scored_is_named(kept, tmp_path, file, shape, says
         ("writes", "its operator 'WriteFile' is none of inference"),
         ("python", "its operator 'EagerPyFunc' is none of inference"),
         ("restores", "its operator 'WriteFile' is none of inference"),
-        ("other", "restores variables from a path of its own"),
-        ("other_by_call", "restores variables from a path of its own"),
-        ("other_by_name", "restores variables from a path of its own"),
+        ("other", "restores variables from another path"),
+        ("other_by_call", "restores variables from another path"),
+        ("other_by_name", "restores variables from another path"),
         ("two_inputs", "has 2 inputs (x, y); takes one"),
         ("nowhere", "not a SavedModel ("),
         ("untagged", "has no graph tagged 'serve'"),
@@ -547,10 +547,12 @@ def test_a_file_with_holes_is_refused_before_it_is_hashed(tmp_path, monkeypatch,
     path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file:
         file.truncate(2**34)
-    monkeypatch.setattr(locate.files, "sha256", None)
+    monkeypatch.setattr(network_path.files, "sha256", None)
     top = path if name.endswith(".onnx") else path.parent
     with pytest.raises(ModelError, match=r"^\S+: larger than \d GiB"):
-        locate.digest(config := ModelConfig(path=str(top)), locate.locate(config, "own"))
+        network_path.digest(
+            config := ModelConfig(path=str(top)), network_path.locate(config, "own")
+        )
 
 
 def test_pickled_code_in_weights_is_never_run(take, tmp_path):
@@ -578,7 +580,7 @@ def config_of(**settings: object) -> ModelConfig:
 )
 def test_a_module_is_named_with_its_weights_alone(settings, says):
     with pytest.raises(ModelError) as caught:
-        locate.locate(config_of(**settings), "cifar10")
+        network_path.locate(config_of(**settings), "cifar10")
     assert str(caught.value).startswith(says)
 
 
@@ -596,7 +598,7 @@ def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeyp
         code.write_text(text)
         weights.write_bytes(content)
         config = config_of(module="networks_of_mine.Network", module_args=arguments)
-        found.append(locate.digest(config, weights))
+        found.append(network_path.digest(config, weights))
     assert found[0] == found[-1]
     assert len(set(found)) == 4
     assert "networks_of_mine" not in sys.modules  # hashed, not run
@@ -605,9 +607,9 @@ def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeyp
 def test_a_folder_s_identity_is_every_file_in_it(tmp_path):
     (tmp_path / "variables").mkdir()
     (tmp_path / "saved_model.pb").write_bytes(b"1")
-    before = locate.digest(config_of(), tmp_path)
+    before = network_path.digest(config_of(), tmp_path)
     (tmp_path / "variables" / "index").write_bytes(b"1")
-    assert locate.digest(config_of(), tmp_path) != before
+    assert network_path.digest(config_of(), tmp_path) != before
 
 
 def test_the_formats_are_told_apart_by_what_files_are(kept, program, tmp_path):

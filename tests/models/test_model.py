@@ -27,7 +27,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, model, normalization
 from resnet8ptq.models.conversion import compare
-from resnet8ptq.models.locate import SHA256, URL
+from resnet8ptq.models.network_path import SHA256, URL
 from resnet8ptq.tasks.contract import PROBABILITIES
 from tests.helpers import probe
 from tests.helpers.configs import make_config

@@ -29,7 +29,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, folding, model
-from resnet8ptq.models.batch import in_full_batches
+from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import write_paddings

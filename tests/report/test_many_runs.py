@@ -117,13 +117,10 @@ def test_runs_of_another_sweep_are_read_together(own_store: Store, tmp_path: Pat
     assert history.load_runs(own_store, [runs[0].run_id, "0" * 32]).keys() == {runs[0].run_id}
 
 
-def test_tags_are_found_by_an_index(own_store: Store, tmp_path: Path) -> None:
-    query = "EXPLAIN QUERY PLAN SELECT run_uuid FROM tags WHERE key = 'identity' AND value = '1'"
+def test_a_store_is_opened_while_a_run_logs(own_store: Store, tmp_path: Path) -> None:
     database = tmp_path / "mlruns" / "mlflow.db"
     with closing(sqlite3.connect(database)) as connection:
-        (plan,) = connection.execute(query).fetchall()
-        assert "resnet8ptq_tags (key=? AND value=?)" in plan[-1]
-        connection.execute("BEGIN IMMEDIATE")  # a run logs meanwhile
+        connection.execute("BEGIN IMMEDIATE")
         again = TrackingConfig(root=str(database.parent), experiment_name=own_store.experiment_name)
         assert open_store(again) == own_store
 

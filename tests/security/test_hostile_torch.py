@@ -33,7 +33,7 @@ def refused(path: Path, says: str = "") -> None:
     assert says in str(caught.value)
     assert str(caught.value).isprintable()
     with pytest.raises(QuantizationError):
-        exported.count_quantized_layers(path)
+        exported.count_layers(path)
     assert set(path.parent.iterdir()) == before  # nothing ran
 
 

@@ -23,7 +23,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.deploy import example
 from resnet8ptq.deploy.source import Source
-from resnet8ptq.sweep import final_race
+from resnet8ptq.sweep import final_timing
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
@@ -83,7 +83,7 @@ def test_an_onnx_run_of_others_is_deployed_and_a_torch_run_only_if_it_is_trusted
     run_id, _ = foreign.run("torch")
     refused = foreign.deploy(run_id)
     assert refused.code == 2
-    assert refused.errors[0].endswith("If you trust whoever made the run, add trust=true")
+    assert refused.errors[0].endswith("if you trust its author, add trust=true")
     assert not (foreign.called.folder / "out").exists()
     trusted = foreign.deploy(run_id, "trust=true")
     assert trusted.code == 0, trusted.err
@@ -187,7 +187,7 @@ def test_a_config_of_others_runs_nothing_and_writes_nothing(
 def test_yaml_of_others_is_values_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"not what a run has written|could run code"):
+    with pytest.raises(ConfigError, match=r"not the config of a run|could run code"):
         load_config(path, trusted=False)
     assert [kept.name for kept in tmp_path.iterdir()] == ["config.yaml"]
 
@@ -291,12 +291,12 @@ def test_a_race_takes_no_files_from_where_a_store_says(
         kept.save(folder)
     tags = {"folder": str(sweep / "0"), "record": kept.key}
     cell = SimpleNamespace(record=RunRecord("1", {}, {}, tags))
-    assert final_race._folder(cell, sweep) == sweep / "0"
+    assert final_timing._folder(cell, sweep) == sweep / "0"
     cell.record.tags["folder"] = str(elsewhere)
     with pytest.raises(TrackingError, match="run 1 was not made below"):
-        final_race._folder(cell, sweep)
+        final_timing._folder(cell, sweep)
 
 
 def test_an_engine_that_a_store_names_does_not_become_code() -> None:
     with pytest.raises(TrackingError, match=r"engine: got .*, takes fbgemm"):
-        example._code(".pt", "x{file.__doc__[11]}; import os  # ")
+        example.check_engine("x{file.__doc__[11]}; import os  # ")

@@ -145,7 +145,7 @@ def test_a_job_that_starts_elsewhere_writes_to_the_sweeps_folder(
 @pytest.mark.parametrize(("plugin", "extra"), [("ray", "ray"), ("submitit_slurm", "slurm")])
 def test_a_missing_plugin_names_its_extra(plugin: str, extra: str) -> None:
     error = HydraException(f"In 'hydra/launcher/x': Could not load 'hydra/launcher/{plugin}'.")
-    assert command.one_line(error).endswith(
+    assert command.explain(error).endswith(
         f"load 'hydra/launcher/{plugin}'; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
     )
 

@@ -254,7 +254,7 @@ def test_a_sweep_whose_record_is_damaged_goes_on(
     (tmp_path / "new").mkdir()
     earlier = history.load_run(store, sweep.parent_id)
     assert restart_parent(store, earlier, tmp_path / "new") == sweep.parent_id
-    assert "it is made again from the tracking store" in caplog.text
+    assert "it is restored from the tracking store" in caplog.text
     kept = Journal.load(tmp_path / "new")
     assert (kept.key, kept.run_id, kept.start_ms) == (before.key, sweep.parent_id, before.start_ms)
     assert kept.tags["sweep_key"] == "a key"

@@ -98,7 +98,7 @@ def test_a_sweeper_is_told_what_it_asked_for() -> None:
         (["objectives=[beauty]"], "objectives: got 'beauty', takes accuracy | "),
         (
             ["objectives=[accuracy,accuracy]"],
-            "objectives: got ['accuracy', 'accuracy'], takes each once",
+            "objectives: got ['accuracy', 'accuracy'], takes each metric once",
         ),
         (
             ["objectives=[accuracy,size_bytes]"],

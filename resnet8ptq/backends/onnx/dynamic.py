@@ -28,15 +28,9 @@ def check(config: QuantizationConfig, weights: WeightScheme) -> None:
             static quantization only.
     """
     static = "has no meaning with method=dynamic"
-    refuse_others(
-        config,
-        {
-            "format": ([None], static),
-            "float_output": ([False], static),
-            "symmetric.activations": ([None], static),
-            "calib.table": ([None], static),
-        },
-    )
+    unset = ([None], static)
+    refuse_others(config, {"format": unset, "float_output": ([False], static)})
+    refuse_others(config, {"symmetric.activations": unset, "calib.table": unset})
     if not _runs_convolution(weights.dtype, weights.per_channel):
         granularity = "per channel" if weights.per_channel else "per tensor"
         raise UnsupportedError(

@@ -6,8 +6,7 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.backends.contract import Predictor, Run
-from resnet8ptq.graph.logits import end_at_logits
-from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.session import end_at_logits, open_runner
 
 
 def load(path: Path, threads: int) -> Predictor:

@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -14,23 +14,9 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
-from resnet8ptq.backends.contract import (
-    Artifact,
-    Predictor,
-    Profiler,
-    Resolved,
-    Takes,
-    refuse_others,
-)
-from resnet8ptq.backends.onnx import (
-    dynamic,
-    float_layers,
-    narrow,
-    output,
-    predictor,
-    profiler,
-    slim,
-)
+from resnet8ptq.backends.contract import Artifact, Resolved, Takes, check_same, refuse_others
+from resnet8ptq.backends.onnx import dynamic, predictor, profiler, rewriting
+from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
@@ -42,10 +28,10 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 
 log = logging.getLogger(__name__)
 
@@ -109,13 +95,13 @@ class OnnxQuantizer:
         graph = onnx.load(model.onnx_path).graph
         skipped = find_float_nodes(graph, Selection.of(config))
         if config.float_output:
-            output.find_nodes(graph)
+            rewriting.find_output_nodes(graph)
         if config.format == "auto":
             why = self._why_qdq(graph, skipped)
             log.info("format=auto: %s", f"qdq ({why})" if why else "qoperator")
             return replace(config, format="qdq" if why else "qoperator")
         if config.float_output and config.format == "qoperator":
-            output.check_format(graph, skipped)
+            rewriting.check_float_output(graph, skipped)
         return config
 
     def _why_qdq(self, graph: onnx.GraphProto, skipped: Collection[str]) -> str:
@@ -128,7 +114,7 @@ class OnnxQuantizer:
             return f"qoperator has no integer operator for {', '.join(without)}"
         try:
             if self.config.float_output:
-                output.check_format(graph, skipped)
+                rewriting.check_float_output(graph, skipped)
         except UnsupportedError as reason:
             return str(reason).partition(": ")[2].partition(";")[0]
         return ""
@@ -150,37 +136,40 @@ class OnnxQuantizer:
             skipped = find_float_nodes(proto.graph, Selection.of(config))
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
-            narrow_layers = self._narrow(proto, skipped)
-            onnx.save(narrow.raise_opset(proto, narrow_layers) if narrow_layers else proto, source)
+            layers = weight_layers(proto.graph)
+            schemes = Plan.of(config.precision, WeightScheme.of(config)).narrow(layers).items()
+            narrow = {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
+            onnx.save(rewriting.raise_opset(proto, narrow) if narrow else proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, temporary, skipped, config)
             else:
                 if config.float_output:
-                    skipped += [n for n in output.find_nodes(proto.graph) if n not in skipped]
-                activations = Activations(
-                    model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
-                )
+                    outputs = rewriting.find_output_nodes(proto.graph)
+                    skipped += [name for name in outputs if name not in skipped]
+                settings = config.calib, self.runtime, ranges or {}
+                activations = Activations(model.onnx_path, calibration, *settings)
                 calibrated = activations.find_around(skipped)
                 self._quantize_static(source, temporary, skipped, calibrated)
             written = onnx.load(temporary)
-            if narrow_layers:
-                narrow.write_levels(written, proto.graph, narrow_layers)
-            layers = count_quantized_layers(written)
-            if layers == 0:
+            if narrow:
+                rewriting.write_narrow_weights(written, proto.graph, narrow)
+            count = count_quantized_layers(written)
+            if count == 0:
                 recurrent = any(node.op_type in RECURRENT for node in proto.graph.node)
                 advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
                 raise QuantizationError(
                     f"ONNX Runtime quantized nothing in {model.onnx_path}{advice}"
                 )
             if config.float_output:
-                output.leave_in_float(written)
-            if float_layers.keep(written) or config.float_output or narrow_layers:
+                rewriting.leave_output_in_float(written)
+            if rewriting.protect_float_layers(written) or config.float_output or narrow:
                 onnx.save(written, temporary)
             if config.slim:
-                onnx.save(slim.slim(written), temporary)
-                batches = calibration.batches(config.calib.batch_size)
-                slim.check_same(written, temporary, batches, self.runtime.threads)
-        return Artifact(path, layers, calibrated)
+                onnx.save(slim(written), temporary)
+                threads = self.runtime.threads
+                whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
+                check_same(whole, small, calibration.batches(config.calib.batch_size))
+        return Artifact(path, count, calibrated)
 
     def _quantize_static(
         self, source: Path, path: Path, skipped: list[str], ranges: dict[str, Range]
@@ -211,27 +200,9 @@ class OnnxQuantizer:
                 },
             )
 
-    def _narrow(self, proto: onnx.ModelProto, skipped: list[str]) -> dict[str, WeightScheme]:
-        """Return the schemes of layers below 8 bits, by short name."""
-        config, layers = self.config, weight_layers(proto.graph)
-        plan = Plan.of(config.precision, WeightScheme.of(config, bool(config.reduce_range)))
-        return {
-            name: scheme
-            for name, scheme in plan.narrow(layers).items()
-            if layers[name].name not in skipped
-        }
-
-    def load(self, path: Path, threads: int) -> Predictor:
-        """Load an ONNX file."""
-        return predictor.load(path, threads)
-
-    def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the graph that ONNX Runtime has optimized."""
-        return profiler.count_kernels(path)
-
-    def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
-        """Load an ONNX file, to time its nodes."""
-        return profiler.profile(path, threads)
+    load = staticmethod(predictor.load)
+    count_kernels = staticmethod(profiler.count_kernels)
+    profile = staticmethod(profiler.profile)
 
 
 @contextmanager

@@ -3,16 +3,10 @@
 import itertools
 import string
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
-
-from resnet8ptq.backends import contract
-from resnet8ptq.graph.session import open_runner
 
 # Defaults of window attributes, which the operators' schemas give only in words.
 _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
@@ -21,7 +15,7 @@ _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy without descriptions, long names, unused opsets, defaults, duplicate constants.
 
-    Names of inputs and outputs stay. `check_same` checks that the results are the same.
+    Names of inputs and outputs stay. `contract.check_same` checks that the results are the same.
     """
     parts = {
         name: getattr(proto.graph, name) for name in ("node", "initializer", "input", "output")
@@ -35,14 +29,6 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     used = {node.domain for node in graph.node}
     opsets = [opset for opset in proto.opset_import if opset.domain in used]
     return onnx.ModelProto(ir_version=proto.ir_version, opset_import=opsets, graph=graph)
-
-
-def check_same(
-    proto: onnx.ModelProto, path: Path, batches: Iterable[NDArray[np.float32]], threads: int
-) -> None:
-    """Compare both on batches of samples; see `contract.check_same`."""
-    whole, small = open_runner(proto, threads), open_runner(str(path), threads)
-    contract.check_same(whole, small, batches)
 
 
 def _merge_constants(graph: onnx.GraphProto) -> None:
@@ -92,8 +78,10 @@ def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
 def _rename(graph: onnx.GraphProto) -> None:
     """Give every inner tensor a short name; remove the names of nodes."""
     fixed = {"", *(value.name for value in [*graph.input, *graph.output])}
-    short = (name for name in _short_names() if name not in fixed)
-    names = defaultdict(lambda: next(short), {name: name for name in fixed})
+    lengths = (itertools.product(string.ascii_letters, repeat=n) for n in itertools.count(1))
+    short = map("".join, itertools.chain.from_iterable(lengths))  # a, b, .. Z, aa, ab, ..
+    free = filter(lambda name: name not in fixed, short)
+    names = defaultdict(lambda: next(free), {name: name for name in fixed})
     for node in graph.node:
         for field in ("name", "doc_string", "metadata_props"):
             node.ClearField(field)
@@ -101,9 +89,3 @@ def _rename(graph: onnx.GraphProto) -> None:
             group[:] = [names[name] for name in group]
     for tensor in graph.initializer:
         tensor.name = names[tensor.name]
-
-
-def _short_names() -> Iterator[str]:
-    """Yield a, b, .. Z, aa, ab, .."""
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(string.ascii_letters, repeat=length))

@@ -6,15 +6,8 @@ from typing import Any
 
 import flatbuffers
 import numpy as np
-from ai_edge_litert.schema_py_generated import (
-    BufferT,
-    BuiltinOperator,
-    BuiltinOptions,
-    OperatorCodeT,
-    ReducerOptionsT,
-    TensorT,
-    TensorType,
-)
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from numpy.typing import NDArray
 
@@ -134,7 +127,7 @@ def write_levels(
     else:
         data = flat.astype(_INTEGERS[tensor.type]).view(np.uint8)
     tensor.buffer = len(model.buffers)  # others may have the old one
-    model.buffers.append(BufferT(data=data))
+    model.buffers.append(schema.BufferT(data=data))
     tensor.quantization.scale = scale.astype(np.float32)
     tensor.quantization.zeroPoint = np.zeros(len(scale), np.int64)
 
@@ -142,16 +135,16 @@ def write_levels(
 def to_mean(model: Any, operator: Any) -> None:
     """Turn an operator on int8 maps [N, H, W, C] into the mean of each channel, [N, 1, 1, C]."""
     axes = np.array([1, 2], np.int32)
-    model.buffers.append(BufferT(data=axes.view(np.uint8)))
-    axis = TensorT(shape=[len(axes)], type=TensorType.INT32, buffer=len(model.buffers) - 1)
+    model.buffers.append(schema.BufferT(data=axes.view(np.uint8)))
+    axis = schema.TensorT(shape=[len(axes)], type=TensorType.INT32, buffer=len(model.buffers) - 1)
     axis.name = b"axes"
     model.subgraphs[0].tensors.append(axis)
-    mean = BuiltinOperator.MEAN
-    model.operatorCodes.append(OperatorCodeT(mean, builtinCode=mean, version=_INT8_MEAN))
+    mean = schema.BuiltinOperator.MEAN
+    model.operatorCodes.append(schema.OperatorCodeT(mean, builtinCode=mean, version=_INT8_MEAN))
     operator.opcodeIndex = len(model.operatorCodes) - 1
     operator.inputs = [operator.inputs[0], len(model.subgraphs[0].tensors) - 1]
-    operator.builtinOptionsType = BuiltinOptions.ReducerOptions
-    operator.builtinOptions = ReducerOptionsT(keepDims=True)
+    operator.builtinOptionsType = schema.BuiltinOptions.ReducerOptions
+    operator.builtinOptions = schema.ReducerOptionsT(keepDims=True)
 
 
 class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
@@ -159,23 +152,20 @@ class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
 
     def __init__(self, share: bool) -> None:
         super().__init__(1024)
-        self._written: dict[tuple[str, bytes], int] | None = {} if share else None
+        self._share, self._written = share, dict[tuple[str, bytes], int]()
 
     def CreateNumpyVector(self, x: NDArray[Any]) -> int:  # noqa: N802
         key = (x.dtype.str, x.tobytes())
-        if self._written is not None and key in self._written:
-            return self._written[key]
-        if x.dtype == np.uint8:
-            self.Prep(_ALIGNMENT, x.size)
-        offset = int(super().CreateNumpyVector(x))
-        if self._written is not None:
-            self._written[key] = offset
-        return offset
+        if not self._share or key not in self._written:
+            if x.dtype == np.uint8:
+                self.Prep(_ALIGNMENT, x.size)
+            self._written[key] = int(super().CreateNumpyVector(x))
+        return self._written[key]
 
 
 def _drop_unused_buffers(model: Any, merge: bool) -> None:
     """Renumber the buffers; the first is empty, as TFLite's schema requires."""
-    kept = [BufferT()]
+    kept = [schema.BufferT()]
     numbers: dict[object, int] = {}
     holders = [tensor for graph in model.subgraphs for tensor in graph.tensors]
     for holder in [*holders, *(model.metadata or [])]:

@@ -17,13 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import QuantizationError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.gates import saved_model as saved_model_gate
-from resnet8ptq.models.sources import saved_model
+from resnet8ptq.models.sources import prepare_tensorflow, saved_model
 from resnet8ptq.models.sources.keras import load_keras
-from resnet8ptq.models.sources.tensorflow import prepare
 
 
 def convert(
@@ -43,26 +41,18 @@ def convert(
             need.
         QuantizationError: the converter failed.
     """
-    prepare()
+    prepare_tensorflow()
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations
-    _mute_native_code()
-    open_converter = _from_saved_model if source.is_dir() else _from_keras
-    opened = open_converter(source)
-    try:
-        return bytes(_set_up(opened, samples, quantized, per_channel, integer_io).convert())
-    except Exception as error:  # TensorFlow's are many, and not all can be pickled
-        reason = f"TensorFlow cannot convert it ({one_line(error)})"
-        raise QuantizationError(f"{source}: {reason}") from None
-
-
-def _mute_native_code() -> None:
-    """Hide stderr from C++, which writes a line for each quantization; Python keeps it.
-
-    This lasts for the process, which only converts.
-    """
-    sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)  # for the progress bar
-    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
+    # C++ writes a line on stderr for each quantization; Python keeps it, for the progress bar.
+    # This lasts for the process, which only converts.
+    sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
+    converter = _from_saved_model(source) if source.is_dir() else _from_keras(source)
+    if quantized:
+        _set_up(converter, samples, per_channel, integer_io)
+    with errors_as(QuantizationError, f"{source}: TensorFlow cannot convert it"):
+        return bytes(converter.convert())
 
 
 class _Stderr(io.TextIOWrapper):
@@ -94,19 +84,15 @@ def _from_saved_model(source: Path) -> Any:
     return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(input_, outputs)])
 
 
-def _set_up(
-    converter: Any, samples: Split | None, quantized: bool, per_channel: bool, integer_io: bool
-) -> Any:
+def _set_up(converter: Any, samples: Split | None, per_channel: bool, integer_io: bool) -> None:
     import tensorflow as tf
 
-    if not quantized:
-        return converter
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     # There is no public option; `TfliteQuantizer` checks the effect in the file.
     converter._experimental_disable_per_channel = not per_channel
     converter._experimental_disable_per_channel_quantization_for_dense_layers = not per_channel
     if samples is None:
-        return converter
+        return
 
     def calibration() -> Iterator[list[NDArray[np.float32]]]:
         # One at a time: in a batch, convolutions sum in another order.
@@ -118,4 +104,3 @@ def _set_up(
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     if integer_io:
         converter.inference_input_type = converter.inference_output_type = tf.int8
-    return converter

@@ -14,7 +14,6 @@ the levels of a residual network's shortcut convolutions. Rewritten files have t
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -22,14 +21,7 @@ from typing import Any, ClassVar, NoReturn
 import onnx
 from ai_edge_litert.schema_py_generated import TensorType
 
-from resnet8ptq.backends.contract import (
-    Artifact,
-    Predictor,
-    Resolved,
-    Takes,
-    check_same,
-    refuse_others,
-)
+from resnet8ptq.backends.contract import Artifact, Resolved, Takes, check_same, refuse_others
 from resnet8ptq.backends.tflite import contents, converter, predictor, rewriting, slim
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
@@ -42,16 +34,13 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.sources import find_format
+from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection
+from resnet8ptq.precision.plan import Plan, Selection
 
 log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.tflite"
-FORMATS = ("keras", "saved_model")  # the converter takes
-_WEIGHTS = (TensorType.INT8, TensorType.INT4)
 
 _ONNX_FILES = "only for ONNX files"
 _OPERATORS = "the converter quantizes every operator"
@@ -140,34 +129,37 @@ class TfliteQuantizer:
         if self._file is not None and self.config.dtype.name != "fp32":
             return self._copy(self._file, path, calibration.input_shape)
         self.fit(model)
-        content = self._content(model.source, calibration)
+        if self._find_format(model.source) == "tflite":
+            content = model.source.read_bytes()
+        else:
+            content = self._convert(model.source, calibration)
         artifact = Artifact(path)
         if self.config.dtype.name != "fp32":
             content = self._rewrite(content, model, calibration, ranges)
             artifact = self._read(content, path)
             if self.config.slim:
-                content = self._slim(content, calibration)
+                slimmed, threads = slim.slim(content), self.runtime.threads
+                whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
+                check_same(whole, small, calibration.batches(self.config.calib.batch_size))
+                content = slimmed
         with files.atomic(path) as temporary:
             temporary.write_bytes(content)
         return artifact
 
-    def load(self, path: Path, threads: int) -> Predictor:
-        """Load a .tflite file."""
-        return predictor.load(path, threads)
+    load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count in the file, which LiteRT runs unchanged."""
-        layers = list(contents.layers(contents.read(path.read_bytes())))
-        on_integers = len(self._quantized(layers))
-        return on_integers, len(layers) - on_integers
+        quantized, in_float = self._split(contents.read(path.read_bytes()))
+        return len(quantized), in_float
 
-    def _quantized(self, layers: Sequence[contents.Layer]) -> list[contents.Layer]:
+    def _split(self, model: Any) -> tuple[list[Any], int]:
+        """Return the weights of a file's quantized layers, and the number of other layers."""
+        layers = list(contents.layers(model))
         output = TensorType.FLOAT32 if self.config.method == "dynamic" else TensorType.INT8
-        return [
-            layer
-            for layer in layers
-            if layer.weights.type in _WEIGHTS and layer.output.type == output
-        ]
+        weights = [layer.weights for layer in layers if layer.output.type == output]
+        quantized = [w for w in weights if w.type in (TensorType.INT8, TensorType.INT4)]
+        return quantized, len(layers) - len(quantized)
 
     def profile(self, path: Path, threads: int) -> NoReturn:
         """Raise `UnsupportedError`: the interpreter times no operators."""
@@ -211,17 +203,12 @@ class TfliteQuantizer:
         path.write_bytes(content)
         return artifact
 
-    def _content(self, source: Path, calibration: Split) -> bytes:
-        if self._find_format(source) == "tflite":
-            return source.read_bytes()
-        return self._convert(source, calibration)
-
     def _find_format(self, source: Path) -> str:
         """Return the name of the file's format; raise `UnsupportedError` for other formats."""
         file_format = find_format(source)
         name = file_format.name if file_format else "module"
         is_baseline = name == "tflite" and self.config.dtype.name == "fp32"
-        if name not in FORMATS and not is_baseline:
+        if name not in TFLITE_FORMATS and not is_baseline:
             raise UnsupportedError(
                 f"{source.name}: TFLite's converter takes a Keras file or a SavedModel"
             )
@@ -246,19 +233,10 @@ class TfliteQuantizer:
         changed = ranges is not None or config.calib.name != "minmax" or model.uncorrected
         if not (changed or plan.is_narrow or plan.bits):
             return content
-        activations = Activations(
-            model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
-        )
-        fp32 = onnx.load(model.uncorrected or model.onnx_path).graph
-        corrected = onnx.load(model.onnx_path).graph
+        network = model.onnx_path
+        activations = Activations(network, calibration, config.calib, self.runtime, ranges or {})
+        fp32, corrected = (onnx.load(p).graph for p in (model.uncorrected or network, network))
         return rewriting.rewrite(content, fp32, corrected, plan, activations.find_around([]))
-
-    def _slim(self, content: bytes, calibration: Split) -> bytes:
-        slimmed = slim.slim(content)
-        threads = self.runtime.threads
-        whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
-        check_same(whole, small, calibration.batches(self.config.calib.batch_size))
-        return slimmed
 
     def _read(self, content: bytes, path: Path, check: bool = True) -> Artifact:
         """Return the artifact that the file's content describes.
@@ -267,27 +245,23 @@ class TfliteQuantizer:
             check: raise an error if the scales do not agree with `per_channel`.
         """
         model = contents.read(content)
-        layers = list(contents.layers(model))
-        quantized = [layer.weights for layer in self._quantized(layers)]
+        quantized, in_float = self._split(model)
         if not quantized:
             raise QuantizationError("TFLite's converter quantized nothing")
+        per_channel = self.config.per_channel
         for weights in quantized if check else ():
-            _check_granularity(weights, self.config.per_channel)
-        in_float = len(layers) - len(quantized)
+            scales = len(weights.quantization.scale)
+            channels = int(weights.shape[weights.quantization.quantizedDimension])
+            if scales != (channels if per_channel else 1):
+                raise UnsupportedError(
+                    f"per_channel={str(per_channel).lower()}: this version of the converter gave "
+                    f"{contents.name_of(weights)} {scales} scales for {channels} channels"
+                )
         if in_float:  # dynamic-range quantization skips weights of less than 1,024 values
-            log.warning("TFLite's converter left %d of %d layers in float", in_float, len(layers))
+            count = in_float + len(quantized)
+            log.warning("TFLite's converter left %d of %d layers in float", in_float, count)
         details = {"float_layers": str(in_float)}
         return Artifact(path, len(quantized), _activation_ranges(model), details)
-
-
-def _check_granularity(weights: Any, per_channel: bool) -> None:
-    scales = len(weights.quantization.scale)
-    channels = int(weights.shape[weights.quantization.quantizedDimension])
-    if scales != (channels if per_channel else 1):
-        raise UnsupportedError(
-            f"per_channel={str(per_channel).lower()}: this version of the converter gave "
-            f"{contents.name_of(weights)} {scales} scales for {channels} channels"
-        )
 
 
 def _activation_ranges(model: Any) -> dict[str, Range]:

@@ -17,7 +17,7 @@ from resnet8ptq.backends.tflite import contents
 from resnet8ptq.backends.tflite.contents import Layer
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.graph.layers import FUSED, consumers, weight_layers
+from resnet8ptq.graph.layers import consumers, fused_activations, weight_layers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights
 from resnet8ptq.precision.grid import Grid, WeightScheme
 from resnet8ptq.precision.plan import Plan
@@ -54,11 +54,7 @@ class Rounded:
 
 
 def rewrite(
-    content: bytes,
-    fp32: onnx.GraphProto,
-    corrected: onnx.GraphProto,
-    plan: Plan,
-    ranges: Ranges,
+    content: bytes, fp32: onnx.GraphProto, corrected: onnx.GraphProto, plan: Plan, ranges: Ranges
 ) -> bytes:
     """Return the file with the weights and biases of `corrected`, rounded by `plan`.
 
@@ -82,7 +78,9 @@ def rewrite(
     chosen = {}
     for layer, name in zip(contents.layers(model), names, strict=True):
         if name in narrow:
-            _to_4_bits(model, layer)
+            layer.weights.type = TensorType.INT4
+            code = model.operatorCodes[layer.operator.opcodeIndex]
+            code.version = max(code.version, _VERSIONS[layer.code])
         rounded = _round(model, layer, corrected, nodes[name], plan.scheme(name))
         contents.write_levels(model, layer.weights, rounded.weights, rounded.scale)
         layer.weights.quantization.quantizedDimension = layer.axis
@@ -144,11 +142,7 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
 
 
 def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
-    """Check that a file's layers hold the chosen integers and scales; same order.
-
-    Raises:
-        QuantizationError: names the first layer that differs.
-    """
+    """Raise `QuantizationError` if a file's layers lack the chosen integers and scales."""
     model = contents.read(content)
     for layer, (name, rounded) in zip(contents.layers(model), chosen.items(), strict=True):
         pairs = [(layer.weights, rounded.weights, rounded.scale)]
@@ -198,12 +192,6 @@ def _same_bias(model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.Node
     return bool(np.all(error <= _SAME_BIAS * np.abs(bias).max()))
 
 
-def _to_4_bits(model: Any, layer: Layer) -> None:
-    layer.weights.type = TensorType.INT4
-    code = model.operatorCodes[layer.operator.opcodeIndex]
-    code.version = max(code.version, _VERSIONS[layer.code])
-
-
 def _round(
     model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightScheme
 ) -> Rounded:
@@ -221,8 +209,8 @@ def _round(
     scale = grid.scale.reshape(-1)
     bias_scale = (input_scale * scale.astype(np.float64)).astype(np.float32)
     levels = np.round(bias / bias_scale).astype(np.int64)
-    placed = _to_layout(layer, grid.quantize(weights) - grid.zero_point)
-    return Rounded(placed, scale, None if layer.bias is None else levels, bias_scale)
+    arranged = _to_layout(layer, grid.quantize(weights) - grid.zero_point)
+    return Rounded(arranged, scale, None if layer.bias is None else levels, bias_scale)
 
 
 def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scale: float) -> Grid:
@@ -244,6 +232,7 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
     """
     nodes = weight_layers(graph)
     activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
+    fused = {node.input[0]: node.output[0] for node in fused_activations(graph)}
     operators = list(contents.operators(model))
     layers = [operator for code, operator in operators if code in contents.LAYERS]
     matched = {id(layer): nodes[name] for layer, name in zip(layers, names, strict=True)}
@@ -259,7 +248,8 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
             node = next((n for n in alike if sorted(n.input) == inputs), None)
         if node is not None:
             activation = operator.builtinOptions.fusedActivationFunction
-            if name := _fused_output(graph, node.output[0], activation):
+            plain = activation == ActivationFunctionType.NONE
+            if name := node.output[0] if plain else fused.get(node.output[0]):
                 activations.setdefault(operator.outputs[0], name)
     return activations
 
@@ -291,15 +281,6 @@ def _covers(operator: Any, tensor: Any) -> bool:
     size = [options.filterHeight, options.filterWidth]
     plain = options.fusedActivationFunction == ActivationFunctionType.NONE
     return plain and options.padding == Padding.VALID and size == [*tensor.shape[1:3]]
-
-
-def _fused_output(graph: onnx.GraphProto, name: str, activation: int) -> str | None:
-    """Return the tensor after an operator's fused activation; None if the graph lacks one."""
-    if activation == ActivationFunctionType.NONE:
-        return name
-    readers = consumers(graph, name)
-    fused = len(readers) == 1 and readers[0].op_type in FUSED
-    return readers[0].output[0] if fused else None
 
 
 def _scale(tensor: Any, limits: Range | None) -> None:

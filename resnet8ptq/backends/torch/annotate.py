@@ -89,10 +89,9 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         """Accept everything: every annotation can be simulated."""
 
     def _is_chosen(self, node: Node) -> bool:
-        targets = (*LAYERS, *_ARITHMETIC, *_ACTIVATIONS, *_PASSING, *SOFTMAX)
-        if node.target not in targets or node.name in self.float_nodes:
-            return False
-        return not (node.target in SOFTMAX and self.float_output)
+        softmax = () if self.float_output else SOFTMAX
+        targets = (*LAYERS, *_ARITHMETIC, *_ACTIVATIONS, *_PASSING, *softmax)
+        return node.target in targets and node.name not in self.float_nodes
 
     def _is_fused(self, node: Node) -> bool:
         """Tell whether a Relu takes the output before it is rounded."""

@@ -26,7 +26,7 @@ from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import consumers
+from resnet8ptq.graph.layers import fused_activations
 from resnet8ptq.graph.torch_module import name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -166,14 +166,10 @@ def weight_observer(config: QuantizationConfig) -> Any:
     scheme = WeightScheme.of(config)
     on_grid = config.corrections.adaround or config.method == "qat"
     lowest, highest = scheme.levels if on_grid else (-128, 127)
-    observer, qscheme = (
-        (PerChannelMinMaxObserver, torch.per_channel_symmetric)
-        if scheme.per_channel
-        else (MinMaxObserver, torch.per_tensor_symmetric)
-    )
-    return observer.with_args(
-        dtype=torch.qint8, qscheme=qscheme, quant_min=lowest, quant_max=highest
-    )
+    settings = {"dtype": torch.qint8, "quant_min": lowest, "quant_max": highest}
+    if scheme.per_channel:
+        return PerChannelMinMaxObserver.with_args(qscheme=torch.per_channel_symmetric, **settings)
+    return MinMaxObserver.with_args(qscheme=torch.per_tensor_symmetric, **settings)
 
 
 def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
@@ -189,11 +185,8 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
         str(n) for n in prepared.graph.nodes if isinstance(modules.get(n.target), _FusedModule)
     }
     names = name_tensors(prepared.graph, paths, graph, fused)
-    clipped = {
-        node.input[0]: node.output[0]
-        for node in graph.node
-        if node.op_type == "Clip" and len(consumers(graph, node.input[0])) == 1
-    }
+    clips = [node for node in fused_activations(graph) if node.op_type == "Clip"]
+    clipped = {node.input[0]: node.output[0] for node in clips}
     names = {node: clipped.get(tensor, tensor) for node, tensor in names.items()}
     return [
         (names[str(node.args[0])], modules[node.target])
@@ -204,11 +197,8 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
 
 def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
     """Calibrate the observers of tensors that the ONNX graph lacks."""
-    observers = [
-        module
-        for module in prepared.modules()
-        if isinstance(module, _OBSERVERS) and getattr(module, "preset", None) is None
-    ]
+    observers = [module for module in prepared.modules() if isinstance(module, _OBSERVERS)]
+    observers = [module for module in observers if getattr(module, "preset", None) is None]
     with torch.inference_mode():
         for stage, batch in run_passes(calibration, config) if observers else ():
             for observer in observers:

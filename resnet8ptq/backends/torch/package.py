@@ -51,11 +51,7 @@ _FLOAT_KERNEL = re.compile(
 
 
 def check_machine() -> None:
-    """Check that Inductor can compile here.
-
-    Raises:
-        UnsupportedError: no C++ compiler, or no x86 CPU.
-    """
+    """Raise `UnsupportedError` without a C++ compiler or an x86 CPU: Inductor needs both."""
     if not is_x86(machine.cpu()[1]):
         raise UnsupportedError("backend.flow=inductor: torchao's integer kernels are those of x86")
     compiler = os.environ.get("CXX", "g++")
@@ -67,11 +63,7 @@ def check_machine() -> None:
 
 
 def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
-    """Compile a network and write it to `path`, all or nothing.
-
-    Raises:
-        QuantizationError: Inductor or the C++ compiler failed.
-    """
+    """Compile a network into `path`, all or nothing; raise `QuantizationError` if that fails."""
     with torch.no_grad():
         program = export(module, example)
         whole = _compile(program)
@@ -161,11 +153,7 @@ def _run(
     return infer(package, np.ascontiguousarray(batch))
 
 
-def count_quantized_layers(path: Path) -> int:
-    """Return the number of calls of integer kernels in the compiled code."""
-    return int(_read_about(path)["integer_kernels"])
-
-
-def count_float_layers(path: Path) -> int:
-    """Return the number of calls of float kernels in the compiled code."""
-    return int(_read_about(path)["float_kernels"])
+def count_layers(path: Path) -> tuple[int, int]:
+    """Return the numbers of calls of integer and of float kernels in the compiled code."""
+    about = _read_about(path)
+    return int(about["integer_kernels"]), int(about["float_kernels"])

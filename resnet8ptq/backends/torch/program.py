@@ -13,8 +13,7 @@ from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.backends.torch.annotate import LAYERS, SOFTMAX
 from resnet8ptq.backends.torch.torchscript import copy_reproducibly, infer, known_warnings
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import QuantizationError, errors_as
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.gates.exported_program import read
 
@@ -52,22 +51,15 @@ def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
 
 
 def load(path: Path) -> Predictor:
-    """Load a program that `save` wrote.
-
-    Raises:
-        QuantizationError: the file holds something else, which torch might execute.
-    """
+    """Load a program of `save`; raise `QuantizationError` for other content."""
     module = _open(path)
     return Predictor(partial(infer, module), partial(_end_at_logits, module))
 
 
 def _open(path: Path) -> Any:
     packed = torch_archive.pack(read(path))
-    try:
-        with known_warnings():
-            return torch.export.load(packed).module()
-    except Exception as error:  # torch's own, dozens
-        raise QuantizationError(f"{path}: torch cannot load it ({one_line(error)})") from error
+    with errors_as(QuantizationError, f"{path}: torch cannot load it"), known_warnings():
+        return torch.export.load(packed).module()
 
 
 def _end_at_logits(module: Any) -> Run | None:
@@ -86,13 +78,8 @@ def _end_at_logits(module: Any) -> Run | None:
     return partial(infer, torch.fx.GraphModule(module, graph))
 
 
-def count_quantized_layers(path: Path) -> int:
-    """Count the convolutions and matrix products with dequantized data and weights."""
+def count_layers(path: Path) -> tuple[int, int]:
+    """Count the convolutions and matrix products with dequantized data and weights, and others."""
     layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
-    return sum(all(i.target in _ROUNDED for i in layer.args[:2]) for layer in layers)
-
-
-def count_float_layers(path: Path) -> int:
-    """Count the other convolutions and matrix products."""
-    layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
-    return len(layers) - count_quantized_layers(path)
+    quantized = sum(all(i.target in _ROUNDED for i in layer.args[:2]) for layer in layers)
+    return quantized, len(layers) - quantized

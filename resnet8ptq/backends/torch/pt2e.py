@@ -1,8 +1,11 @@
-"""PT2E: torchao's quantization of a `torch.export` program, simulated in float.
+"""PT2E: torchao's quantization of a `torch.export` program, simulated in float or compiled.
 
-Weights are stored in 8 bits; activations are rounded to their grid between float operators.
+Weights are stored in 8 bits; activations are rounded to their grid between float operators. With
+`backend.flow=inductor`, Inductor compiles these to calls of oneDNN's integer kernels, which are
+those of FX graph mode; the code between them is fused and compiled.
 """
 
+import re
 from typing import Any
 
 import onnx
@@ -33,11 +36,10 @@ def quantize(
     activations: Activations,
     config: QuantizationConfig,
     scheme: WeightScheme,
-    repeat_scales: bool = False,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Export, calibrate, and let torchao place the quantize and dequantize operators.
 
-    For arguments and result see `fx.quantize`; for `repeat_scales` see `OnnxNodeQuantizer`.
+    For arguments and result see `fx.quantize`.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -45,11 +47,13 @@ def quantize(
     exported = export(module, torch.from_numpy(calibration.zeros)).module()
     paths = _paths(exported)
     quantizer = OnnxNodeQuantizer(
-        float_nodes=[name for name, path in paths.items() if _owner(path) in skipped],
+        # A node with padding has two modules, `name.0` and `name.1`.
+        float_nodes=[n for n, path in paths.items() if re.sub(r"\.\d+$", "", path) in skipped],
         float_output=config.float_output,
         activations=scheme,
         weights=WeightScheme.of(config),
-        repeat_scales=repeat_scales,
+        # Inductor's patterns of oneDNN's kernels need weights with a scale for each channel.
+        repeat_scales=getattr(config.backend, "flow", None) == "inductor",
     )
     names = name_tensors(exported.graph, paths, graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}
@@ -79,12 +83,6 @@ def _paths(exported: Any) -> dict[str, str]:
         for node in exported.graph.nodes
         if node.op == "call_function" and node.meta.get("nn_module_stack")
     }
-
-
-def _owner(path: str) -> str:
-    """Return the ONNX node of a module; with padding it has two modules, `name.0` and `name.1`."""
-    head, _, tail = path.rpartition(".")
-    return head if tail.isdigit() else path
 
 
 def _calibrate(

@@ -35,8 +35,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan
-from resnet8ptq.precision.selection import Selection, find_float_nodes
+from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # torch's choice, before any run sets it
 
@@ -78,6 +77,8 @@ class TorchQuantizer:
             reason = f"this build of torch has {', '.join(engines)}"
             refuse_others(config, {"backend.engine": (["auto", *engines], reason)})
         refuse_others(config, method.TAKES)
+        if self._options.flow == "inductor":
+            refuse_others(config, fx.WEIGHTS)
         activations = self._activations
         suffix = " (dynamic)" if config.method == "dynamic" else ""
         return Resolved(
@@ -117,14 +118,13 @@ class TorchQuantizer:
             module, layers = dynamic.quantize(module, skipped, config)
             details["dynamic_layers"] = ", ".join(layers)
         else:
-            activations = Activations(
-                model.onnx_path, calibration, config.calib, self.runtime, ranges or {}
-            )
+            settings = config.calib, self.runtime, ranges or {}
+            activations = Activations(model.onnx_path, calibration, *settings)
             module, chosen = method.quantize(
                 module, graph, skipped, activations, config, self._activations
             )
         file.save(module, example, path, options.freeze, options.debug_records)
-        count = file.count_quantized_layers(path)
+        count, _ = file.count_layers(path)
         if count == 0:
             raise QuantizationError(f"torch quantized nothing in {model.onnx_path}")
         return Artifact(path, count, chosen, details)
@@ -137,15 +137,11 @@ class TorchQuantizer:
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count in the file, which torch runs unchanged."""
-        file = self._flow[1]
-        return file.count_quantized_layers(path), file.count_float_layers(path)
+        counted: tuple[int, int] = self._flow[1].count_layers(path)
+        return counted
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
-        """Load a TorchScript file, to time its operators.
-
-        Raises:
-            UnsupportedError: backend.flow=pt2e or inductor.
-        """
+        """Load a TorchScript file, to time its operators; raise `UnsupportedError` for others."""
         if self._options.flow == "inductor":
             raise UnsupportedError(
                 "backend.flow=inductor: compiled into one shared object, whose kernels torch's "
@@ -168,14 +164,10 @@ class TorchQuantizer:
     @property
     def _flow(self) -> tuple[Any, Any]:
         """The module that quantizes, and the module of the file format."""
-        if self._options.flow == "pt2e":
-            from resnet8ptq.backends.torch import program, pt2e
+        if self._options.flow != "fx":
+            from resnet8ptq.backends.torch import package, program, pt2e
 
-            return pt2e, program
-        if self._options.flow == "inductor":
-            from resnet8ptq.backends.torch import inductor, package
-
-            return inductor, package
+            return pt2e, (program if self._options.flow == "pt2e" else package)
         return (dynamic if self.config.method == "dynamic" else fx), torchscript
 
     @property

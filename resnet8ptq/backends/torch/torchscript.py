@@ -123,17 +123,12 @@ def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ..
 _MANGLED = re.compile(rb"___torch_mangle_(\d+)")
 
 
-def count_quantized_layers(path: Path) -> int:
-    """Count the quantized convolutions and matrix products in a TorchScript file."""
-    graph = str(_load(path).inlined_graph)
-    return len(re.findall(r"= quantized::(?:conv\dd|linear|matmul)\w*\(", graph))
-
-
-def count_float_layers(path: Path) -> int:
-    """Count the convolutions and matrix products in float in a TorchScript file."""
+def count_layers(path: Path) -> tuple[int, int]:
+    """Count the convolutions and matrix products in a TorchScript file: quantized, in float."""
     graph = str(_load(path).inlined_graph)
     names = r"_convolution|conv\dd|conv_transpose\dd|linear|matmul|addmm|bmm|mm"
-    return len(re.findall(rf"= aten::(?:{names})\(", graph))
+    quantized = re.findall(r"= quantized::(?:conv\dd|linear|matmul)\w*\(", graph)
+    return len(quantized), len(re.findall(rf"= aten::(?:{names})\(", graph))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The embedded data set `shapes`: its pictures, and a ResNet8 trained on them."""
+"""The embedded data set `shapes`: its pictures and a ResNet8 trained on them."""
 
 from pathlib import Path
 

@@ -1,11 +1,11 @@
-"""Train MLPerf Tiny's ResNet8 on the embedded data set `shapes` and save it as Keras .h5.
+"""Trains MLPerf Tiny's ResNet8 on the embedded data set `shapes` and saves it as Keras .h5.
 
     python -m resnet8ptq.data.shapes.train                         replaces resnet8.h5 beside it
     python -m resnet8ptq.data.shapes.train epochs=18 output=PATH
 
-An epoch has 20,000 new pictures; all take about six minutes on two cores. The weights shipped were
-made with the default arguments. The seeds are fixed, but sums in several threads may differ in the
-last digit, so a second run need not give the same weights bit for bit.
+An epoch has 20,000 new pictures; training takes about six minutes on two cores. The default
+arguments made the weights of this package. The seeds are fixed, but sums in several threads may
+differ in the last digit, so that a second run may give slightly different weights.
 """
 
 import sys
@@ -19,10 +19,10 @@ from keras import layers
 
 from resnet8ptq.core import command, files
 from resnet8ptq.data.shapes import WEIGHTS
-from resnet8ptq.data.shapes.pictures import CLASS_NAMES, SIDE, draw, draw_seeded
+from resnet8ptq.data.shapes.drawing import CLASS_NAMES, SIDE, draw, draw_seeded
 
 _SEED = 1  # of the weights and of the order of the pictures
-_PICTURES_SEED = 1000  # plus the epoch: far from the seeds of the published splits
+_PICTURES_SEED = 1000  # plus the epoch; the seeds of the published splits are 1 and 2
 _PER_CLASS = 2000  # pictures drawn for each epoch
 _BATCH = 64
 _PEAK_RATE = 2e-3
@@ -44,7 +44,7 @@ def _rectify(x: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def build(width: int = 16) -> keras.Model:
-    """MLPerf Tiny's ResNet8: float32 [N,32,32,3] pixels 0..255 to softmax [N,10].
+    """Return MLPerf Tiny's ResNet8: float32 [N,32,32,3] pixels 0..255 to softmax [N,10].
 
     Args:
         width: channels of the first layers; 16 in MLPerf Tiny.
@@ -53,7 +53,7 @@ def build(width: int = 16) -> keras.Model:
     x = _rectify(_normalised(pixels, width))
     for filters, strides in ((width, 1), (2 * width, 2), (4 * width, 2)):
         y = _normalised(_rectify(_normalised(x, filters, strides)), filters)
-        if strides > 1:  # the shortcut has to shrink along; it has no batch normalization
+        if strides > 1:  # the shortcut shrinks too; it has no batch normalization
             x = _Convolution(filters, 1, strides=strides)(x)
         x = _rectify(layers.Add()([x, y]))
     x = layers.Flatten()(layers.AveragePooling2D(SIDE // 4)(x))
@@ -62,7 +62,7 @@ def build(width: int = 16) -> keras.Model:
 
 
 def train(epochs: int) -> keras.Model:
-    """Train on pictures drawn afresh for every epoch, so that none is seen twice."""
+    """Train a network on new pictures in every epoch, so that none is seen twice."""
     keras.utils.set_random_seed(_SEED)
     model = build()
     steps = epochs * -(-_PER_CLASS * len(CLASS_NAMES) // _BATCH)
@@ -81,7 +81,7 @@ def train(epochs: int) -> keras.Model:
 
 @dataclass
 class Arguments:
-    """What `python -m resnet8ptq.data.shapes.train` takes, as key=value."""
+    """The key=value arguments of `python -m resnet8ptq.data.shapes.train`."""
 
     epochs: int = 18
     output: str = str(WEIGHTS)
@@ -89,14 +89,14 @@ class Arguments:
 
 def main() -> None:
     """Train, save, and print the accuracy on the test split."""
-    given = command.parse_words(sys.argv[1:], Arguments, __doc__)
-    model = train(given.epochs)
-    with files.atomic(Path(given.output)) as temporary:
+    arguments = command.parse_words(sys.argv[1:], Arguments, __doc__)
+    model = train(arguments.epochs)
+    with files.atomic(Path(arguments.output)) as temporary:
         model.save(temporary, include_optimizer=False)
     images, labels = draw("test")
     scores = model.predict(images.astype(np.float32), batch_size=250, verbose=0)
     accuracy = float((np.argmax(scores, axis=1) == labels).mean())
-    print(f"test accuracy {accuracy:.4f}; saved {given.output}")
+    print(f"test accuracy {accuracy:.4f}; saved {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -1,27 +1,22 @@
-"""The sources of data, by name: one module for each, imported when a run asks for it."""
+"""The data sources by name. A run imports the module of its source only."""
 
 from dataclasses import dataclass
 
-from resnet8ptq.config.schema import (
-    ArraysConfig,
-    CocoConfig,
-    DataConfig,
-    FolderConfig,
-    TableConfig,
-)
+from resnet8ptq.config import schema
+from resnet8ptq.config.schema import DataConfig
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where data may lie.
+    """A kind of data set.
 
     Attributes:
-        load: the function that loads them, `module:name`.
-        takes: what `data.root` names, in words; empty where it names nothing.
-        file, folder: whether that may be a file, or a folder.
-        key: the key of `data` that names it instead.
-        schema: its settings.
-        decodes: it decodes pictures, and sizes them as it does.
+        load: the function that loads it, `module:name`.
+        takes: the accepted files or folders, as text; empty if the source reads none.
+        file, folder: whether it is a file, or a folder.
+        key: the key of `data` that names the file or folder.
+        schema: the type of its settings.
+        decodes: whether `load` itself decodes and resizes pictures.
     """
 
     load: str
@@ -39,26 +34,26 @@ SOURCES = {
         "a folder with data_batch_1..5; your own: data=arrays, folder, table or huggingface",
         folder=True,
     ),
-    "shapes": Source("resnet8ptq.data.sources.shapes:load"),
+    "shapes": Source("resnet8ptq.data.shapes.drawing:load"),
     "arrays": Source(
         "resnet8ptq.data.sources.arrays:load",
         "an .npz, .npy or idx file, or a folder of .npy and idx files",
         file=True,
         folder=True,
-        schema=ArraysConfig,
+        schema=schema.ArraysConfig,
     ),
     "folder": Source(
         "resnet8ptq.data.sources.folder:load",
         "a folder with one folder of pictures for each class",
         folder=True,
-        schema=FolderConfig,
+        schema=schema.FolderConfig,
         decodes=True,
     ),
     "table": Source(
         "resnet8ptq.data.sources.table:load",
         "a .csv or .parquet file",
         file=True,
-        schema=TableConfig,
+        schema=schema.TableConfig,
         decodes=True,
     ),
     "coco": Source(
@@ -66,14 +61,14 @@ SOURCES = {
         "a folder of pictures",
         folder=True,
         key="images",
-        schema=CocoConfig,
+        schema=schema.CocoConfig,
         decodes=True,
     ),
     "huggingface": Source(
         "resnet8ptq.data.sources.huggingface:load",
         "a folder that save_to_disk of Hugging Face's datasets has written",
         folder=True,
-        schema=TableConfig,
+        schema=schema.TableConfig,
         decodes=True,
     ),
 }

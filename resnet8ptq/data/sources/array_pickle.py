@@ -1,7 +1,7 @@
-"""Pickles of uint8 arrays written by others, such as CIFAR-10's files (Python 2, numpy 1).
+"""Reads untrusted pickles of uint8 arrays, such as CIFAR-10's files (Python 2, numpy 1).
 
-They are read by an unpickler that knows the parts of a uint8 array and nothing else, so that a
-file made to run code is refused before it runs.
+The unpickler knows only the parts of a uint8 array, so that it refuses a file with code before the
+code runs.
 """
 
 import pickle
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class _Dtype:
-    """Stands for numpy.dtype, and keeps its arguments: `u1`, 0, 1 for uint8."""
+    """Replaces numpy.dtype and keeps its arguments: `u1`, 0, 1 for uint8."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -24,7 +24,7 @@ class _Dtype:
 
 
 class Array:
-    """Stands for a numpy array, and keeps what it would be made of."""
+    """Replaces a numpy array and keeps its pickled state."""
 
     def __init__(self, *args: Any) -> None:
         self.state: Any = None
@@ -41,18 +41,18 @@ class Array:
         _, shape, dtype, fortran_order, content = self.state
         if not isinstance(dtype, _Dtype) or dtype.args[0] != "u1" or fortran_order:
             raise ValueError("it is not a uint8 array in C order")
-        if isinstance(content, str):  # what Python 2 called a string
+        if isinstance(content, str):  # a string of Python 2
             content = content.encode("latin1")
         return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _ndarray(*args: Any) -> Any:
-    """Stands for the class itself, which the files name and never call."""
+    """Replaces the class numpy.ndarray, which the files name but never call."""
     raise pickle.UnpicklingError("it calls numpy.ndarray")
 
 
-# What the published files ask for, under numpy 1's and numpy 2's module names. None of it is
-# numpy's own, whose array and dtype take any state from a pickle, and crash on some.
+# The names in the published files, under the module names of numpy 1 and numpy 2. numpy's own
+# classes are not used: they accept any state from a pickle, and some states crash them.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): Array,
     ("numpy._core.multiarray", "_reconstruct"): Array,
@@ -62,7 +62,7 @@ _ALLOWED = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Admits the parts of a uint8 array; refuses every other global."""
+    """Accepts the parts of a uint8 array and refuses every other global."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
@@ -71,12 +71,13 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def loads(content: bytes) -> Any:
-    """Read a pickle, in which arrays come back as `Array`.
+    """Read a pickle; its arrays are returned as `Array`.
 
     Raises:
-        Exception: any that a damaged or hostile pickle raises.
+        Exception: any type, from a damaged or hostile pickle.
     """
-    for opcode, argument, _ in pickletools.genops(content):  # every argument is there, and whole
+    for opcode, argument, _ in pickletools.genops(content):  # also checks that no argument is cut
+        # The unpickler allocates a memo of this size at once.
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):
-            raise pickle.UnpicklingError("its memo is larger than the file")  # and made at once
+            raise pickle.UnpicklingError("its memo is larger than the file")
     return _ArrayUnpickler(BytesIO(content), encoding="latin1").load()

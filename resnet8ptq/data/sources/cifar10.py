@@ -37,7 +37,7 @@ BATCHES: dict[Side, tuple[str, ...]] = {
 
 
 def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Return the images and labels, read once into the cache.
+    """Return the data set, which is read once into the cache.
 
     Raises:
         DataError: a batch is missing, or does not fit; names the file.
@@ -49,9 +49,10 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
 
 
 def fetch(folder: Path) -> Path:
-    """Download and unpack CIFAR-10 below `folder`, or find it there; return the batches' folder.
+    """Return the folder of the batches, downloaded and unpacked below `folder` if necessary.
 
-    Raises any error of pooch and its downloader where the download fails.
+    Raises:
+        Exception: the download failed: any error of pooch and its downloader.
     """
     members = pooch.retrieve(
         URL,
@@ -65,7 +66,7 @@ def fetch(folder: Path) -> Path:
 
 
 def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a split, by its name; hashed once for each state of them.
+    """Return the SHA-256 of each file of a split by name; it is computed again if a file changes.
 
     Raises:
         DataError: a batch is missing, or cannot be read; names the file.
@@ -94,7 +95,11 @@ def read_split(folder: Path, split: Side) -> tuple[NDArray[np.uint8], NDArray[np
 
 
 def read_class_names(folder: Path) -> tuple[str, ...]:
-    """Read the class names from `batches.meta`; without that file, the published ones."""
+    """Return the class names in `batches.meta`, or the published ones without that file.
+
+    Raises:
+        DataError: the file does not hold ten different names.
+    """
     path = folder / "batches.meta"
     if not path.exists():
         return CLASS_NAMES
@@ -108,12 +113,12 @@ def read_class_names(folder: Path) -> tuple[str, ...]:
 
 
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return a batch's images as they lie there, [N, 3072] in planes R, G and B, and labels [N]."""
+    """Return the images of a batch, [N, 3072] in planes R, G and B, and its labels [N]."""
     content = _read_dict(path)
-    found, labels = content.get("data"), content.get("labels")
+    data, labels = content.get("data"), content.get("labels")
     try:
-        planes = cast(Array, found).to_numpy()
-    except Exception as error:  # any, from a damaged state, or from what is no array
+        planes = cast(Array, data).to_numpy()
+    except Exception as error:  # any type: the data may be damaged, or no array
         reason = f"`data` must be a uint8 array [N, {PIXELS}] ({one_line(error)})"
         raise DataError(f"{path}: {reason}") from error
     if planes.ndim != 2 or planes.shape[1] != PIXELS or len(planes) == 0:
@@ -130,17 +135,17 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 def _read_dict(path: Path) -> dict[str, Any]:
     content = _read(path)
     try:
-        found = array_pickle.loads(content)
-    except Exception as error:  # any, from a damaged or hostile pickle
+        batch = array_pickle.loads(content)
+    except Exception as error:  # any type: the pickle may be damaged or hostile
         reason = one_line(error)
         raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({reason})") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: holds a {type(found).__name__}, takes a CIFAR-10 batch, a dict")
-    return found
+    if not isinstance(batch, dict):
+        raise DataError(f"{path}: holds a {type(batch).__name__}, takes a CIFAR-10 batch, a dict")
+    return batch
 
 
 def _read_state(path: Path) -> str:
-    """Return what changes with a file's content: `st_ctime_ns` cannot be set back."""
+    """Return a text that changes with the file's content: programs cannot set `st_ctime_ns`."""
     with _named(path):
         state = path.stat()
     return f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"

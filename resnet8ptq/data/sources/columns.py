@@ -1,11 +1,11 @@
-"""Columns of a table (Arrow): numbers become samples, text the paths of pictures or classes.
+"""Columns of an Arrow table: numbers are samples, text is paths of pictures or classes.
 
-Rows are counted from 1, without a line of names.
+Rows are counted from 1, without the line of names.
 """
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +21,10 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.data.decoding import Picture
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sources import arrays
-from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES
+from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES, list_names
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "label", "target", "class")
-
-MAX_COLUMNS = 100_000
-MAX_BYTES = 2**32  # of a table in memory
 
 log = logging.getLogger(__name__)
 
@@ -36,122 +33,97 @@ Column = Any  # pa.ChunkedArray, which has no types
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns, and where they come from."""
+    """Named columns, and their source for messages."""
 
-    place: str
+    source: str
     columns: pa.Table
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the columns, as they stand."""
+        """The names of the columns in order."""
         return [str(name) for name in self.columns.column_names]
 
     @cached_property
     def _positions(self) -> dict[str, list[int]]:
-        """Where the columns of each name stand, counted from 0."""
+        """The positions of the columns of each name, from 0."""
         positions: dict[str, list[int]] = {}
         for position, name in enumerate(self.names):
             positions.setdefault(name, []).append(position)
         return positions
 
     def column(self, key: str, name: str) -> Column:
-        """Return a column; `key` named it.
+        """Return the column that the setting `key` names.
 
         Raises:
-            ConfigError: there is none of that name, or there are several.
+            ConfigError: no column or several columns have that name.
         """
         positions = self._positions.get(name, [])
         if len(positions) != 1:
             count = "several columns" if positions else "no column"
             raise ConfigError(
-                f"{key}: got {name}, and {self.place} has {count} of that name; takes one of "
+                f"{key}: got {name}, and {self.source} has {count} of that name; takes one of "
                 f"{list_names(self.names)}"
             )
-        found = self.columns.column(positions[0])
-        if pa.types.is_dictionary(found.type):
-            found = found.cast(found.type.value_type)
-        while isinstance(found.type, pa.BaseExtensionType):
-            found = found.cast(found.type.storage_type)
-        return found
+        column = self.columns.column(positions[0])
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        while isinstance(column.type, pa.BaseExtensionType):
+            column = column.cast(column.type.storage_type)
+        return column
 
     def pick(self, usual: Sequence[str]) -> str | None:
-        """Return the one column that has a usual name, in whatever case; None where none has.
-
-        Raises:
-            ConfigError: several have.
-        """
-        known = [name for name in self.names if name.lower() in usual]
-        if len(known) > 1:
-            raise ConfigError(
-                f"data.inputs, data.labels: got null, and {self.place} has the columns "
-                f"{list_names(known, ' and ')}; takes the name of one"
-            )
-        return known[0] if known else None
+        """Return the one column with a usual name; see `arrays.pick`."""
+        return arrays.pick(self.names, usual, self.source)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a table may have at most."""
+    """The largest table that is read: a larger one takes minutes and the machine's memory."""
 
-    columns: int
-    rows: int
-    bytes: int
+    columns: int = 100_000
+    rows: int = MAX_SAMPLES
+    bytes: int = 2**32  # in memory
 
+    def check(self, path: Path, columns: int = 0, rows: int = 0, size: int = 0) -> None:
+        """Check a table.
 
-def limits() -> Limits:
-    """Return the limits, for a process that is to keep them."""
-    return Limits(MAX_COLUMNS, MAX_SAMPLES, MAX_BYTES)
+        Args:
+            size: bytes of the rows so far.
 
-
-def check_size(path: Path, columns: int, rows: int, most: Limits) -> None:
-    """Refuse a table, before it is read, that would take minutes and the machine's memory.
-
-    Raises:
-        DataError: it has more columns or rows.
-    """
-    if columns > most.columns:
-        raise DataError(
-            f"{path}: has {columns:,} columns, takes {most.columns:,} at most; try one column of "
-            "lists (Parquet), or data=arrays"
-        )
-    if rows > most.rows:
-        raise DataError(f"{path}: has {rows:,} rows, takes {most.rows:,} at most; try a part")
-
-
-def check_bytes(path: Path, size: int, most: Limits) -> None:
-    """Refuse a table whose rows, so far, take more memory than a table may.
-
-    Raises:
-        DataError: they do.
-    """
-    if size > most.bytes:
-        raise DataError(
-            f"{path}: unpacks to more than {most.bytes:,} bytes, the most that a table may "
-            "take; try fewer rows, or data=arrays"
-        )
+        Raises:
+            DataError: it has more columns, rows or bytes.
+        """
+        if columns > self.columns:
+            raise DataError(
+                f"{path}: has {columns:,} columns, takes {self.columns:,} at most; try one column "
+                "of lists (Parquet), or data=arrays"
+            )
+        if rows > self.rows:
+            raise DataError(f"{path}: has {rows:,} rows, takes {self.rows:,} at most; try a part")
+        if size > self.bytes:
+            raise DataError(
+                f"{path}: unpacks to more than {self.bytes:,} bytes, the most that a table may "
+                "take; try fewer rows, or data=arrays"
+            )
 
 
-def list_names(names: Iterable[str], separator: str = ", ") -> str:
-    """Return names for a message, cut where they are too many."""
-    listed = list(names)
-    more = f"{separator}... ({len(listed)} in all)" if len(listed) > 20 else ""
-    return printable(separator.join(listed[:20]))[:300] + more
+LIMITS = Limits()
 
 
 def is_text(column: Column) -> bool:
-    """Tell whether a column holds text."""
+    """Return whether a column holds text."""
     return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
 
 
 def is_packed(column: Column) -> bool:
-    """Tell whether a column holds pictures as their bytes, alone or beside a path."""
+    """Return whether a column holds pictures as their bytes, alone or beside a path."""
     if pa.types.is_struct(column.type):
         return {"bytes", "path"} == {field.name for field in column.type}
     return pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
 
 
 def is_numbers(column: Column) -> bool:
-    """Tell whether a column holds numbers, or lists of them."""
+    """Return whether a column holds numbers, or lists of them."""
     kind = column.type
     while _is_list(kind):
         kind = kind.value_type
@@ -165,32 +137,32 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
-    """Return the pictures whose paths, from `folder` on, a column holds.
+    """Return the pictures at the paths in a column, which are relative to `folder`.
 
     Raises:
         DataError: a path is missing, or leads out of `folder`; names the row.
     """
-    top, found = folder.resolve(), []
+    top, pictures = folder.resolve(), []
     for row, text in enumerate(table.column("data.inputs", name).to_pylist(), 1):
-        place = f"{table.place}: column {name!r}, row {row}"
+        cell = f"{table.source}: column {name!r}, row {row}"
         if not text:
-            raise DataError(f"{place}: holds nothing; takes the path of a picture")
+            raise DataError(f"{cell}: holds nothing; takes the path of a picture")
         path = Path("/") if "\0" in text else top / text
         try:
             inside = path.resolve().is_relative_to(top)
-        except (OSError, RuntimeError):  # links in a circle
+        except (OSError, RuntimeError):  # a circle of links
             inside = False
         if not inside:
             raise DataError(
-                f"{place}: got {text}, outside of {top}; takes paths below it; data.folder= sets "
+                f"{cell}: got {text}, outside of {top}; takes paths below it; data.folder= sets "
                 "another folder"
             )
-        found.append(Picture(f"{table.place}: row {row}: {path}", path))
-    return found
+        pictures.append(Picture(f"{table.source}: row {row}: {path}", path))
+    return pictures
 
 
 def packed_pictures(table: Table, name: str, folder: Path) -> list[Picture]:
-    """Return the pictures that a column holds as bytes, or where those are null, as paths.
+    """Return the pictures that a column holds as bytes, or as paths if all bytes are null.
 
     Raises:
         DataError: a picture has neither, or its path leads out of `folder`; names the row.
@@ -199,29 +171,28 @@ def packed_pictures(table: Table, name: str, folder: Path) -> list[Picture]:
     if pa.types.is_struct(content.type):
         paths, content = (pc.struct_field(content, part) for part in ("path", "bytes"))
         if content.null_count == len(content):
-            return pictures_at(Table(table.place, pa.table({name: paths})), name, folder)
-    _refuse_nothing(content, f"{table.place}: column {name!r}")
+            return pictures_at(Table(table.source, pa.table({name: paths})), name, folder)
+    _check_filled(content, f"{table.source}: column {name!r}")
     return [
-        Picture(f"{table.place}: row {row}", packed.as_py) for row, packed in enumerate(content, 1)
+        Picture(f"{table.source}: row {row}", packed.as_py) for row, packed in enumerate(content, 1)
     ]
 
 
 def write_numbers(
     to: Path, table: Table, names: Sequence[str], shape: Sequence[int] | None
 ) -> None:
-    """Write the samples [N, ...] that columns of numbers, or one of lists of them, hold.
+    """Write samples [N, ...] from columns of numbers, or from one column of lists of numbers.
 
-    They are written by rows, so that the samples are never in memory beside the columns.
-
-    Integers from 0 to 255 become uint8: CSV files do not say what they are.
+    They are written in groups of rows, so that memory never holds samples and columns together.
+    Integers from 0 to 255 become uint8, because CSV files have no types.
 
     Args:
         to: the .npy file to write.
-        shape: of a sample; None: as many numbers as there are columns, or as the lists have it.
+        shape: of a sample; None: the number of columns, or the shape of the lists.
 
     Raises:
-        ConfigError: the numbers of a row do not make this shape.
-        DataError: what is no finite number; names the row and the column.
+        ConfigError: the numbers of a row do not fill this shape.
+        DataError: a cell is no finite number; names the row and the column.
     """
     parts = [_numbers(table, name) for name in names]
     if len(parts) > 1 and any(part.ndim > 1 for part in parts):
@@ -233,7 +204,7 @@ def write_numbers(
     if shape is not None and math.prod(shape) != math.prod(stored):
         raise ConfigError(
             f"data.shape: got {list(shape)}, takes sizes that make {math.prod(stored)} numbers, "
-            f"which each row of {table.place} has"
+            f"which each row of {table.source} has"
         )
     count = len(parts[0])
     whole = np.lib.format.open_memmap(
@@ -257,39 +228,41 @@ def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 def _numbers(table: Table, name: str) -> NDArray[Any]:
     """Return a column of numbers [N], or of lists of them [N, ...]."""
     column = table.column("data.inputs", name)
-    place = f"{table.place}: column {name!r}"
+    source = f"{table.source}: column {name!r}"
     shape = [len(column)]
     if not is_numbers(column):
         row, got = _first_not_a_number(column)
-        raise DataError(f"{place}, row {row}: got {got}, takes a number")
+        raise DataError(f"{source}, row {row}: got {got}, takes a number")
     while _is_list(column.type):
-        in_each = int(np.prod(shape[1:]))
-        _refuse_nothing(column, place, in_each)
+        per_row = math.prod(shape[1:])
+        _check_filled(column, source, per_row)
         lengths = pc.list_value_length(column).to_numpy()
         odd = np.flatnonzero((lengths != lengths[0]) | (lengths == 0))
         if odd.size:
             raise DataError(
-                f"{place}, row {odd[0] // in_each + 1}: has {lengths[odd[0]]} values, row 1 "
+                f"{source}, row {odd[0] // per_row + 1}: has {lengths[odd[0]]} values, row 1 "
                 f"{lengths[0]}; takes as many in each"
             )
         shape.append(int(lengths[0]))
         column = pc.list_flatten(column)
-    _refuse_nothing(column, place, int(np.prod(shape[1:])))
+    _check_filled(column, source, math.prod(shape[1:]))
     values = column.to_numpy().reshape(shape)
     values = values.astype(np.uint8) if values.dtype.kind == "b" else values
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         first = int(np.argwhere(~np.isfinite(values))[0, 0])
-        raise DataError(f"{place}, row {first + 1}: NaN or infinity; takes finite numbers")
+        raise DataError(f"{source}, row {first + 1}: NaN or infinity; takes finite numbers")
     return values
 
 
-def _refuse_nothing(column: Column, place: str, in_each: int = 1) -> None:
-    """Raise `DataError` for an empty cell; each row of the table has `in_each` of these."""
+def _check_filled(column: Column, source: str, per_row: int = 1) -> None:
+    """Raise `DataError` for an empty cell; `per_row` cells belong to a row of the table."""
     if column.null_count:
         first = int(np.flatnonzero(pc.is_null(column))[0])
-        raise DataError(
-            f"{place}, row {first // in_each + 1}: holds nothing, or NaN; takes a value in each row"
-        )
+        raise _empty(source, first // per_row)
+
+
+def _empty(source: str, index: int) -> DataError:
+    return DataError(f"{source}, row {index + 1}: holds nothing, or NaN; takes a value in each row")
 
 
 def _first_not_a_number(column: Column) -> tuple[int, str]:
@@ -302,74 +275,58 @@ def _first_not_a_number(column: Column) -> tuple[int, str]:
 
 
 def labels(
-    table: Table, name: str, given: Sequence[str] | None
+    table: Table, name: str, classes: Sequence[str] | None
 ) -> tuple[NDArray[Any], tuple[str, ...], bool]:
-    """Return the labels [N] of a column, the names of the classes, and whether they have any.
+    """Return the labels [N] of a column, the class names, and whether the classes have names.
 
-    Integers are labels from 0; of text, each different one is a class, in the order of `given`, or
-    else of the alphabet. Floats are values to predict, and no classes.
+    Integers are labels from 0. Each different text is a class, in the order of `classes` or by
+    default of the alphabet. Floats are values to predict, without classes.
 
     Raises:
         DataError: a label is missing, or none of these; names the row.
     """
-    column, place = table.column("data.labels", name), f"{table.place}: column {name!r}"
+    column, source = table.column("data.labels", name), f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
-    _refuse_nothing(column, place)
+    _check_filled(column, source)
     if is_text(column):
-        return _by_name(column, place, given)
+        return _by_name(column, source, classes)
     if pa.types.is_floating(column.type):
         return _numbers(table, name), (), True
     if not pa.types.is_integer(column.type):
         raise DataError(
-            f"{place}: holds {column.type}; takes labels as integers from 0 or as text, or values "
+            f"{source}: holds {column.type}; takes labels as integers from 0 or as text, or values "
             "as floats"
         )
-    found = column.to_numpy().astype(np.int64)
-    low, high = int(found.min()), int(found.max())
-    if not 0 <= low <= high < MAX_CLASSES:
-        raise DataError(
-            f"{place}: labels from {low} to {high}; takes 0 to {MAX_CLASSES - 1} at most, or "
-            "floats for values to predict"
-        )
-    if given is None:
-        return found, tuple(map(str, range(max(high + 1, 2)))), False
-    if high >= len(given):
-        raise DataError(
-            f"{place}: labels up to {high}, but {len(given)} class names (data.classes); takes one "
-            "for each"
-        )
-    return found, tuple(given), True
+    numbers = arrays.check_labels(column.to_numpy(), source)
+    return numbers, *arrays.name_classes(source, int(numbers.max()), classes)
 
 
 def groups(table: Table, name: str) -> NDArray[np.int64]:
-    """Return the groups [N] of a column: the same number for cells that are equal."""
+    """Return the groups [N] of a column: equal numbers for equal cells."""
     cells = table.column("data.groups", name)
-    _refuse_nothing(cells, f"{table.place}: column {name!r}")
-    found: NDArray[np.int64] = cells.combine_chunks().dictionary_encode().indices.to_numpy()
-    return found.astype(np.int64)
+    _check_filled(cells, f"{table.source}: column {name!r}")
+    return cells.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
 def _by_name(
-    column: Column, place: str, given: Sequence[str] | None
+    column: Column, source: str, classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
     texts = [printable(text) for text in column.to_pylist()]
     if "" in texts:
-        raise DataError(
-            f"{place}, row {texts.index('') + 1}: holds nothing; takes a value in each row"
-        )
-    found = sorted(set(texts))
-    names = tuple(found if given is None else given)
-    if given is None:
+        raise _empty(source, texts.index(""))
+    different = sorted(set(texts))
+    names = tuple(different if classes is None else classes)
+    if classes is None:
         log.info(
             "%s: classes in the order of the alphabet: %s; data.classes= sets the network's own",
-            *(place, list_names(names)),
+            *(source, list_names(names)),
         )
-    if strange := sorted(set(found) - set(names)):
-        raise DataError(f"{place}: class {strange[0]!r} is none of data.classes={list(names)}")
+    if unknown := sorted(set(different) - set(names)):
+        raise DataError(f"{source}: class {unknown[0]!r} is none of data.classes={list(names)}")
     if not 2 <= len(names) <= MAX_CLASSES:
         raise DataError(
-            f"{place}: has {len(names)} different labels; takes 2 to {MAX_CLASSES} classes"
+            f"{source}: has {len(names)} different labels; takes 2 to {MAX_CLASSES} classes"
         )
-    places = {text: label for label, text in enumerate(names)}
-    return np.array([places[text] for text in texts], np.int64), names, True
+    numbers = {text: label for label, text in enumerate(names)}
+    return np.array([numbers[text] for text in texts], np.int64), names, True

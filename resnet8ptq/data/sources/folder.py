@@ -1,7 +1,6 @@
 """`data=folder`: pictures in class folders, or without labels."""
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from resnet8ptq.data import pictures
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode
 from resnet8ptq.data.sources.arrays import MAX_CLASSES, NO_LABELS
-from resnet8ptq.data.splitting import Named, keep_split, split_one
+from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +24,8 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """Read the pictures below `data.root`.
 
     Raises:
-        ConfigError: they differ in size, and `preprocess.size` is not set; or `data.classes` is not
-            what the folders are.
+        ConfigError: they differ in size, and `preprocess.size` is null; or `data.classes` differs
+            from the class folders.
         DataError: no class folders, one without pictures, or a picture that cannot be read.
     """
     root = Path(str(config.root))
@@ -36,9 +35,9 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
         whole = _decode(root, names, config, preprocess, cache_root)
         return split_one(root.name, names, whole.split, root, config)
     names = _find_classes(root / TRAIN, config)
-    strange = sorted(set(_find_classes(tests[0], replace(config, classes=None))) - set(names))
-    if strange:
-        raise DataError(f"{tests[0]}: class {strange[0]!r} has no folder in {root / TRAIN}")
+    unknown = sorted(set(_find_classes(tests[0], replace(config, classes=None))) - set(names))
+    if unknown:
+        raise DataError(f"{tests[0]}: class {unknown[0]!r} has no folder in {root / TRAIN}")
     train, test = (
         _decode(folder, names, config, preprocess, cache_root)
         for folder in (root / TRAIN, tests[0])
@@ -56,7 +55,7 @@ def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) 
 
 
 def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
-    """Return the names of the class folders in the order that is set; none without labels."""
+    """Return the names of the class folders in the set order; empty without labels."""
     if config.labels == NO_LABELS:
         return ()
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -83,28 +82,27 @@ def _decode(
     config: FolderConfig,
     preprocess: PreprocessConfig,
     cache_root: Path,
-) -> Named:
-    """Return the readable pictures of all classes; without any, all in the folder."""
+) -> NamedSplit:
+    """Return the readable pictures of all classes; without classes, all pictures in the folder."""
     paths = [find_pictures(folder / name) for name in names or [""]]
-    labels = np.repeat(np.arange(len(paths)), [len(found) for found in paths])
-    every = [Picture(str(path), path) for found in paths for path in found]
+    labels = np.repeat(np.arange(len(paths)), list(map(len, paths)))
+    every = [Picture(str(path), path) for members in paths for path in members]
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
     split = Split(images, labels[kept] if names else None, str(folder))
-    return Named(split, [every[place].name for place in kept])
+    return NamedSplit(split, [every[index].name for index in kept])
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """Return the pictures in a folder, however deep, in order.
+    """Return the pictures in a folder and its subfolders, in order.
 
     Raises:
         DataError: there are none.
     """
     inside = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    found = [path for path in inside if path.suffix.lower() in pictures.SUFFIXES]
-    if not found:
+    by_name = [path for path in inside if path.suffix.lower() in pictures.SUFFIXES]
+    if not by_name:
         kinds = ", ".join(pictures.SUFFIXES)
         raise DataError(f"{folder}: has no pictures; takes {kinds} files")
-    others = Counter(path.suffix for path in inside if path.suffix.lower() not in pictures.SUFFIXES)
-    if others:
-        log.warning("%s: %d files are no pictures by their names", folder, others.total())
-    return found
+    if others := len(inside) - len(by_name):
+        log.warning("%s: %d files are no pictures by their names", folder, others)
+    return by_name

@@ -1,7 +1,6 @@
 """`data=huggingface`: a data set that Hugging Face's `datasets` has saved (`save_to_disk`).
 
-Its Arrow files and what describes them are read: nothing is downloaded, and no script of a data set
-is run.
+Only its Arrow and JSON files are read: nothing is downloaded, and no script of a data set is run.
 """
 
 import hashlib
@@ -20,37 +19,37 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sources import SOURCES, table, unpacking
-from resnet8ptq.data.sources.columns import LABELS, Limits, Table, check_size
+from resnet8ptq.data.sources.columns import LABELS, Limits, Table
 
 TAKES = f"takes {SOURCES['huggingface'].takes}"
-_SIDE = "split of the data set"  # the column that is added
+_SIDE = "split of the data set"  # name of the added column
 _NOTES = b"resnet8ptq"
 
 
 def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the data set in the folder that `data.root` names; rows count through all its splits.
+    """Read the data set in the folder `data.root`; rows are counted through all its splits.
 
     Raises:
-        ConfigError: `datasets` is not installed, or the settings do not say what is what.
+        ConfigError: `datasets` is not installed, or the inputs or labels are not recognized.
         DataError: it is damaged, names files elsewhere, or a cell does not fit; names the row and
             the column.
     """
     if find_spec("datasets") is None:
         raise ConfigError(
-            "data.name: got 'huggingface', takes the package datasets beside it: "
-            "pip install -c constraints.txt -e '.[huggingface]'"
+            "data.name: got 'huggingface', takes it with the package datasets; "
+            "try pip install -c constraints.txt -e '.[huggingface]'"
         )
     root = Path(str(config.root))
     inside = sorted(path for path in root.rglob("*") if path.is_file())
-    named = "".join(f"{path.relative_to(root)}: {files.sha256(path)}\n" for path in inside)
-    sha256 = hashlib.sha256(named.encode()).hexdigest()
-    read = unpacking.unpack(root, _read, sha256, TAKES, cache_root)
-    whole = Table(str(root), read)
-    notes = json.loads(read.schema.metadata[_NOTES])
+    hashes = "".join(f"{path.relative_to(root)}: {files.sha256(path)}\n" for path in inside)
+    sha256 = hashlib.sha256(hashes.encode()).hexdigest()
+    rows = unpacking.unpack(root, _read, sha256, TAKES, cache_root)
+    notes = json.loads(rows.schema.metadata[_NOTES])
     if notes["sides"] > 1:
         config = replace(config, split=_SIDE)
     else:
-        whole = Table(whole.place, whole.columns.drop_columns([_SIDE]))
+        rows = rows.drop_columns([_SIDE])
+    whole = Table(str(root), rows)
     label = config.labels or whole.pick(LABELS)
     if config.classes is None and label in notes["classes"]:
         config = replace(config, classes=notes["classes"][label])
@@ -58,19 +57,15 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
 
 
 def _read(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the rows of all splits, and in the schema's notes the names of classes.
-
-    Raises:
-        DataError: too large, or it names files elsewhere.
-    """
-    logging.getLogger("datasets").setLevel(logging.WARNING)  # lists the frameworks that it finds
+    """Return the rows of all splits, with the class names in the metadata of the schema."""
+    logging.getLogger("datasets").setLevel(logging.WARNING)  # it logs the installed frameworks
     import datasets
 
-    _check_places(root)
-    found = datasets.load_from_disk(str(root))
-    sides = found if isinstance(found, dict) else {"": found}
+    _check_paths(root)
+    loaded = datasets.load_from_disk(str(root))
+    sides = loaded if isinstance(loaded, dict) else {"": loaded}
     for side in sides.values():
-        check_size(root, len(side.features), sum(map(len, sides.values())), limits)
+        limits.check(root, len(side.features), sum(map(len, sides.values())))
     [first, *_] = sides.values()
     kinds = {
         name: kind for name, kind in first.features.items() if isinstance(kind, datasets.ClassLabel)
@@ -87,16 +82,12 @@ def _rows(sides: Mapping[str, Any], schema: pa.Schema) -> Iterator[pa.RecordBatc
             yield from sided.cast(schema).to_batches()
 
 
-def _check_places(root: Path) -> None:
-    """Refuse splits and files that lie elsewhere: the data set's own JSON names them.
-
-    Raises:
-        DataError: it names one.
-    """
+def _check_paths(root: Path) -> None:
+    """Raise `DataError` for a path in the data set's JSON files that leads out of `root`."""
     described = root / "dataset_dict.json"
     splits = json.loads(described.read_bytes())["splits"] if described.is_file() else [""]
     for folder in (root / name for name in splits):
-        kept = json.loads((folder / "state.json").read_bytes())["_data_files"]
-        for path in (folder, *(folder / file["filename"] for file in kept)):
+        stored = json.loads((folder / "state.json").read_bytes())["_data_files"]
+        for path in (folder, *(folder / file["filename"] for file in stored)):
             if not path.resolve().is_relative_to(root.resolve()):
                 raise DataError(f"{root}: names {path}, which lies elsewhere; {TAKES}")

@@ -1,8 +1,8 @@
-"""Packed tables, unpacked into the cache in a process of its own.
+"""Unpacks tables into the cache, in a separate process.
 
-A file of some kilobytes can stand for a hundred gigabytes, and Arrow unpacks a row before it says
-how large that is. So another process, whose memory is limited, writes the rows as they lie in
-memory; from there they are mapped.
+A file of a few kilobytes can unpack to a hundred gigabytes, and Arrow reports the size of a row
+only after unpacking it. So another process with limited memory writes the unpacked rows to a file,
+from which they are mapped.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,32 +23,29 @@ def unpack(path: Path, read: Read, sha256: str, takes: str, cache_root: Path) ->
     """Return a table that is mapped from the cache.
 
     Args:
-        read: a function of a module, which returns the schema and the rows.
-        sha256: of all that it reads.
-        takes: what is taken instead of a file that cannot be read.
+        read: a module-level function that returns the schema and the rows.
+        sha256: of the files that `read` reads.
+        takes: the accepted files, for the error.
 
     Raises:
-        DataError: it cannot be read, or is larger than `columns.limits`.
+        DataError: it cannot be read, or is larger than `columns.LIMITS`.
     """
-    limits = columns.limits()
+    limits = columns.LIMITS  # the other process gets them from this one
     crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {takes}")
 
     def make(folder: Path) -> None:
-        taken = (path, read, takes, limits, folder / "table.arrow")
-        isolation.call(_write, *taken, crashed=crashed)
+        to = folder / "table.arrow"
+        isolation.call(_write, path, read, takes, limits, to, crashed=crashed)
 
-    key: cache.Key = {
-        "sha256": sha256,
-        "limits": str(limits),
-        "code": code.behind(read.__module__),
-    }
+    module = code.behind(read.__module__)
+    key: cache.Key = {"sha256": sha256, "limits": str(limits), "code": module}
     entry = cache.entry(cache_root, "unpacked", key, make)
     with pa.memory_map(str(entry / "table.arrow")) as file:
         return pa.ipc.open_file(file).read_all()
 
 
 def _write(path: Path, read: Read, takes: str, limits: Limits, to: Path) -> None:
-    """Write the rows, each of whose offsets and lengths lies within the file."""
+    """Write the rows, after checking that their offsets and lengths lie within the file."""
     try:
         schema, batches = read(path, limits)
         size = 0
@@ -56,9 +53,9 @@ def _write(path: Path, read: Read, takes: str, limits: Limits, to: Path) -> None
             for batch in batches:
                 batch.validate(full=True)
                 size += batch.nbytes
-                columns.check_bytes(path, size, limits)
+                limits.check(path, size=size)
                 rows.write_batch(batch)
     except PtqError:
         raise
-    except Exception as error:  # Arrow's own, and those of datasets
+    except Exception as error:  # of Arrow or datasets
         raise DataError(f"{path}: cannot be read ({one_line(error)}); {takes}") from None

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph import qdq
-from resnet8ptq.graph.logits import end_at_logits
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
-from resnet8ptq.graph.session import expose, fit, open_session
+from resnet8ptq.graph.session import end_at_logits, expose, fit, open_session
 
 Array = NDArray[np.float32]
 

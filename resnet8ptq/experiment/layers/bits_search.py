@@ -23,8 +23,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.lazy import Batches
-from resnet8ptq.graph.logits import end_at_logits
-from resnet8ptq.graph.session import Runner, open_runner
+from resnet8ptq.graph.session import Runner, end_at_logits, open_runner
 from resnet8ptq.graph.weights import Array, read_weights, write_weights
 from resnet8ptq.precision.plan import Plan
 

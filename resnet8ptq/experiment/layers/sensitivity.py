@@ -22,9 +22,9 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
-from resnet8ptq.graph.logits import end_at_logits
+from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.selection import Selection, find_quantized_layers
+from resnet8ptq.precision.plan import Selection, find_quantized_layers
 from resnet8ptq.tasks.contract import LOGITS
 
 

@@ -13,7 +13,7 @@ from resnet8ptq.core.errors import ModelError, QuantizationError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.models.gates import torch_archive
 
-# What `save` writes. Weights and constants are raw bytes, described in JSON.
+# The records that `save` writes. Weights and constants are raw bytes, described in JSON.
 _RECORDS = re.compile(
     r"archive/(archive_format|archive_version|byteorder|\.data/(version|serialization_id)"
     r"|models/model\.json|data/sample_inputs/model\.pt|data/weights/weight_\d+"
@@ -55,11 +55,7 @@ _TEXTS = {
 
 
 def read(path: Path) -> dict[str, bytes]:
-    """Return the records of a program that this package saved.
-
-    Raises:
-        QuantizationError: it holds something else; names that.
-    """
+    """Return a saved program's records; raise `QuantizationError` if it holds anything else."""
     return _checked(torch_archive.read(path, _RECORDS), path)
 
 
@@ -84,18 +80,14 @@ def read_network(path: Path) -> dict[str, bytes]:
         raise ModelError(str(error).replace(*_SAVED_HERE)) from None
 
 
-def _without_origins(content: bytes) -> bytes:
-    graph = json.loads(content)
-    for _, value in _items(graph):
-        if isinstance(value, dict):
-            value |= {key: type(value[key])() for key in _ORIGINS if key in value}
-    return json.dumps(graph).encode()
-
-
 def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[str, bytes]:
     try:
         if own and _GRAPH in records:
-            records[_GRAPH] = _without_origins(records[_GRAPH])
+            graph = json.loads(records[_GRAPH])
+            for _, value in _items(graph):
+                if isinstance(value, dict):
+                    value |= {key: type(value[key])() for key in _ORIGINS if key in value}
+            records[_GRAPH] = json.dumps(graph).encode()
         strange = next(_check(records), None)
     except (ValueError, RecursionError) as error:  # no JSON, or nested without end
         strange = one_line(error)

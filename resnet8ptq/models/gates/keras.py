@@ -18,8 +18,7 @@ from typing import Any
 
 import h5py
 
-from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.models.gates import torch_archive
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
@@ -130,7 +129,7 @@ def read(path: Path) -> KerasFile:
         ModelError: damaged, no Keras file, with layers, functions or settings that are not
             allowed, or with weights outside the file.
     """
-    try:
+    with errors_as(ModelError, f"{path}: Keras refuses it"):
         if path.stat().st_size > MAX_BYTES:
             raise ModelError(f"{path}: larger than 2 GiB; takes at most {MAX_BYTES} bytes")
         content = path.read_bytes()
@@ -139,10 +138,6 @@ def read(path: Path) -> KerasFile:
         for value in find_objects(config):
             value.pop(_TRAINING, None)
         reason = reason or next(_reasons_against(config, content), None)
-    except ModelError:
-        raise
-    except Exception as error:  # zipfile's, h5py's and json's own
-        raise ModelError(f"{path}: Keras refuses it ({one_line(error)})") from None
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
     return KerasFile(config, content, is_zip)

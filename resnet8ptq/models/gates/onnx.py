@@ -14,8 +14,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
@@ -59,31 +58,23 @@ def read(path: Path) -> onnx.ModelProto:
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; takes one file, within protobuf's limit")
     proto = onnx.ModelProto()
-    try:
+    with errors_as(ModelError, f"{path}: not an ONNX model"):
         proto.ParseFromString(path.read_bytes())
         if not proto.graph.node:
             raise ValueError("holds no graph")
         if len(proto.graph.node) > MAX_NODES:
             raise ValueError(f"has {len(proto.graph.node):,} nodes, takes {MAX_NODES:,} at most")
         proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
-    except Exception as error:  # protobuf's own, which differ between its implementations
-        raise ModelError(f"{path}: not an ONNX model ({one_line(error)})") from None
     check(proto, path)
     return proto
 
 
 def check(proto: onnx.ModelProto, path: Path) -> None:
-    """Check a graph; errors name `path`.
-
-    Raises:
-        ModelError: see `read`.
-    """
-    try:
+    """Check a graph as `read` does; errors name `path`."""
+    with errors_as(ModelError, f"{path}: not a valid ONNX model"):
         reason = next(_reasons_against(proto), None)
         if reason is None:
             onnx.checker.check_model(proto)
-    except Exception as error:  # the checker's own, or text that is not UTF-8, missing fields
-        raise ModelError(f"{path}: not a valid ONNX model ({one_line(error)})") from None
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
 
@@ -114,10 +105,10 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         if not known and node.domain not in ONNX_DOMAINS:
             yield f"operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own"
     weights = list(find_weights(proto.graph))
-    if not weights and any(find_inner_layers(proto.graph)):
+    if not weights and (inner := find_inner_layers(proto.graph)):
         yield (
             "quantization would find nothing: its layers are inside "
-            f"{_listed(find_inner_layers(proto.graph))}, whose graphs are not quantized; takes an "
+            f"{', '.join(dict.fromkeys(inner))}, whose graphs are not quantized; takes an "
             "export without it (the branch that is used)"
         )
     if not weights:
@@ -139,10 +130,6 @@ def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
         for inner in find_all(node, onnx.NodeProto)
         if inner.op_type in (*LAYERS, *RECURRENT)
     ]
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
 
 
 def _counted(names: list[str]) -> str:

@@ -11,8 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import ModelError, errors_as
 
 FILE = "saved_model.pb"
 MAX_BYTES = 2**31 - 1  # protobuf's limit
@@ -59,12 +58,8 @@ def read(folder: Path) -> Program:
             raise ModelError(f"{folder}: variables/{stored.name} is no regular file")
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{folder}: {FILE} is larger than 2 GiB")
-    try:
+    with errors_as(ModelError, f"{folder}: not a SavedModel"):
         return _take(path.read_bytes(), folder)
-    except ModelError:
-        raise
-    except Exception as error:  # protobuf's, and TensorFlow's for edges that lead nowhere
-        raise ModelError(f"{folder}: not a SavedModel ({one_line(error)})") from None
 
 
 def _take(content: bytes, folder: Path) -> Program:
@@ -89,7 +84,7 @@ def _take(content: bytes, folder: Path) -> Program:
     filename = saver.filename_tensor_name.split(":")[0]
     if restores and (reader := next(_foreign_reads(cut(meta.graph_def, restores), filename), None)):
         raise ModelError(
-            f"{folder}: its operator {reader!r} restores variables from a path of its own; "
+            f"{folder}: its operator {reader!r} restores variables from another path; "
             "takes those that lie in the folder"
         )
     for roots, allowed in ((ends, inference), (restores, _RESTORE)):
@@ -149,14 +144,14 @@ def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
     from tensorflow import string
 
     functions = _reachable(graph).values()
-    bodies = [(each.node_def, {arg.name for arg in each.signature.input_arg}) for each in functions]
+    bodies = [(body.node_def, {arg.name for arg in body.signature.input_arg}) for body in functions]
     for nodes, own in [(graph.node, {filename}), *bodies]:
         passed_on = {node.name: node.input[0] for node in nodes if node.op == "Identity"}
         for node in nodes:
             kinds = node.attr["Tin"].list.type if node.op in _CALLS else ()
-            paths = [place for place, kind in enumerate(kinds) if kind == string.as_datatype_enum]
-            for place in [0] if node.op == "RestoreV2" else paths:
-                if _origin(node.input[place], passed_on) not in own:
+            paths = [index for index, kind in enumerate(kinds) if kind == string.as_datatype_enum]
+            for index in [0] if node.op == "RestoreV2" else paths:
+                if _origin(node.input[index], passed_on) not in own:
                     yield node.name
 
 

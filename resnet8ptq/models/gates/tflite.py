@@ -4,26 +4,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import ModelError, errors_as
 
 MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
 
 
 def check(path: Path) -> None:
-    """Check a file before LiteRT and tf2onnx read it.
-
-    Raises:
-        ModelError: damaged, already quantized, or with custom operators.
-    """
+    """Raise `ModelError` if a file is damaged, quantized, or has custom operators."""
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; takes one file, within FlatBuffers' limit")
     from tf2onnx.tflite.Model import Model
 
-    try:
+    with errors_as(ModelError, f"{path}: not a TFLite model"):
         reason = next(_reasons_against(Model.GetRootAsModel(path.read_bytes(), 0)), None)
-    except Exception as error:  # struct's, and those of wrong offsets
-        raise ModelError(f"{path}: not a TFLite model ({one_line(error)})") from None
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
 

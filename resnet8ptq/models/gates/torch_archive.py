@@ -11,8 +11,7 @@ import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from resnet8ptq.core.errors import QuantizationError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import QuantizationError, errors_as
 
 MAX_BYTES = 2**27  # of compressed records: JSON
 
@@ -66,13 +65,13 @@ def read(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
     Raises:
         QuantizationError: not a zip archive, damaged, or with other records.
     """
-    try:
-        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
-            strange = next(_strange(archive, records, path.stat().st_size), None)
-            if strange is None:
-                return {name: archive.read(name) for name in archive.namelist()}
-    except Exception as error:  # zipfile's, zlib's and struct's own
-        raise QuantizationError(f"{path}: not an archive, or damaged ({one_line(error)})") from None
+    with (
+        errors_as(QuantizationError, f"{path}: not an archive, or damaged"),
+        zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive,
+    ):
+        strange = next(_strange(archive, records, path.stat().st_size), None)
+        if strange is None:
+            return {name: archive.read(name) for name in archive.namelist()}
     raise refusal(path, strange)
 
 

@@ -4,6 +4,8 @@ Each reader has `read(source, shape) -> Network`. It is imported only in the pro
 file (see `model.load`): some import TensorFlow, and a crash ends that process only.
 """
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +15,9 @@ from typing import Any
 import onnx
 
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.models.batch import Predict
+from resnet8ptq.models.batch_axis import Predict
 
-Shape = tuple[int, ...] | None  # of a sample, as the data has it; None where there is no data
+Shape = tuple[int, ...] | None  # of a sample, as the data has it; None without data
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Module:
-    """A user's `torch.nn.Module` class, by its dotted path.
-
-    Attributes:
-        arguments: keyword arguments of its constructor.
-    """
+    """A user's `torch.nn.Module` class, by its dotted path, with its constructor's arguments."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -104,6 +102,7 @@ FORMATS = (
     Format(*_KERAS, magic=(0, _ZIP)),
 )
 TAKES = f"takes {', '.join(dict.fromkeys(item.takes for item in FORMATS))}"
+TFLITE_FORMATS = ("keras", "saved_model")  # that TensorFlow's converter takes
 
 
 def find_format(path: Path) -> Format | None:
@@ -138,3 +137,10 @@ def read(
     reader = resolve_name(file_format.reader)
     network: Network = reader(source, shape, *((inputs,) if inputs else ()))
     return network
+
+
+def prepare_tensorflow() -> None:
+    """Silence TensorFlow and tf2onnx, and turn oneDNN off; must precede TensorFlow's import."""
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, without a banner

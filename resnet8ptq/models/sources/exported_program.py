@@ -9,9 +9,8 @@ from typing import Any
 import onnx
 import torch
 
-from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.text import one_line
-from resnet8ptq.models.batch import Outputs, Predict, Samples, in_full_batches
+from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.models.batch_axis import Outputs, Predict, Samples, in_full_batches
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import torch_archive
@@ -30,12 +29,9 @@ def read(source: Path, shape: Shape) -> Network:
             it.
     """
     packed = torch_archive.pack(gate.read_network(source))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.load(packed)
-    except Exception as error:  # torch's own, dozens
-        raise ModelError(f"{source}: torch cannot load it ({one_line(error)})") from None
+    silent = warnings.catch_warnings(action="ignore")
+    with errors_as(ModelError, f"{source}: torch cannot load it"), silent:
+        program = torch.export.load(packed)
     return from_program(program, source)
 
 
@@ -48,13 +44,10 @@ def from_program(program: Any, source: Path) -> Network:
     inputs = program.graph_signature.user_inputs
     if len(inputs) != 1:
         raise ModelError(f"{source}: has {len(inputs)} inputs ({', '.join(inputs)}); takes one")
-    try:
-        # Its progress goes to stdout.
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
-    except Exception as error:  # torch's own, dozens
-        raise ModelError(f"{source}: torch cannot export it ({one_line(error)})") from None
+    silent = warnings.catch_warnings(action="ignore")
+    progress = contextlib.redirect_stdout(io.StringIO())
+    with errors_as(ModelError, f"{source}: torch cannot export it"), silent, progress:
+        proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
     proto = onnx.ModelProto.FromString(proto.SerializeToString())
     onnx_gate.check(proto, source)
     return Network(to_supported(proto, source), _original(program), opset(proto))

@@ -1,6 +1,5 @@
 """A Keras file as the source of the FP32 network."""
 
-import logging
 import re
 import tempfile
 from pathlib import Path
@@ -9,14 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 
-from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.text import one_line
-from resnet8ptq.models.batch import Outputs, Samples
+from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.models.batch_axis import Outputs, Samples
 from resnet8ptq.models.contract import Contract, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Shape
-from resnet8ptq.models.sources.tensorflow import prepare
+from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
 
 # Names that Keras generates.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
@@ -25,12 +22,8 @@ _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
 
 def read(source: Path, shape: Shape) -> Network:
-    """Read a Keras file.
-
-    Raises:
-        ModelError: it holds code, Keras refuses it, or its input is not float32.
-    """
-    prepare()
+    """Read a Keras file; raise `ModelError` as `load_keras`, or if its input is not float32."""
+    prepare_tensorflow()
     model = load_keras(source)
     sizes = _input_sizes(model, source, shape)
     for weight in model.weights:
@@ -45,29 +38,17 @@ def read(source: Path, shape: Shape) -> Network:
 
 
 def load_keras(source: Path) -> Any:
-    """Load a Keras file without running code in it.
-
-    Raises:
-        ModelError: it holds code, or Keras refuses it.
-    """
+    """Load a Keras file; raise `ModelError` if it holds code, or Keras refuses it."""
     file = gate.read(source)
-    _ungroup(file.config)
-    import keras
-
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = file.write(Path(folder))
-            return keras.models.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:  # h5py, zipfile, json and Keras each have their own
-        raise ModelError(f"{source}: Keras refuses it ({one_line(error)})") from None
-
-
-def _ungroup(config: Any) -> None:
-    """Drop `groups` where Keras 3 refuses it, in place."""
-    for value in gate.find_objects(config):
+    for value in gate.find_objects(file.config):
         layer, name = value.get("config"), str(value.get("class_name"))
         if _UNGROUPED.fullmatch(name) and isinstance(layer, dict) and layer.get("groups") == 1:
             del layer["groups"]
+    import keras
+
+    refused = errors_as(ModelError, f"{source}: Keras refuses it")
+    with refused, tempfile.TemporaryDirectory() as folder:
+        return keras.models.load_model(file.write(Path(folder)), compile=False, safe_mode=True)
 
 
 def _input_sizes(model: Any, source: Path, shape: Shape) -> tuple[int | None, ...]:
@@ -91,7 +72,6 @@ def _export(model: Any, sizes: tuple[int | None, ...]) -> onnx.ModelProto:
     import tensorflow as tf
     import tf2onnx
 
-    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     signature = [tf.TensorSpec(sizes, tf.float32, name="input")]
     forward = tf.function(lambda x: model(x, training=False), input_signature=signature)
     # On a busy machine tf2onnx sometimes computes a constant shape in the graph (in 3 of 69

@@ -8,10 +8,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.batch import in_full_batches
+from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import INPUT_DTYPES, ask_for_values, is_scalar, read_contract
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import normalize, opset, raise_opset
@@ -32,10 +31,8 @@ def read(source: Path, shape: Shape, inputs: Mapping[str, Any] | None = None) ->
     for name, values in (inputs or {}).items():
         _fix_input(proto.graph, name, values)
     converted = to_supported(proto, source)
-    try:
+    with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
         predict = open_runner(proto)
-    except Exception as error:  # ONNX Runtime's own, a dozen
-        raise ModelError(f"{source}: ONNX Runtime cannot run it ({one_line(error)})") from None
     fixed = read_contract(converted.graph).batch
     return Network(converted, in_full_batches(predict, fixed) if fixed else predict, opset(proto))
 

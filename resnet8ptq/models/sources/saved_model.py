@@ -9,13 +9,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.models.batch import Outputs, Samples
+from resnet8ptq.models.batch_axis import Outputs, Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import saved_model as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
-from resnet8ptq.models.sources.tensorflow import prepare
 
 
 def read(source: Path, shape: Shape) -> Network:
@@ -25,12 +24,11 @@ def read(source: Path, shape: Shape) -> Network:
         ModelError: damaged, with operators that inference does not need, several inputs, or
             nothing to quantize.
     """
-    prepare()
+    prepare_tensorflow()
     import tensorflow as tf
     import tf2onnx
 
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of deprecated functions
-    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     program = gate.read(source)
     frozen = freeze(program, source)
     graph = tf.Graph()

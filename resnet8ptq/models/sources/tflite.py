@@ -1,17 +1,14 @@
 """A float TFLite file as the source of the FP32 network."""
 
-import logging
 from pathlib import Path
 
-from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.text import one_line
-from resnet8ptq.models.batch import Outputs, Predict, Samples, in_full_batches
+from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.models.batch_axis import Outputs, Samples, in_full_batches
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET
-from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
-from resnet8ptq.models.sources.tensorflow import prepare
 
 
 def read(source: Path, shape: Shape) -> Network:
@@ -20,24 +17,17 @@ def read(source: Path, shape: Shape) -> Network:
     Raises:
         ModelError: damaged, already quantized, with custom operators, or several inputs.
     """
-    prepare()
+    prepare_tensorflow()
     import tf2onnx
-
-    gate.check(source)
-    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
-    proto, _ = tf2onnx.convert.from_tflite(str(source), opset=OPSET)
-    onnx_gate.check(proto, source)
-    return Network(to_supported(proto, source), _original(source), OPSET)
-
-
-def _original(source: Path) -> Predict:
     from ai_edge_litert.interpreter import Interpreter
 
-    try:
+    gate.check(source)
+    proto, _ = tf2onnx.convert.from_tflite(str(source), opset=OPSET)
+    onnx_gate.check(proto, source)
+    supported = to_supported(proto, source)
+    with errors_as(ModelError, f"{source}: LiteRT cannot run it"):
         interpreter = Interpreter(str(source), num_threads=1)
         interpreter.allocate_tensors()
-    except Exception as error:  # RuntimeError, ValueError
-        raise ModelError(f"{source}: LiteRT cannot run it ({one_line(error)})") from None
     [input_] = interpreter.get_input_details()
     outputs = interpreter.get_output_details()
 
@@ -46,4 +36,4 @@ def _original(source: Path) -> Predict:
         interpreter.invoke()
         return [interpreter.get_tensor(output["index"]) for output in outputs]
 
-    return in_full_batches(predict, int(input_["shape"][0]))
+    return Network(supported, in_full_batches(predict, int(input_["shape"][0])), OPSET)

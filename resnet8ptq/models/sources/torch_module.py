@@ -46,8 +46,7 @@ def read(source: Path, shape: Shape, module: Module) -> Network:
 
 def _export(network: torch.nn.Module, sizes: tuple[int, ...]) -> Any:
     """Export a module, with a free batch size if torch can."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         with torch.no_grad():
             network(torch.zeros(2, *sizes))
         try:

@@ -1,1 +1,1 @@
-"""What MLflow copies beside a TFLite or torch file, to serve it: each module imports no other."""
+"""Modules that MLflow copies beside a TFLite or torch file to serve it; none imports another."""

@@ -1,4 +1,4 @@
-"""A TFLite file behind MLflow's pyfunc: floats in and out, whatever integers the file takes."""
+"""A TFLite file behind MLflow's pyfunc: floats in and out, also if the file takes integers."""
 
 from threading import Lock
 from typing import Any
@@ -21,26 +21,26 @@ class TfliteModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
     def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, Any]:
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
-        given: Any = model_input  # by the name that the signature has, where that names it
-        values = next(iter(given.values())) if isinstance(given, dict) else given
+        inputs: Any = model_input  # by name, if the signature names the input
+        values = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
         with self.lock:
-            found = [self._run(sample) for sample in np.asarray(values, np.float32)]
-        return {name: np.stack(values) for name, *values in zip(self.names, *found, strict=True)}
+            rows = [self._run(sample) for sample in np.asarray(values, np.float32)]
+        return {name: np.stack(values) for name, *values in zip(self.names, *rows, strict=True)}
 
     def _run(self, sample: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        (taken,) = self.interpreter.get_input_details()
-        if taken["dtype"] == np.int8:
-            scale, zero_point = taken["quantization"]
+        (detail,) = self.interpreter.get_input_details()
+        if detail["dtype"] == np.int8:
+            scale, zero_point = detail["quantization"]
             levels = np.rint(sample / np.float32(scale)) + np.float32(zero_point)
             sample = np.clip(levels, -128, 127)
-        self.interpreter.set_tensor(taken["index"], sample[np.newaxis].astype(taken["dtype"]))
+        self.interpreter.set_tensor(detail["index"], sample[np.newaxis].astype(detail["dtype"]))
         self.interpreter.invoke()
-        return [self._read(given) for given in self.interpreter.get_output_details()]
+        return [self._read(output) for output in self.interpreter.get_output_details()]
 
-    def _read(self, given: Any) -> NDArray[np.float32]:
-        value = self.interpreter.get_tensor(given["index"])[0]
-        if given["dtype"] == np.int8:
-            scale, zero_point = given["quantization"]
+    def _read(self, detail: Any) -> NDArray[np.float32]:
+        value = self.interpreter.get_tensor(detail["index"])[0]
+        if detail["dtype"] == np.int8:
+            scale, zero_point = detail["quantization"]
             value = (value.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
         return value
 

@@ -1,7 +1,7 @@
 """A TorchScript file, an exported program or a compiled package behind MLflow's pyfunc.
 
-torch is imported when a file is loaded: MLflow imports this module to log it, where two seconds of
-importing torch would be waited for at the end of a run.
+torch is imported when a file is loaded. MLflow imports this module to log it, and importing torch
+would add two seconds to the end of a run.
 """
 
 import json
@@ -17,10 +17,10 @@ _OPERATORS = "torch.ao.quantization.fx._decomposed"  # importing it registers a 
 
 
 class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """The file, loaded."""
+    """The loaded file."""
 
     def load_context(self, context: Any) -> None:
-        """Load the file, its weights packed for the engine that it was measured on."""
+        """Load the file, with the weights packed for the engine on which it was measured."""
         import torch
 
         self.names = context.model_config["outputs"]
@@ -37,12 +37,12 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
         import torch
 
-        given: Any = model_input  # by the name that the signature has, where that names it
-        values = next(iter(given.values())) if isinstance(given, dict) else given
+        inputs: Any = model_input  # by name, if the signature names the input
+        values = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
         batch = torch.from_numpy(np.ascontiguousarray(values, self.dtype))
         with torch.inference_mode():
-            found = self.module(batch)
-        outputs = found if isinstance(found, list | tuple) else [found]
+            returned = self.module(batch)
+        outputs = returned if isinstance(returned, list | tuple) else [returned]
         arrays = [(o.dequantize() if o.is_quantized else o).numpy() for o in outputs]
         return dict(zip(self.names, arrays, strict=True))
 
@@ -58,7 +58,7 @@ def _load_package(path: str) -> Any:
     """Load a package of AOTInductor; None for another file.
 
     Raises:
-        RuntimeError: this CPU lacks what the package was compiled for.
+        RuntimeError: this CPU lacks features that the package was compiled for.
     """
     with zipfile.ZipFile(path) as archive:
         about = [n for n in archive.namelist() if n.endswith(".wrapper_metadata.json")]

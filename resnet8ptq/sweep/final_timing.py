@@ -1,4 +1,4 @@
-"""After a sweep's last run: its best models timed against each other and against FP32."""
+"""Times a sweep's best models against each other and against FP32, after its last run."""
 
 import json
 import logging
@@ -27,19 +27,19 @@ log = logging.getLogger(__name__)
 
 
 def run(chosen: Sequence[Selection], folder: Path) -> list[PairedLatency | None]:
-    """Time the finalists of each family, and keep the latencies in `folder`.
+    """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
         None for a family without latencies, or with latencies of another machine.
     """
-    races = [_race(selected, folder) for selected in chosen]
-    if any(races):
-        kept = [None if timed is None else asdict(timed) for timed in races]
+    timings = [_time(selected, folder) for selected in chosen]
+    if any(timings):
+        kept = [None if timed is None else asdict(timed) for timed in timings]
         files.write_text(folder / paired_latency.FILE, json.dumps(kept, indent=2))
-    return races
+    return timings
 
 
-def _race(selected: Selection, folder: Path) -> PairedLatency | None:
+def _time(selected: Selection, folder: Path) -> PairedLatency | None:
     models = finalists(selected)
     timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
     if not models or not timed:
@@ -57,7 +57,7 @@ def _race(selected: Selection, folder: Path) -> PairedLatency | None:
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return a run's folder, if the run was made here: its files run as code."""
+    """Return the folder of a run made here; refuse others, whose files would run as code."""
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(
@@ -67,14 +67,14 @@ def _folder(cell: Cell, sweep: Path) -> Path:
 
 
 def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
-    """Load models again from the folders of their runs, and time them in turns.
+    """Load models from the folders of their runs, and time them in turns.
 
     Args:
         models: the folders by name; all of the same network and data.
-        baselines: by name, the folder of a run of each framework; its FP32 network takes part.
+        baselines: by name, the folder of one run of each framework, for its FP32 network.
 
     Raises:
-        PtqError: a file of a run is gone or damaged.
+        PtqError: a file of a run is missing or damaged.
     """
     folders = {*models.values(), *baselines.values()}
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}

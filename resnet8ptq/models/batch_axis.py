@@ -210,12 +210,9 @@ def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[Any]]) -> N
         graph.initializer.append(numpy_helper.from_array(values[0], name))
         return
     first, second = values
-    if first.ndim != 1 or first.shape != second.shape:
+    if first.ndim != 1 or first.shape != second.shape or np.count_nonzero(first != second) != 1:
         return
-    varying = np.flatnonzero(first != second)
-    if len(varying) != 1:
-        return
-    dims = np.array(first, np.int64)
+    varying, dims = np.flatnonzero(first != second), np.array(first, np.int64)
     dims[varying] = 0 if (dims == -1).any() and varying[0] == 0 else -1
     for node in graph.node:
         if node.op_type == "Reshape" and node.input[1] == name:

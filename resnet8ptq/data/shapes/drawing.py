@@ -1,29 +1,33 @@
 """Embedded data set `shapes`: ten classes of 32x32 RGB pictures drawn with numpy.
 
-It stands in for CIFAR-10 where that cannot be downloaded: same picture size, same number of
-classes, and hard enough (small, faint, occluded, noisy shapes) that a ResNet8 is right on
-about nine pictures in ten.
+It replaces CIFAR-10 if that cannot be downloaded. It has the same picture size and number of
+classes, and is so hard (small, faint, occluded, noisy shapes) that a ResNet8 is right on about nine
+pictures in ten.
 
-The pictures must come out bit for bit the same everywhere. So every random number comes from
-`numpy.random.RandomState`, whose stream is frozen, and only operations that IEEE 754 rounds
-exactly are used (+ - * / sqrt floor abs): no sin, no exp, no normal deviates, no sums over
-axes, as the last bit of those depends on the processor and on the library version.
+The pictures must be the same everywhere, bit for bit. So every random number comes from
+`numpy.random.RandomState`, whose stream is frozen, and all operations are ones that IEEE 754 rounds
+exactly (+ - * / sqrt floor abs). There is no sin, no exp, no normal deviate and no sum over an
+axis, because their last bits depend on the processor and on the library version.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.config.schema import DataConfig, PreprocessConfig
+from resnet8ptq.core import cache
+from resnet8ptq.data.dataset import SIDES, Dataset, Side, keep
+
 Floats = NDArray[np.floating[Any]]  # always float32
 Field = Callable[[Floats, Floats, Floats], Floats]
-Split = Literal["train", "test"]
 
 SIDE = 32  # pixels
-_SPLITS: dict[Split, tuple[int, int]] = {"train": (1, 1000), "test": (2, 500)}  # seed, per class
+_SPLITS: dict[Side, tuple[int, int]] = {"train": (1, 1000), "test": (2, 500)}  # seed, per class
 
-# Outward normals of a regular triangle and a regular pentagon; written out, see above.
+# Outward normals of a regular triangle and pentagon, without sin and cos for the reason above.
 _TRIANGLE = ((0.0, 1.0), (0.8660254, -0.5), (-0.8660254, -0.5))
 _PENTAGON = (
     (0.0, 1.0),
@@ -34,9 +38,9 @@ _PENTAGON = (
 )
 
 
-# Each function below gives the signed distance to the edge of one shape, negative inside, in
+# Each function below returns the signed distance to the edge of one shape, negative inside, in
 # units of the shape's radius. All arrays are [n,32,32] except `p` [n,1,1], which varies the
-# proportions and lies in 0..1.
+# proportions and is from 0 to 1.
 
 
 def _circle(u: Floats, v: Floats, p: Floats) -> Floats:
@@ -57,7 +61,7 @@ def _square(u: Floats, v: Floats, p: Floats) -> Floats:
 
 
 def _sides(normals: Sequence[tuple[float, float]], u: Floats, v: Floats) -> Floats:
-    """Return the distance to the line of each side, the farthest last [sides,n,32,32]."""
+    """Return the distances to the lines of all sides [sides,n,32,32], the largest last."""
     return np.sort([a * u + b * v for a, b in normals], axis=0)
 
 
@@ -70,7 +74,7 @@ def _pentagon(u: Floats, v: Floats, p: Floats) -> Floats:
 
 
 def _star(u: Floats, v: Floats, p: Floats) -> Floats:
-    # A pentagram is what lies inside at least four of the five lines it is drawn with.
+    # A point of a pentagram is inside at least four of its five lines.
     return _sides(_PENTAGON, u, v)[-2] - (0.34 + 0.08 * p)
 
 
@@ -82,7 +86,7 @@ def _cross(u: Floats, v: Floats, p: Floats) -> Floats:
 def _wave(x: Floats, p: Floats) -> Floats:
     """Signed distance to bands along x; their period is 0.5 to 0.8 radii."""
     period = 0.5 + 0.3 * p
-    turns = x / period + p  # the phase may as well depend on p
+    turns = x / period + p  # p also varies the phase
     return (np.abs(turns - np.floor(turns) - 0.5) - 0.25) * period
 
 
@@ -106,7 +110,13 @@ _FIELDS: dict[str, Field] = {
 CLASS_NAMES: tuple[str, ...] = tuple(_FIELDS)
 
 
-def draw(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    """Return the data set, which is drawn once into the cache."""
+    keys: dict[Side, cache.Key] = {side: {"split": side} for side in SIDES}
+    return keep("shapes", CLASS_NAMES, "resnet8ptq.data.shapes", draw, keys, __name__, cache_root)
+
+
+def draw(split: Side) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Draw one split of the data set: 10,000 training or 5,000 test pictures; see `draw_seeded`."""
     return draw_seeded(*_SPLITS[split])
 
@@ -115,8 +125,8 @@ def draw_seeded(seed: int, per_class: int) -> tuple[NDArray[np.uint8], NDArray[n
     """Draw `per_class` pictures of each class from a seed.
 
     Returns:
-        Images, uint8 [N,32,32,3] RGB, and labels, int64 [N], which index CLASS_NAMES: balanced, in
-        shuffled order.
+        Images, uint8 [N,32,32,3] RGB, and labels, int64 [N], which index CLASS_NAMES. The classes
+        are balanced and in shuffled order.
     """
     rng = np.random.RandomState(seed)
     labels = rng.permutation(np.repeat(np.arange(len(CLASS_NAMES), dtype=np.int64), per_class))
@@ -132,9 +142,9 @@ def _uniform(rng: np.random.RandomState, low: float, high: float, *shape: int) -
 
 
 def _axes(rng: np.random.RandomState, n: int, reach: float) -> tuple[Floats, Floats]:
-    """Coordinates of every pixel in n randomly moved and turned frames, [n,32,32], in pixels.
+    """Return the coordinates of all pixels in n randomly moved and turned frames [n,32,32].
 
-    The origin is at most `reach` pixels from the centre of the picture in x and in y.
+    They are in pixels. The origin is at most `reach` pixels from the picture's centre in x and y.
     """
     grid = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
     x = grid[None, None, :] - _uniform(rng, -reach, reach, n, 1, 1)
@@ -146,10 +156,10 @@ def _axes(rng: np.random.RandomState, n: int, reach: float) -> tuple[Floats, Flo
 
 
 def _offset(rng: np.random.RandomState, low: float, high: float, n: int) -> Floats:
-    """Colour differences [3,n,1,1]: the channel that differs most does so by low to high."""
+    """Return colour differences [3,n,1,1]; the largest of the three channels is `low` to `high`."""
     direction = _uniform(rng, -1, 1, 3, n, 1, 1)
     share = _uniform(rng, 0, 1, n, 1, 1)
-    size = low + (high - low) * share * share  # squared: faint ones are the more frequent
+    size = low + (high - low) * share * share  # squared, so that faint colours are more frequent
     return direction / np.max(np.abs(direction), axis=0) * size
 
 
@@ -178,7 +188,7 @@ def _draw_class(rng: np.random.RandomState, field: Field, n: int) -> NDArray[np.
     distance = field(x / radius, y / radius * aspect, proportions) * radius
     _paint(canvas, base + _offset(rng, 28, 112, n), distance)
 
-    x, y = _axes(rng, n, 10)  # occluder: a bar in front, in about six of ten pictures
+    x, y = _axes(rng, n, 10)  # a bar in front of the shape, in about six of ten pictures
     bar = np.maximum(np.abs(y) - _uniform(rng, -2, 2, n, 1, 1), np.abs(x) - 12)
     _paint(canvas, base + _offset(rng, 15, 70, n), bar)
 

@@ -1,4 +1,4 @@
-"""Finds the FP32 network's file: set by the user, in the environment, or downloaded."""
+"""The path of the FP32 network: set by the user, in the environment, or downloaded; its hash."""
 
 import hashlib
 import importlib.util
@@ -113,13 +113,10 @@ def _checked(path: Path, key: str) -> Path:
         raise ModelError(f"{key}: {path} is empty")
     if sources.find_format(path) is None:
         raise ModelError(f"{key}: {path} is not a model; {sources.TAKES}")
-    _check_size(path)  # a file with holes can be larger than the disk, and all of it is hashed
-    return path
-
-
-def _check_size(path: Path) -> None:
+    # A file with holes can be larger than the disk, and all of it is hashed.
     inside = path.rglob("*") if path.is_dir() else [path]
-    size = sum(each.stat().st_size for each in inside if each.is_file())
+    size = sum(file.stat().st_size for file in inside if file.is_file())
     most = MAX_FOLDER_BYTES if path.is_dir() else MAX_BYTES
     if size > most:
         raise ModelError(f"{path}: larger than {most / 2**30:.0f} GiB, the most that is read")
+    return path

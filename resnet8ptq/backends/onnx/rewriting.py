@@ -1,0 +1,186 @@
+"""Changes the graphs that ONNX Runtime's quantizer writes, where it has no option.
+
+- Weights below 8 bits: ONNX has int4 since opset 21, and int2 since 25.
+- `float_output`: the outputs of the last layers, and the nodes after them, stay in float. An 8-bit
+  softmax gives tied top scores, and 8-bit logits lose precision that the last layer's 32-bit sums
+  have. Both formats of ONNX Runtime can return those sums as float.
+- Float layers between quantized ones are protected from ONNX Runtime's optimizer.
+"""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper, version_converter
+
+from resnet8ptq.core.errors import UnsupportedError, errors_as
+from resnet8ptq.graph.layers import FUSED, LAYERS, channel_axis, consumers, find_tail, weight_layers
+from resnet8ptq.graph.weights import read_bias, read_weights
+from resnet8ptq.precision.grid import WeightScheme
+
+# Bits of a level in the file -> tensor type, and the first opset and IR version that have it.
+_TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
+_INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
+_ROUNDED = ("Conv", "ConvTranspose", "Gemm")  # on loading, see `protect_float_layers`
+_EIGHT_BITS = (
+    "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; takes "
+    "format=auto or format=qdq"
+)
+
+
+def raise_opset(proto: onnx.ModelProto, schemes: Mapping[str, WeightScheme]) -> onnx.ModelProto:
+    """Return the network in an opset that has the types of the schemes.
+
+    Raises:
+        UnsupportedError: an operator cannot be converted.
+    """
+    _, opset, ir_version = _TYPES[2 if any(s.bits == 2 for s in schemes.values()) else 4]
+    (version,) = [entry.version for entry in proto.opset_import if not entry.domain]
+    raised = proto
+    if version < opset:
+        reason = f"weights below 8 bits: its operators do not convert to opset {opset}"
+        with errors_as(UnsupportedError, reason):
+            raised = version_converter.convert_version(proto, opset)
+    raised.ir_version = max(raised.ir_version, ir_version)
+    return raised
+
+
+def write_narrow_weights(
+    written: onnx.ModelProto, network: onnx.GraphProto, schemes: Mapping[str, WeightScheme]
+) -> None:
+    """Replace the weights of layers in a QDQ graph, in place.
+
+    Args:
+        written: the network as quantized by ONNX Runtime in 8 bits.
+        network: has the float weights.
+        schemes: by the layers' short names.
+    """
+    graph = written.graph
+    nodes = {node.name: node for node in graph.node}
+    producers = {node.output[0]: node for node in graph.node}
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    layers = weight_layers(network)
+    for name, scheme in schemes.items():
+        layer = layers[name]
+        weights = read_weights(network, layer)
+        grid = scheme.grid(weights, 0)
+        levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
+        dequantize = producers[nodes[layer.name].input[1]]
+        stored, scale = dequantize.input[:2]
+        # ONNX Runtime 1.31 fuses 2-bit weights of a Gemm, and computes wrong values.
+        kind = _TYPES[2 if scheme.bits == 2 and layer.op_type == "Conv" else 4][0]
+        tensors[stored].CopyFrom(helper.make_tensor(stored, kind, levels.shape, levels.ravel()))
+        scales = grid.scale.reshape(-1) if scheme.per_channel else grid.scale.reshape(())
+        tensors[scale].CopyFrom(numpy_helper.from_array(scales, scale))
+        del dequantize.input[2:]  # symmetric: no zero_point
+        bias = producers.get(nodes[layer.name].input[2]) if len(layer.input) > 2 else None
+        if bias is not None:  # the layer computes in float: a float bias is smaller
+            exact = numpy_helper.from_array(read_bias(network, layer), f"{bias.output[0]}_float")
+            graph.initializer.append(exact)
+            nodes[layer.name].input[2] = exact.name
+            graph.node.remove(bias)
+    used = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of the nodes after the last layers of an FP32 graph.
+
+    Raises:
+        UnsupportedError: an activation follows one of them, which is fused into its kernel.
+    """
+    last, behind = find_tail(graph)
+    outputs = {layer.output[0] for layer in last}
+    fused = [node for node in behind if node.op_type in FUSED and node.input[0] in outputs]
+    if fused or not last:
+        kind = fused[0].op_type if fused else "nothing"
+        raise UnsupportedError(f"float_output: takes a layer before the output, found {kind}")
+    return [node.name for node in behind]
+
+
+def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
+    """Check, on an FP32 graph, that format=qoperator can return its last layers' sums as float.
+
+    Args:
+        skipped: names of the nodes that stay in float.
+
+    Raises:
+        UnsupportedError: the last layer's integer operator returns 8 bits only.
+    """
+    for layer in find_tail(graph)[0]:
+        if layer.op_type != "Gemm" and layer.name not in skipped:
+            raise UnsupportedError(_EIGHT_BITS.format(f"QLinear{layer.op_type}"))
+
+
+def leave_output_in_float(proto: onnx.ModelProto) -> None:
+    """Remove the quantization of the last layers' outputs from a quantized graph, in place.
+
+    Raises:
+        UnsupportedError: the last layer's integer operator returns 8 bits only.
+    """
+    graph = proto.graph
+    for layer in find_tail(graph, (*LAYERS, *_INTEGER))[0]:
+        behind = consumers(graph, layer.output[0])
+        if layer.op_type in LAYERS:  # QDQ, or a float layer
+            quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]
+            behind = [node for q in quantizes for node in consumers(graph, q.output[0])]
+            for quantize in quantizes:
+                graph.node.remove(quantize)
+        elif layer.op_type == "QGemm":
+            del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
+        else:
+            raise UnsupportedError(_EIGHT_BITS.format(layer.op_type))
+        for dequantize in behind:
+            _bypass(graph, dequantize, layer.output[0])
+
+
+def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
+    """Remove `node`; its consumers take the tensor `name` instead."""
+    removed = node.output[0]
+    for other in graph.node:
+        other.input[:] = [name if tensor == removed else tensor for tensor in other.input]
+    if any(value.name == removed for value in graph.output):  # the layer makes the output
+        for other in graph.node:
+            other.output[:] = [removed if tensor == name else tensor for tensor in other.output]
+    graph.node.remove(node)
+
+
+def protect_float_layers(proto: onnx.ModelProto) -> bool:
+    """Put a Sum of one input before each float layer, in place; True if the graph changed.
+
+    On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
+    Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
+    on integers: https://github.com/microsoft/onnxruntime/pull/22969. Only a session option turns
+    this off, which everyone who deploys the file would need to set. No optimizer removes the Sum.
+    Layers with weights below 8 bits need the same: they compute in float, their biases would be
+    rounded, and 2-bit weights would reach integer kernels that do not take them (1.31).
+    """
+    graph = proto.graph
+    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    sources = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "DequantizeLinear"}
+    nodes = []
+    for node in graph.node:
+        if node.op_type in _ROUNDED and node.input[0] in sources:
+            kind = constants.get(sources.get(node.input[1], ""))
+            narrow = kind in (TensorProto.INT4, TensorProto.INT2)
+            if narrow or (node.input[1] in constants and _is_quantized(graph, node.output[0])):
+                name = f"{node.output[0]}_float_input"
+                nodes.append(helper.make_node("Sum", [node.input[0]], [name], name))
+                node.input[0] = name
+        nodes.append(node)
+    if len(nodes) == len(graph.node):
+        return False
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return True
+
+
+def _is_quantized(graph: onnx.GraphProto, name: str) -> bool:
+    """Tell whether a tensor is quantized, directly or after a chain of single consumers."""
+    while len(behind := consumers(graph, name)) == 1:
+        if behind[0].op_type == "QuantizeLinear":
+            return True
+        name = behind[0].output[0]
+    return False

@@ -1,0 +1,60 @@
+"""`--help`: every group, option and key is listed, with its own comment from conf/."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from resnet8ptq.config import help_page
+from tests.helpers.calling import REPO
+from tests.helpers.configs import compose_whole
+
+CONF = REPO / "conf"
+OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
+
+
+def list_keys(chosen: dict[str, str]) -> list[str]:
+    lines = help_page.show(CONF, chosen).splitlines()
+    return [line.split("=")[0].strip() for line in lines if line.startswith("  ")]
+
+
+def test_every_key_is_listed() -> None:
+    config = OmegaConf.to_container(compose_whole(return_hydra_config=False))
+    assert isinstance(config, dict)
+    listed = list_keys({})
+    for key in set(flatten(config)) - {"analysis.name", "analysis.mode"}:  # no option is chosen
+        group, _, name = key.partition(".")
+        if name == "name" and (CONF / group).is_dir() and group != "model":
+            continue  # the option's own
+        assert key in listed, key
+
+
+def test_the_keys_of_chosen_options_are_listed() -> None:
+    keys = {"data.split_seed", "backend.engine"}
+    assert keys <= {*list_keys({"data": "arrays", "backend": "torch_fbgemm"})}
+    assert keys.isdisjoint(list_keys({}))
+
+
+def flatten(config: dict[str, object], prefix: str = "") -> list[str]:
+    keys = []
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            keys += flatten(value, f"{prefix}{name}.")
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=str)
+def test_every_option_is_explained(path: Path) -> None:
+    if path.parts[0] == "hydra":
+        pytest.skip("Hydra's own")
+    assert help_page._describe(CONF / path)
+
+
+@given(st.text(alphabet="ab #|", max_size=20), st.integers(0, 9))
+def test_a_key_has_the_comment_of_its_line(comment: str, value: int) -> None:
+    (key,) = help_page.read_keys(f"key: {value} # {comment}\n")
+    assert (key.name, key.default, key.comment) == ("key", str(value), comment.strip())
