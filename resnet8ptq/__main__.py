@@ -1,13 +1,13 @@
-"""The commands; `resnet8ptq` in the place of `python -m resnet8ptq` is the same.
+"""The commands of the command line.
 
-    python -m resnet8ptq init       write the first files of a project of your own
-    python -m resnet8ptq run        quantize, evaluate and track: a run, or a sweep with -m
-    python -m resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
-    python -m resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
-    python -m resnet8ptq deploy     export a run's model as a folder for other machines, verified
-    python -m resnet8ptq report     write the report of a sweep again, from MLflow alone
-    python -m resnet8ptq sync       log the runs that MLflow lacks
-    python -m resnet8ptq server     start MLflow on PostgreSQL, for a team
+    resnet8ptq init       write the first files of a project of your own
+    resnet8ptq run        quantize, evaluate and track: a run, or a sweep with -m
+    resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
+    resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
+    resnet8ptq deploy     export a run's model as a folder for other machines, verified
+    resnet8ptq report     write the report of a sweep again, from MLflow alone
+    resnet8ptq sync       log the runs that MLflow lacks
+    resnet8ptq server     start MLflow on PostgreSQL, for a team
 
 Each command takes key=value; `--help` lists its keys. In a checkout, `python run.py` is `run`.
 """
@@ -36,12 +36,13 @@ def call(words: list[str]) -> None:
     Raises:
         ConfigError: an unknown command.
     """
+    from resnet8ptq.core import invocation
     from resnet8ptq.core.errors import ConfigError
     from resnet8ptq.core.text import or_nearest
 
     name, *others = words or ["--help"]
     if name in ("-h", "--help"):
-        print(__doc__)
+        print(invocation.adapt(__doc__))
     elif name not in COMMANDS:
         raise ConfigError(f"{name}: no such command; takes {or_nearest(name, [RUN, *COMMANDS])}")
     else:

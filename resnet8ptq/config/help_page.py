@@ -12,6 +12,8 @@ from pathlib import Path
 
 import yaml
 
+from resnet8ptq.core import invocation
+
 WIDTH = 120  # of a line at most
 _LEFT = 34  # characters of the left column
 _GLOBAL = "# @package _global_"
@@ -34,7 +36,7 @@ class Key:
 def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> None:
     """Print the help page, with the keys of the options that the words choose."""
     chosen = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
-    print(show(conf, chosen, own), flush=True)
+    print(invocation.adapt(show(conf, chosen, own)), flush=True)
 
 
 def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:

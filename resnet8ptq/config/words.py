@@ -1,4 +1,4 @@
-"""Checks the words of the command line of `python run.py`, before Hydra reads them.
+"""Checks the words of the command line of `resnet8ptq run`, before Hydra reads them.
 
 So a typo costs one line, without the import of a framework or a run in the store. The values of all
 jobs of a sweep are checked before the first job starts. `find_idle` reports settings without effect

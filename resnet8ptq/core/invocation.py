@@ -1,9 +1,12 @@
 """The commands that this program prints: they can be pasted where it was called."""
 
+import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
+
+from resnet8ptq.core.importing import PACKAGE
 
 SCRIPT, MODULE, CHECKOUT = "resnet8ptq", "resnet8ptq", "run.py"
 
@@ -22,6 +25,22 @@ def command(name: str, *words: str) -> str:
     else:
         start = [_name("python", Path(sys.executable)), "-m", MODULE, name]
     return shlex.join([*start, *words])
+
+
+_SHOWN = re.compile(rf"(^ +|`|: ){SCRIPT} (\w+)", re.M)
+
+
+def adapt(usage: str) -> str:
+    """Return a help text with its commands, such as `resnet8ptq deploy`, as `command` has them."""
+    return _SHOWN.sub(lambda match: match[1] + command(match[2]), usage)
+
+
+def install(extra: str) -> str:
+    """Return the command that installs the libraries of an extra."""
+    pip = _name("pip", Path(sys.executable).with_name("pip"))
+    if Path.cwd() == PACKAGE.parent:  # a checkout
+        return f"{shlex.quote(pip)} install -c constraints.txt -e '.[{extra}]'"
+    return f"{shlex.quote(pip)} install 'resnet8ptq[{extra}]'"
 
 
 def _name(program: str, path: Path) -> str:

@@ -1,9 +1,9 @@
 """MLflow's pages of the runs, on 127.0.0.1.
 
-    python -m resnet8ptq ui                  the store of this folder: mlruns/
-    python -m resnet8ptq ui root=FOLDER      another folder with a store
-    python -m resnet8ptq ui uri=sqlite:///PATH/mlflow.db
-    python -m resnet8ptq ui port=5001        5000 if it is not set
+    resnet8ptq ui                  the store of this folder: mlruns/
+    resnet8ptq ui root=FOLDER      another folder with a store
+    resnet8ptq ui uri=sqlite:///PATH/mlflow.db
+    resnet8ptq ui port=5001        5000 if it is not set
 
 `uri=` takes a database, `experiment=NAME` opens another experiment. Without them,
 MLFLOW_TRACKING_URI names the store. The address of a tracking server is printed, and nothing is
@@ -26,6 +26,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
+from resnet8ptq.server import server
 from resnet8ptq.tracking import address, store, view
 
 HOST = "127.0.0.1"
@@ -52,11 +53,13 @@ def main(words: list[str]) -> None:
         TrackingError: MLflow does not start, or ends by itself.
     """
     asked = command.parse_words(words, Arguments, __doc__)
-    uri, page = find_store(asked)
-    if uri.startswith(("http://", "https://")):
-        print(f"{redact(uri)}{page}")
+    named = asked.uri or os.environ.get(address.VARIABLE) or ""
+    if named.startswith(("http://", "https://")):
+        address.check(named, written=bool(asked.uri))
+        print(redact(named))
         return
     _check_port(asked.port, words)
+    uri, page = find_store(asked)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
     with suppress(KeyboardInterrupt):
@@ -76,7 +79,7 @@ def find_store(asked: Arguments) -> tuple[str, str]:
     if uri:
         address.check(uri, written=bool(asked.uri))
         return uri, page
-    database = Path(asked.root).absolute() / "mlflow.db"
+    database = Path(asked.root).absolute() / store.DATABASE
     if not database.is_file():
         run = invocation.command("run")
         raise ConfigError(
@@ -110,15 +113,12 @@ def serve(uri: str, port: int, page: str) -> None:
     words = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)]
     words += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
     # In the environment, where `ps` does not show the password of a database.
-    variables = {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}
-    process = subprocess.Popen(words, env=variables, stdin=subprocess.DEVNULL, process_group=0)
-    try:
+    places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
+    variables = {**os.environ, **LIGHT, **places}
+    with server.start(words, variables, None) as process:
         if _answers(f"http://{HOST}:{port}/health", process):
             print(f"http://{HOST}:{port}{page}  Ctrl-C ends", flush=True)
         raise TrackingError(f"MLflow has ended with code {process.wait()}; its output is above")
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _answers(url: str, process: "subprocess.Popen[bytes]") -> bool:

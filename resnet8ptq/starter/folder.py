@@ -1,7 +1,7 @@
 """A starting point for a project: an experiment, a metric, and what git leaves out.
 
-    python -m resnet8ptq init              in the current folder
-    python -m resnet8ptq init FOLDER       in that folder
+    resnet8ptq init              in the current folder
+    resnet8ptq init FOLDER       in that folder
 
 It writes conf/experiment/mine.yaml, my_metrics.py and .gitignore, and overwrites no file.
 """

@@ -120,7 +120,7 @@ def test_options_of_the_folder_are_known(project: Path) -> None:
     assert arrange(["calib=few", "experiment=two"], CONF, own) == ["calib=few", "experiment=two"]
     done = call_beside(project, "run", "calib=fwe")
     assert (done.code, len(done.errors)) == (2, 1)
-    assert "few (nearest: few)" in done.errors[0]
+    assert "percentile | few (nearest: few)" in done.errors[0]
 
 
 def test_options_of_the_folder_are_in_the_help(project: Path) -> None:
