@@ -30,8 +30,8 @@ from resnet8ptq.server import server
 from resnet8ptq.tracking import address, store, view
 
 HOST = "127.0.0.1"
-# One process answers, a person asks one question at a time. Without the first, MLflow starts
-# processes that grade language models: three times the memory and twice the time.
+# Without the first, MLflow starts processes that grade language models. With four workers, it took
+# 2.0 GB and 44 s of the CPU until it answered, and 0.4 GB and 8 s as here (2026-11-25).
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
