@@ -1,10 +1,11 @@
 # `make sweep` and `make test` set up what they need; a second call skips the set-up.
 PYTHON ?= python3
 BIN := .venv/bin
-STORE ?= sqlite:///$(CURDIR)/mlruns/mlflow.db
 HOST := 127.0.0.1
 PORT ?= 5000
 SETUP := pyproject.toml constraints.txt
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu: torch without CUDA, which takes gigabytes on Linux
+INSTALL := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
 .PHONY: help setup sweep test check bench ui server clean
 
@@ -29,9 +30,7 @@ bench: .venv/.dev ## Measure time beside the bare libraries, every section with 
 	$(BIN)/python -m benchmarks $(if $(filter all,$(BENCH)),--all)
 
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)
-	@$(BIN)/python -c "import socket; socket.create_server(('127.0.0.1', $(PORT)))" 2>/dev/null || \
-		{ echo "error: PORT=$(PORT): in use, or no port; try make ui PORT=$$(($(PORT) + 1))" >&2; exit 2; }
-	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri $(STORE)
+	@$(BIN)/python -m resnet8ptq ui port='$(PORT)' $(if $(STORE),uri='$(STORE)')
 
 server: .venv/.server ## Track for a team: MLflow on PostgreSQL at DATABASE=; HOST=, PORT=, HOSTS=, AUTH=1
 	$(BIN)/python -m resnet8ptq server host='$(HOST)' port='$(PORT)' $(if $(DATABASE),database='$(DATABASE)') $(if $(HOSTS),hosts='$(HOSTS)') $(if $(AUTH),auth=true)
@@ -42,13 +41,13 @@ clean: ## Remove the virtual environment; runs and their store stay
 .venv/.run: $(SETUP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e .
+	$(INSTALL) -e .
 	@touch $@
 
 .venv/.dev: .venv/.run
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	@touch $@
 
 .venv/.server: .venv/.run
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[server]'
+	$(INSTALL) -e '.[server]'
 	@touch $@

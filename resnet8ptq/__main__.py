@@ -1,23 +1,28 @@
-"""The commands beside `python run.py`.
+"""The commands of the command line.
 
-    python -m resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
-    python -m resnet8ptq deploy     export a run's model as a folder for other machines, verified
-    python -m resnet8ptq report     write the report of a sweep again, from MLflow alone
-    python -m resnet8ptq verdict    pass or fail, as JSON and an exit code: one line in CI
-    python -m resnet8ptq sync       log the runs that MLflow lacks
-    python -m resnet8ptq server     start MLflow on PostgreSQL, for a team
+    resnet8ptq init       write the first files of a project of your own
+    resnet8ptq run        quantize, evaluate and track: a run, or a sweep with -m
+    resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
+    resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
+    resnet8ptq deploy     export a run's model as a folder for other machines, verified
+    resnet8ptq report     write the report of a sweep again, from MLflow alone
+    resnet8ptq verdict    pass or fail, as JSON and an exit code: one line in CI
+    resnet8ptq sync       log the runs that MLflow lacks
+    resnet8ptq server     start MLflow on PostgreSQL, for a team
 
-Each command takes key=value; `--help` lists its keys. To quantize, see `python run.py --help`.
+Each command takes key=value; `--help` lists its keys. In a checkout, `python run.py` is `run`.
 """
 
 import sys
+from pathlib import Path
 from pkgutil import resolve_name
 
-from resnet8ptq.core import command
-from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import or_nearest
+from resnet8ptq.core import importing
 
+RUN = "run"
 COMMANDS = {
+    "init": "resnet8ptq.starter.folder:main",
+    "ui": "resnet8ptq.server.ui:main",
     "advise": "resnet8ptq.experiment.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
@@ -33,17 +38,27 @@ def call(words: list[str]) -> None:
     Raises:
         ConfigError: an unknown command.
     """
+    from resnet8ptq.core import invocation
+    from resnet8ptq.core.errors import ConfigError
+    from resnet8ptq.core.text import or_nearest
+
     name, *others = words or ["--help"]
     if name in ("-h", "--help"):
-        print(__doc__)
+        print(invocation.adapt(__doc__))
     elif name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; takes {or_nearest(name, COMMANDS)}")
+        raise ConfigError(f"{name}: no such command; takes {or_nearest(name, [RUN, *COMMANDS])}")
     else:
         resolve_name(COMMANDS[name])(others)
 
 
 def main() -> int:
     """Run the command line; return the exit code."""
+    importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
+    from resnet8ptq.core import command
+
+    if sys.argv[1:2] == [RUN]:
+        del sys.argv[1]  # Hydra reads the words from there
+        return int(resolve_name("resnet8ptq.run:main")())
     return command.main(lambda: call(sys.argv[1:]))
 
 

@@ -55,6 +55,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     tags = identify(settings)
     # If `find_store` returns a store, `background.wait` reports its errors at the end.
     store = find_store(config.tracking) or background.result(opening)
+    background.name_store(store.words)
     done = record(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.load(store, [done])

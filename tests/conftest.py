@@ -4,6 +4,7 @@ import gc
 import hashlib
 import os
 import pickle
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -64,6 +65,15 @@ def pytest_collection_finish() -> None:
     """Leave what is imported out of every search for garbage, and search as often as run.py."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def activated() -> Iterator[None]:
+    """PATH has the interpreter's folder first, as in an activated environment."""
+    folder = str(Path(sys.executable).absolute().parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", folder, prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

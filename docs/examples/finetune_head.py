@@ -3,7 +3,7 @@
     python docs/examples/finetune_head.py root=FOLDER backbone=FILE.h5 output=FILE.keras
 
 The backbone is a Keras classifier with global average pooling; what comes before that is kept as it
-is. `python run.py data=folder data.root=FOLDER model.path=FILE.keras` with the same preprocessing
+is. `resnet8ptq run data=folder data.root=FOLDER model.path=FILE.keras` with the same preprocessing
 splits the folder in the same way, so that its test half has not been trained on. That command is
 printed at the end.
 """
@@ -77,7 +77,7 @@ def main() -> None:
         "per_channel": "true",  # the depthwise layers of a MobileNet need it
     }
     words = [f"{key}={value}" for key, value in settings.items()]
-    print(shlex.join(["python", "run.py", "-m", *words]))
+    print(shlex.join(["resnet8ptq", "run", "-m", *words]))
 
 
 if __name__ == "__main__":

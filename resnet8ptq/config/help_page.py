@@ -12,6 +12,8 @@ from pathlib import Path
 
 import yaml
 
+from resnet8ptq.core import invocation
+
 WIDTH = 120  # of a line at most
 _LEFT = 34  # characters of the left column
 _GLOBAL = "# @package _global_"
@@ -31,19 +33,20 @@ class Key:
     comment: str
 
 
-def print_page(conf: Path, words: Sequence[str]) -> None:
+def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> None:
     """Print the help page, with the keys of the options that the words choose."""
     chosen = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
-    print(show(conf, chosen), flush=True)
+    print(invocation.adapt(show(conf, chosen, own)), flush=True)
 
 
-def show(conf: Path, chosen: Mapping[str, str]) -> str:
+def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
     """Return the help page.
 
     Args:
         conf: the folder of the configuration, whose `config.yaml` has the header and the footer
             below `hydra.help`.
         chosen: options by their groups, such as `data: arrays`; their keys are listed too.
+        own: the user's folder of further options, if any.
     """
     text = (conf / "config.yaml").read_text("utf-8")
     config = yaml.safe_load(text)
@@ -57,15 +60,25 @@ def show(conf: Path, chosen: Mapping[str, str]) -> str:
     words = config["hydra"]["help"]
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     lines = [words["header"], "", "Groups: choose by group=option, sweep by -m group=option,option"]
-    for group in sorted({path.parent for path in conf.glob("*/*.yaml")}):
-        lines += ["", *_show_group(group, defaults.get(group.name, ""), width)]
+    options = _find_options(conf, own)
+    for group in sorted({name.partition("/")[0] for name in options}):
+        lines += ["", *_show_group(group, options, defaults.get(group, ""), width)]
     lines += ["", "Keys: set by key=value", "", *_show_keys(read_keys(text), width)]
     for name, option in {**defaults, **chosen}.items():
-        path = conf / name / f"{option}.yaml"
-        keys = _read_option(conf, name, option) if path.is_file() else []
+        keys = _read_option(options, name, option) if f"{name}/{option}" in options else []
         if keys:
             lines += ["", f"Keys of {name}={option}", "", *_show_keys(keys, width)]
     return "\n".join([*lines, "", words["footer"]])
+
+
+def _find_options(*folders: Path | None) -> dict[str, Path]:
+    """Return the files of the options by group/option, each from the first folder that has it."""
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for folder in reversed(folders)
+        if folder
+        for path in sorted(folder.glob("*/*.yaml"))
+    }
 
 
 def read_keys(text: str, prefix: str = "") -> list[Key]:
@@ -100,11 +113,12 @@ def _comment(line: str, column: int) -> str:
     return line[column:].partition("# ")[2].strip()
 
 
-def _show_group(folder: Path, default: str, width: int) -> list[str]:
+def _show_group(group: str, options: Mapping[str, Path], default: str, width: int) -> list[str]:
     rows = []
-    for path in sorted(folder.glob("*.yaml")):
-        mark = " (default)" if path.stem == default else ""
-        rows.append((f"{folder.name}={path.stem}{mark}", Key("", "", _describe(path))))
+    for name, path in sorted(options.items()):
+        if name.startswith(f"{group}/"):
+            mark = " (default)" if path.stem == default else ""
+            rows.append((f"{group}={path.stem}{mark}", Key("", "", _describe(path))))
     return _columns(rows, width)
 
 
@@ -128,16 +142,16 @@ def _describe(path: Path) -> str:
     return " ".join(comments)
 
 
-def _read_option(conf: Path, group: str, option: str) -> list[Key]:
+def _read_option(options: Mapping[str, Path], group: str, option: str) -> list[Key]:
     """Return the keys of an option, those of the option that it extends first."""
-    text = (conf / group / f"{option}.yaml").read_text("utf-8")
+    text = options[f"{group}/{option}"].read_text("utf-8")
     prefix = "" if text.startswith(_GLOBAL) else f"{group}."
     listed = read_keys(text, prefix)
     own = f"{group}.name"  # of the option itself, where no comment says otherwise
     keys = {key.name: key for key in listed if key.comment or key.name != own}
     for parent in (yaml.safe_load(text) or {}).get("defaults", []):
-        if isinstance(parent, str) and (conf / group / f"{parent}.yaml").is_file():
-            keys = {key.name: key for key in _read_option(conf, group, parent)} | keys
+        if f"{group}/{parent}" in options:
+            keys = {key.name: key for key in _read_option(options, group, parent)} | keys
     return list(keys.values())
 
 

@@ -1,4 +1,4 @@
-"""Checks the words of the command line of `python run.py`, before Hydra reads them.
+"""Checks the words of the command line of `resnet8ptq run`, before Hydra reads them.
 
 So a typo costs one line, without the import of a framework or a run in the store. The values of all
 jobs of a sweep are checked before the first job starts. `find_idle` reports settings without effect
@@ -7,7 +7,7 @@ after Hydra has composed the config.
 
 import argparse
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,12 @@ _GROUPS = ("backend", "dtype", "calib", "data", "preprocess", "task", "analysis"
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
 
 
-def arrange(words: Sequence[str], conf: Path) -> list[str]:
+def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
     """Check the words; return them in Hydra's order: settings, then its own options.
 
     Args:
         conf: the folder of the config groups.
+        own: the user's folder of further options, if any.
 
     Raises:
         ConfigError: an unknown setting or option, or a value outside the limits of its setting.
@@ -46,7 +47,10 @@ def arrange(words: Sequence[str], conf: Path) -> list[str]:
         raise ConfigError(_no_such_flag(word, parser))
     modes = [f"--{name}" for name in _MODES if getattr(known, name)]
     limits.require("options", " ".join(modes), len(modes) < 2, "one of them")
-    groups = _find_groups(conf)
+    groups, added = _find_groups(conf), _find_groups(own) if own else {}
+    twice = {name: {*options} & {*groups.get(name, ())} for name, options in added.items()}
+    for name, options in added.items():
+        groups[name] = [*dict.fromkeys([*groups.get(name, ()), *options])]
     _check_spaces(settings, groups)
     typed = [parse(word) for word in settings]
     # The user's own config folders may add options to the groups.
@@ -56,6 +60,7 @@ def arrange(words: Sequence[str], conf: Path) -> list[str]:
     for override in typed:
         _check_key(override, groups)
         _check_group(override, groups, whole=not searched)
+        _check_once(override, twice)
         _check_values(override, local=all(name not in _REMOTE for name in launchers))
     return [*settings, *(word for word in words if word not in settings)]
 
@@ -157,6 +162,17 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
         complete = whole and not group.startswith("hydra/")  # to Hydra's groups plugins add options
         if complete and isinstance(value, str) and "${" not in value and value not in groups[group]:
             raise ConfigError(command.no_such_option(value, group, groups[group]))
+
+
+def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> None:
+    """Raise `ConfigError` for an option of the user that has the name of the package's own."""
+    group = override.key_or_group
+    for value in values(override):
+        if value in twice.get(group, ()):
+            raise ConfigError(
+                f"{group}: got {value!r}, an option of the package and conf/{group}/{value}.yaml "
+                "here, expected one of them; try another name for that file"
+            )
 
 
 def _check_values(override: Override, local: bool) -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle  # also pickles lambdas, which a comparison may hold
 
+from resnet8ptq.core import invocation
 from resnet8ptq.core.console import LogHandler
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
@@ -37,6 +38,7 @@ _allowed = _used = False
 _pool: ProcessPoolExecutor | None = None
 _pid: Future[int]  # of the background process
 _pending: deque[Future[Any]] = deque()
+_store: Sequence[str] = ()  # the settings that name the store
 
 
 @contextmanager
@@ -45,8 +47,8 @@ def allowed() -> Iterator[None]:
 
     The first call starts the process.
     """
-    global _allowed, _used, _pool
-    _allowed, _used = True, False
+    global _allowed, _used, _pool, _store
+    _allowed, _used, _store = True, False, ()
     try:
         yield
     finally:
@@ -107,6 +109,12 @@ def rest() -> None:
     futures.wait(_pending)
 
 
+def name_store(words: Sequence[str]) -> None:
+    """Keep the settings that name the store, for the command in the error of `wait`."""
+    global _store
+    _store = words
+
+
 def wait() -> None:
     """Wait for all calls.
 
@@ -121,7 +129,7 @@ def wait() -> None:
         several = f" (the first of {len(errors)} errors)" * (len(errors) > 1)
         raise TrackingError(
             f"drawing or uploading failed: {one_line(errors[0])}{several}; all runs are in their "
-            "folders; `python -m resnet8ptq sync` logs the runs that MLflow lacks"
+            f"folders; `{invocation.command('sync', *_store)}` logs the runs that MLflow lacks"
         ) from errors[0]
 
 

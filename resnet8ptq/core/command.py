@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
 from resnet8ptq.core.text import no_such_key, or_nearest, printable, redact
 
@@ -81,7 +82,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         SystemExit: after `--help` is printed.
     """
     if {"-h", "--help"} & set(words):
-        print(usage)
+        print(invocation.adapt(usage or ""))
         raise SystemExit(0)
     known = [f"{item.name}=" for item in fields(cast(Any, schema))]
     words = [f"{plain}={word}" if plain and "=" not in word else word for word in words]
@@ -180,5 +181,5 @@ def explain(error: BaseException) -> str:
         r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)", text
     )[0]
     for extra in extras:
-        text = f"{text.strip(' .')}; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
+        text = f"{text.strip(' .')}; {extra}: {invocation.install(extra)}"
     return redact(printable(text)) or type(error).__name__

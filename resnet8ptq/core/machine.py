@@ -98,7 +98,9 @@ def describe() -> dict[str, str]:
 def _git_commit() -> str:
     """Return the commit of the checkout, with `-dirty` if files differ, or `unknown`."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    here = Path(__file__).parent
+    here = Path(__file__).parents[2]
+    if not (here / ".git").exists():  # installed, maybe below the repository of another project
+        return "unknown"
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.check_output(
             command, cwd=here, stderr=subprocess.DEVNULL, text=True, timeout=10

@@ -1,9 +1,9 @@
 """Exports a run's model as a folder for other machines: model, card, test vectors, example.
 
-    python -m resnet8ptq deploy                          the best model of the newest sweep
-    python -m resnet8ptq deploy use=smallest             or fastest, fastest_batch, best_onnx, ...
-    python -m resnet8ptq deploy sweep=ID use=smallest    of the sweep with that parent run
-    python -m resnet8ptq deploy run_id=ID                of a run
+    resnet8ptq deploy                          the best model of the newest sweep
+    resnet8ptq deploy use=smallest             or fastest, fastest_batch, best_onnx, ...
+    resnet8ptq deploy sweep=ID use=smallest    of the sweep with that parent run
+    resnet8ptq deploy run_id=ID                of a run
 
 `folder=PATH` is the output folder, new or empty (default: `deployed/` and the run's name). Its
 `example.py` runs in a fresh virtual environment, unless `verify=false`. `register=NAME` registers
@@ -46,7 +46,7 @@ class Target:
 
 @dataclass
 class Arguments:
-    """The settings of `python -m resnet8ptq deploy`, as key=value."""
+    """The settings of `resnet8ptq deploy`, as key=value."""
 
     run_id: str | None = None
     sweep: str | None = None

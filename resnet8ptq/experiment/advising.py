@@ -1,11 +1,11 @@
 """What is worth trying on this CPU, before any sweep: nothing is run or quantized.
 
-    python -m resnet8ptq advise                       whatever the network is
-    python -m resnet8ptq advise FILE                  for this network (or model.path=FILE)
+    resnet8ptq advise                       whatever the network is
+    resnet8ptq advise FILE                  for this network (or model.path=FILE)
 
 Which configurations to try, which are slow or may be wrong here, which are impossible, each with
 its reason and where it is known from; then the commands of sweeps. `model.path` takes what
-`python run.py model.path=` takes; `cache_dir=` keeps what it is converted to.
+`resnet8ptq run model.path=` takes; `cache_dir=` keeps what it is converted to.
 """
 
 from dataclasses import dataclass, field

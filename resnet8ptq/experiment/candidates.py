@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import is_arm, is_x86, saturates
 from resnet8ptq.config.schema import DTYPES
+from resnet8ptq.core import invocation
 from resnet8ptq.core.machine import VNNI
 from resnet8ptq.models.summary import Summary
 
@@ -61,7 +62,7 @@ def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
     if network is None or "tflite" in network.quantized:
         chosen.append(f"backend=tflite dtype=int8 {weights}")
     path = f" model.path={shlex.quote(str(network.path))}" if network else ""
-    return [f"python run.py -m{path} {settings}" for settings in chosen]
+    return [f"{invocation.command('run', '-m')}{path} {settings}" for settings in chosen]
 
 
 def _onnx(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:

@@ -88,7 +88,7 @@ def _hash_code(module: str) -> str:
     if spec is None or "." not in module:
         raise ModelError(
             f"model.module: got {module!r}, which is not found; takes package.module.Class, on "
-            "PYTHONPATH or beside run.py"
+            "in the current folder or on PYTHONPATH"
         )
     if folders := spec.submodule_search_locations:
         return " ".join(_hash_all(Path(folder), "*.py") for folder in folders)

@@ -1,8 +1,8 @@
 """The report of a sweep: `report.md`, `report.html` and its figures, made from MLflow only.
 
-    python -m resnet8ptq report                        the newest sweep
-    python -m resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
-    python -m resnet8ptq report run_id=ID              the sweep with that parent run
+    resnet8ptq report                        the newest sweep
+    resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
+    resnet8ptq report run_id=ID              the sweep with that parent run
 
 `max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set the limits.
 `reference=NAME` adds results of other tools (see `report.reference`). `folder=PATH` is the folder
@@ -296,7 +296,7 @@ def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:
 
 @dataclass
 class Arguments:
-    """The settings of `python -m resnet8ptq report`, as key=value."""
+    """The settings of `resnet8ptq report`, as key=value."""
 
     experiment: str = "resnet8ptq"
     run_id: str | None = None

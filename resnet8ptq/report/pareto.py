@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import OBJECTIVES
+from resnet8ptq.core import invocation
 from resnet8ptq.report.comparison import Cell, Family
 
 SAME_SIZE = 0.005  # names and padding change file sizes by this much
@@ -117,7 +118,7 @@ def _objectives(family: Family) -> tuple[str, ...]:
 
 
 def _is_line(text: str) -> bool:
-    """Tell whether a tag is one line of words for the shell, as run.py writes it."""
+    """Tell whether a tag is one line of words for the shell, as a job writes it."""
     try:
         return text.isprintable() and bool(shlex.split(text))
     except ValueError:  # an open quote
@@ -126,7 +127,7 @@ def _is_line(text: str) -> bool:
 
 def _command(overrides: Sequence[str]) -> str:
     kept = [word for word in overrides if not word.startswith(("evaluate.split=", "hydra."))]
-    return shlex.join(["python", "run.py", *kept, "evaluate.split=test", "hydra.mode=RUN"])
+    return invocation.command("run", *kept, "evaluate.split=test", "hydra.mode=RUN")
 
 
 def _heading(name: str) -> str:

@@ -6,13 +6,13 @@ candidate too.
 """
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core import invocation
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, typical
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family, indistinguishable
@@ -28,9 +28,6 @@ CLOSE = 0.05  # sizes within 5% count as close
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
 SINGLE = "fastest, one image at a time"
-TO_TRY = (
-    "to try: python -m resnet8ptq advise, +analysis=profile, another framework, format or dtype"
-)
 # Settings of `deploy` that name the store -> the run's param and its default.
 _STORE = {
     "uri": ("tracking.uri", "null"),
@@ -61,8 +58,8 @@ class Recommendation:
         for name, (key, default) in _STORE.items():
             value = self.choice.record.params.get(key, default)
             if value != default:
-                words.append(shlex.quote(f"{name}={value}"))
-        return f"python -m resnet8ptq deploy {' '.join(words)}"
+                words.append(f"{name}={value}")
+        return invocation.command("deploy", *words)
 
 
 @dataclass(frozen=True)
@@ -282,7 +279,7 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
     if speedup.value < 1:
         why = (
             f"{ms[fp32]:.3f} ms when timed in turns; of the models within the limit the fastest is "
-            f"{cells[model].label}, {speedup}; {TO_TRY}"
+            f"{cells[model].label}, {speedup}; {_to_try()}"
         )
         return Recommendation(use, fp32, why)
     doubt = "" if speedup.faster else ": not significantly faster"
@@ -302,7 +299,7 @@ def _fastest_of_runs(selected: Selection) -> Recommendation:
     fp32 = min(timed, key=_baseline_latency)
     apart = "measured in different runs, minutes apart"
     if _baseline_latency(fp32) <= _latency(best):
-        why = f"{_baseline_latency(fp32):.3f} ms; no model within the limit is faster; {TO_TRY}"
+        why = f"{_baseline_latency(fp32):.3f} ms; no model within the limit is faster; {_to_try()}"
         return Recommendation(SINGLE, fp32_name(fp32), f"{why} ({apart})")
     times = _baseline_latency(fp32) / _latency(best)
     why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {fp32_name(fp32)} ({apart})"
@@ -332,3 +329,8 @@ def _latency(cell: Cell) -> float:
 
 def _baseline_latency(cell: Cell) -> float:
     return cell.metric("baseline_latency_p50_ms")
+
+
+def _to_try() -> str:
+    advise = invocation.command("advise")
+    return f"to try: {advise}, +analysis=profile, another framework, format or dtype"

@@ -1,6 +1,6 @@
 """Runs a tracking server for a team: `mlflow server` on PostgreSQL, which also serves artifacts.
 
-    python -m resnet8ptq server database=postgresql://user@host/name
+    resnet8ptq server database=postgresql://user@host/name
 
 The server listens on `host=127.0.0.1` and `port=5000`. `hosts=name,name:port` adds names by which
 clients reach it. `auth=true` asks for a password. `workers=4` sets the number of processes,
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import requests
 from filelock import FileLock, Timeout
@@ -27,7 +28,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from resnet8ptq.core import command
+from resnet8ptq.core import command, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.server import access
@@ -45,7 +46,7 @@ POOL = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "5", "MLFLOW_SQLALCHEMYSTORE_MAX_OVE
 
 @dataclass
 class Arguments:
-    """The settings of `python -m resnet8ptq server`, as key=value."""
+    """The settings of `resnet8ptq server`, as key=value."""
 
     database: str | None = None
     host: str = "127.0.0.1"
@@ -126,8 +127,8 @@ def _check_database(url: URL) -> None:
         with create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 10}).connect():
             return
     except ModuleNotFoundError as error:
-        takes = "pip install -c constraints.txt -e '.[server]'"
-        raise TrackingError(f"{error.name} is not installed: {takes}") from error
+        mend = invocation.install("server")
+        raise TrackingError(f"{error.name} is not installed: {mend}") from error
     except SQLAlchemyError as error:
         shown = url.set(drivername="postgresql").difference_update_query(["password"])
         reason = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
@@ -149,25 +150,33 @@ def _mlflow(asked: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
         command += ["--app-name", "basic-auth"]
         variables |= access.user_variables(folder, variables["MLFLOW_BACKEND_STORE_URI"])
     log = folder / "server.log"
-    with log.open("ab") as output:
-        server = subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C reaches this process, which ends the server
-        )
-    try:
+    with log.open("ab") as output, start(command, variables, output) as server:
         _wait(asked, server, log)
         yield server
+
+
+@contextmanager
+def start(
+    words: list[str], variables: dict[str, str], output: IO[bytes] | None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a process during the block, which writes to `output`, or as this one does."""
+    process = subprocess.Popen(
+        words,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT if output else None,
+        process_group=0,  # Ctrl-C reaches this process, which ends the other
+    )
+    try:
+        yield process
     finally:
-        server.terminate()
+        process.terminate()
         try:
-            server.wait(STOP_S)
+            process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def environment(asked: Arguments, url: URL) -> dict[str, str]:

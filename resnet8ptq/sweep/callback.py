@@ -6,7 +6,6 @@ folder. If the jobs run in this process, Hydra composes them while MLflow is imp
 
 import logging
 import math
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import background, command
+from resnet8ptq.core import background, command, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
@@ -57,6 +56,7 @@ class RunningSweep:
         """The sweep, with its run in the store and its file written; see `open_current`."""
         opened = self.open()
         opened.save()
+        background.name_store(opened.store.words)
         return opened
 
     def close(self, status: str) -> str:
@@ -100,15 +100,16 @@ class RunningSweep:
             terminal.print_runs(sync.load_records(folder), judged=Judged(limits=self.limits))
             raise TrackingError(
                 f"the tracking store does not answer ({away[:200]}); the runs are kept in "
-                f"{folder}; try `python -m resnet8ptq sync folder={folder}` when it is back"
+                f"{folder}; try `{invocation.command('sync', f'folder={folder}', *store.words)}` "
+                "when it is back"
             )
         if records:
             terminal.print_paths(folder, store)
             terminal.print_answers(chosen)
         if failure is not None:
+            again = invocation.command("report", f"run_id={parent_id}", *store.words)
             raise TrackingError(
-                f"the report could not be made ({one_line(failure)}); try `python -m resnet8ptq "
-                f"report run_id={parent_id}`"
+                f"the report could not be made ({one_line(failure)}); try `{again}`"
             ) from failure
         return status
 
@@ -151,9 +152,9 @@ def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:
     """Return the number of finished runs of an interrupted sweep, and the command to continue."""
     finished = sum(record.status in ("ok", "unsupported") for record in records)
     of = "" if jobs is None else f" of {jobs}"
-    resume = "sweep.resume="
-    words = [word for word in sys.argv if not word.lstrip("+").startswith(resume)]
-    return f"{finished}{of} runs finished; continue: {shlex.join(['python', *words, resume])}true"
+    words = [word for word in sys.argv[1:] if not word.lstrip("+").startswith("sweep.resume=")]
+    again = invocation.command("run", *words, "sweep.resume=true")
+    return f"{finished}{of} runs finished; continue: {again}"
 
 
 def _collect(sweep: "Sweep") -> "list[RunRecord]":

@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 from resnet8ptq.config.schema import TrackingConfig
-from resnet8ptq.core import files
+from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.tracking import address, view
@@ -38,7 +38,7 @@ for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model", "mlflo
 # Tags of a new experiment, so that MLflow's UI shows the columns that matter.
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
 HEALTH_S = 10  # timeout of a server's health check
-_DATABASE, _LOCAL = "mlflow.db", "sqlite:///"
+DATABASE, _LOCAL = "mlflow.db", "sqlite:///"
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 
@@ -73,7 +73,33 @@ class Store:
         page = view.path(self.experiment_id)
         if self.uri.startswith("http"):
             return f"{redact(self.uri)}{page}"
-        return f"make ui, then http://127.0.0.1:5000{page}"
+        return f"{invocation.command('ui', *self.words)}, then http://127.0.0.1:5000{page}"
+
+    @property
+    def words(self) -> list[str]:
+        """The settings by which a command in this folder finds the store; none by default."""
+        return _name(self.uri, self.experiment_name)
+
+
+def _name(uri: str, experiment: str) -> list[str]:
+    """Return the settings `uri` or `root`, and `experiment`, if they are not the defaults.
+
+    An address with a password comes from the environment, and is not written down.
+    """
+    words = []
+    database = Path(uri.removeprefix(_LOCAL))
+    if uri.startswith(_LOCAL) and database.name == DATABASE:
+        root, current = database.parent, Path.cwd()
+        root = root.relative_to(current) if root.is_relative_to(current) else root
+        if root != Path(TrackingConfig.root):
+            words.append(f"root={root}")
+    else:
+        with suppress(ConfigError):
+            address.check(uri, written=True)
+            words.append(f"uri={uri}")
+    if experiment != TrackingConfig.experiment_name:
+        words.append(f"experiment={experiment}")
+    return words
 
 
 def import_mlflow() -> None:
@@ -87,7 +113,7 @@ def find_store(config: TrackingConfig) -> Store | None:
     Takes milliseconds, so that a run can begin while `open_store` imports MLflow for seconds and
     checks the store.
     """
-    path = Path(config.root).absolute() / _DATABASE
+    path = Path(config.root).absolute() / DATABASE
     if config.uri or os.environ.get(address.VARIABLE) or _is_misread(path):
         return None
     query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
@@ -122,7 +148,7 @@ def open_store(config: TrackingConfig) -> Store:
             f"tracking.root: got {root}, takes a path without ? and %, which MLflow reads as parts "
             "of an address and stores the runs elsewhere"
         )
-    uri = f"{_LOCAL}{root / _DATABASE}"
+    uri = f"{_LOCAL}{root / DATABASE}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
@@ -130,7 +156,7 @@ def open_store(config: TrackingConfig) -> Store:
             return _open(uri, config.experiment_name, root)
     except OSError as error:
         if files.full_disk(error):
-            raise _unusable(uri, error) from error
+            raise _unusable(uri, config.experiment_name, error) from error
         raise TrackingError(f"tracking.root: cannot write to {root} ({error})") from error
 
 
@@ -156,25 +182,26 @@ def _make_database(path: Path) -> None:
 
 def _open(uri: str, name: str, root: Path | None) -> Store:
     try:
-        if root is not None and not (root / _DATABASE).exists():
-            _make_database(root / _DATABASE)
+        if root is not None and not (root / DATABASE).exists():
+            _make_database(root / DATABASE)
         experiment_id = _find_experiment(uri, name, root and root / "artifacts")
     except PtqError:
         raise
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
-        raise _unusable(uri, error) from error
+        raise _unusable(uri, name, error) from error
     return Store(uri, experiment_id, name)
 
 
-def _unusable(uri: str, error: Exception) -> TrackingError:
+def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
     """Return the one-line error for a store that cannot be used."""
     shown = redact(uri)
     reason = redact(" ".join(str(error).split()).replace(uri, shown))[:300]
     if uri.startswith(_LOCAL):
         path = uri.removeprefix(_LOCAL)
         if any(words in reason for words in _DAMAGED):
+            again = invocation.command("sync", *_name(uri, experiment))
             return TrackingError(
-                f"tracking.root: {path} is damaged; move it away, and `python -m resnet8ptq sync` "
+                f"tracking.root: {path} is damaged; move it away, and `{again}` "
                 "creates it again from the folders of the runs"
             )
         if files.full_disk(error):
@@ -199,7 +226,7 @@ def in_one_line(store: Store) -> Iterator[None]:
     except Exception as error:
         if not is_away(error):
             raise
-        raise _unusable(store.uri, error) from error
+        raise _unusable(store.uri, store.experiment_name, error) from error
 
 
 def check_answers(uri: str) -> None:

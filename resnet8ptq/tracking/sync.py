@@ -1,12 +1,12 @@
 """Log runs that are missing in MLflow: the store was unavailable, or the run was killed.
 
-    python -m resnet8ptq sync                   every run below runs/
-    python -m resnet8ptq sync folder=PATH       every run below that folder
+    resnet8ptq sync                   every run below runs/
+    resnet8ptq sync folder=PATH       every run below that folder
 
 A run that has ended, and is missing or open in the store, is logged from its folder. A killed run
 is closed as killed. A run that still runs is skipped. A second call changes nothing. An empty
 store gets all runs with their sweeps. `uri=`, `root=` and `experiment=` name the store, as for
-`python -m resnet8ptq report`.
+`resnet8ptq report`.
 """
 
 import logging
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
-from resnet8ptq.core import command
+from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.tracking import history, journal, upload
@@ -116,7 +116,7 @@ def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Jou
 
 @dataclass
 class Arguments:
-    """The settings of `python -m resnet8ptq sync`, as key=value."""
+    """The settings of `resnet8ptq sync`, as key=value."""
 
     folder: str = "runs"
     experiment: str = "resnet8ptq"
@@ -137,4 +137,4 @@ def main(words: list[str]) -> None:
             print(f"{state:8} {path}")
     print(synced)
     for parent in sorted(synced.parents):
-        print(f"Report:  python -m resnet8ptq report run_id={parent}")
+        print(f"Report:  {invocation.command('report', f'run_id={parent}', *store.words)}")

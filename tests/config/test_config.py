@@ -94,7 +94,8 @@ def test_published_experiment_resolves_per_backend():
 def test_options_of_one_backend_on_the_command_line():
     """As docs/settings.md has it."""
     shown = (REPO / "docs/settings.md").read_text().splitlines()
-    [line] = [line for line in shown if line.startswith("    python run.py -m") and "per_b" in line]
+    runs = [line for line in shown if line.startswith("    resnet8ptq run -m")]
+    [line] = [line for line in runs if "per_b" in line]
     *_, kept, pointing = shlex.split(line)
     for backend, format_ in (("onnx", "qoperator"), ("torch", None)):
         assert make_config(f"backend={backend}", kept, pointing).format == format_

@@ -152,8 +152,8 @@ def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["depoly"], "depoly: no such command; takes advise | deploy | report | sync | server "
-         "(nearest: deploy)"),
+        (["depoly"], "depoly: no such command; takes run | init | ui | advise | deploy | "
+         "report | sync | server (nearest: deploy)"),
         (["report", "abc"], "abc: got a word without a key, takes experiment= | run_id= | "),
         (["deploy", "uze=smallest"], "(nearest: use=)"),
         (["advise", "missing.onnx"], "missing.onnx, no such file"),
@@ -179,7 +179,7 @@ def test_make_ui_names_the_port_that_is_in_use() -> None:
         made = ["make", "-o", ".venv/.run", f"BIN={Path(sys.executable).parent}", f"PORT={port}"]
         ended = subprocess.run([*made, "ui"], cwd=REPO, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0
-    assert ended.stderr.splitlines()[0].startswith(f"error: PORT={port}: in use")
+    assert ended.stderr.splitlines()[0].startswith(f"error: port: got {port}, which cannot be used")
 
 
 @pytest.mark.parametrize(

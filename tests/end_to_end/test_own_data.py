@@ -239,8 +239,8 @@ def test_a_head_of_ones_own_on_a_folder_of_pictures(shared, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "12 pictures of 2 classes" in done.stdout
     *_, command = done.stdout.splitlines()
-    python, script_, sweep, *settings, backend, per_channel = shlex.split(command)
-    assert (python, script_, sweep) == ("python", "run.py", "-m")
+    program, name, sweep, *settings, backend, per_channel = shlex.split(command)
+    assert (program, name, sweep) == ("resnet8ptq", "run", "-m")
     assert (backend, per_channel) == ("backend=onnx,torch,tflite", "per_channel=true")
     found = fp32_accuracy(tmp_path, *settings)
     assert found >= 8 / 12

@@ -303,8 +303,8 @@ def test_help_lists_the_groups(tmp_path: Path) -> None:
         assert f"\n  {group}={option} " in found.out
     assert "\n  backend=onnx (default) " in found.out
     assert "schema" not in found.out
-    assert "choose it: python run.py data=arrays --help" in found.out
-    examples = [line for line in found.out.splitlines() if "python run.py" in line]
+    assert f"choose it: python {RUN} data=arrays --help" in found.out
+    examples = [line for line in found.out.splitlines() if f"python {RUN}" in line]
     commands = [line.split("   ")[0] for line in map(str.strip, examples)]
     assert len(set(commands)) == len(commands) > 5
     assert list(tmp_path.iterdir()) == []

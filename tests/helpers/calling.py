@@ -112,8 +112,12 @@ def handed_over_here() -> Iterator[None]:
         yield
 
 
-def call(folder: Path, *args: str, drawn: bool = False, **env: str) -> Called:
+def call(
+    folder: Path, *args: str, drawn: bool = False, installed: bool = False, **env: str
+) -> Called:
     """Call `run.py` in `folder`, as a person would; runs/ and mlruns/ land there.
+
+    If it is `installed`, call `resnet8ptq run` instead.
 
     In this process, where everything is imported and loaded already. Its figures are empty pictures
     unless `drawn`: they take half a second each. Models race in 3 blocks and not in 10, for each of
@@ -122,6 +126,8 @@ def call(folder: Path, *args: str, drawn: bool = False, **env: str) -> Called:
     pictures = nullcontext() if drawn else mock.patch.object(figures, "to_png", lambda _: EMPTY)
     here = mock.patch.object(background, "allowed", handed_over_here)
     with pictures, here, mock.patch.object(paired_latency, "BLOCKS", 3):
+        if installed:
+            return call_beside(folder, "run", *args, **env)
         return _call(lambda: runpy.run_path(RUN, run_name="__main__"), folder, [RUN, *args], env)
 
 
@@ -156,6 +162,7 @@ def kept_globals() -> Iterator[None]:
     """Give the block what a new process would find, and put back what it changes of that."""
     root, threshold = logging.getLogger(), gc.get_threshold()
     handlers, level, terminated = root.handlers[:], root.level, signal.getsignal(signal.SIGTERM)
+    searched = sys.path[:]
     forget()
     try:
         yield
@@ -163,6 +170,7 @@ def kept_globals() -> Iterator[None]:
         for handler in root.handlers:
             if handler not in handlers:
                 handler.close()
+        sys.path[:] = searched
         root.handlers[:] = handlers
         root.setLevel(level)
         signal.signal(signal.SIGTERM, terminated)

@@ -19,7 +19,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report import page, pareto, trade_off
 from resnet8ptq.sweep.objectives import prepare, to_return_value
 from studies.search_grid import read_grid, runs_to_best, runs_to_front
-from tests.helpers.calling import NO_REAL_FILES, REPO, Called, call
+from tests.helpers.calling import NO_REAL_FILES, REPO, RUN, Called, call
 from tests.helpers.cells import predictions, record, sweep
 from tests.helpers.configs import compose_whole, make_config
 from tests.helpers.pages import to_page
@@ -160,8 +160,8 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
     assert "| onnx uint8 minmax per tensor | 90.50% | 100.0 |" in section
     assert "held-out training images, not test images" in section
     assert (
-        "    python run.py experiment=search 'op_types=[Conv, Gemm]' evaluate.split=test "
-        "hydra.mode=RUN" in section
+        "    python -m resnet8ptq run experiment=search 'op_types=[Conv, Gemm]' "
+        "evaluate.split=test hydra.mode=RUN" in section
     )
     (size,) = trade_off.panels(*page.select([found], ReportConfig()))
     assert sum(point.ring for point in size.points) == len(front.members)
@@ -188,7 +188,7 @@ def test_without_the_extra_one_line_names_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert line.endswith("search: pip install -c constraints.txt -e '.[search]'")
+    assert line.endswith("search: pip install 'resnet8ptq[search]'")
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_the_front_in_the_report_is_that_of_its_runs(searched: Called) -> None:
     costs = np.array([[run.data.metrics[name] for name in names] for run in runs]) * (-1, 1, 1)
     files = searched.artifacts(searched.parent)
     section = files["report.md"].read_text().split("## Pareto front")[1].split("## All runs")[0]
-    commands = [line for line in section.splitlines() if line.startswith("    python run.py")]
+    commands = [line for line in section.splitlines() if line.startswith(f"    python {RUN}")]
     assert len(commands) == pareto.mask(costs).sum()
     solutions = OmegaConf.load(files["optimization_results.yaml"]).solutions
     found = {tuple(solution["values"]) for solution in solutions}
@@ -232,7 +232,7 @@ def test_the_front_in_the_report_is_that_of_its_runs(searched: Called) -> None:
 
 def test_a_command_of_the_report_is_one_run_on_the_test_images(searched: Called) -> None:
     report_md = searched.artifacts(searched.parent)["report.md"].read_text()
-    command = next(line for line in report_md.splitlines() if line.startswith("    python run.py"))
+    command = next(line for line in report_md.splitlines() if line.startswith(f"    python {RUN}"))
     words = shlex.split(command)[2:]
     assert compose_whole(*words).hydra.mode == RunMode.RUN
     config = make_config(*words[:-1])

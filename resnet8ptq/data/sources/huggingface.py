@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
-from resnet8ptq.core import files
+from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sources import SOURCES, table, unpacking
@@ -37,7 +37,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     if find_spec("datasets") is None:
         raise ConfigError(
             "data.name: got 'huggingface', takes it with the package datasets; "
-            "try pip install -c constraints.txt -e '.[huggingface]'"
+            f"try {invocation.install('huggingface')}"
         )
     root = Path(str(config.root))
     inside = sorted(path for path in root.rglob("*") if path.is_file())

@@ -64,7 +64,8 @@ def _build(module: Module) -> torch.nn.Module:
     except Exception as error:  # the user's own, and ImportError
         raise ModelError(
             f"model.module: got {module.name!r}, which cannot be built ({one_line(error)}); "
-            "takes package.module.Class, on PYTHONPATH or beside run.py, with model.module_args"
+            "takes package.module.Class, in the current folder or on PYTHONPATH, with "
+            "model.module_args"
         ) from None
     if not isinstance(built, torch.nn.Module):
         raise ModelError(

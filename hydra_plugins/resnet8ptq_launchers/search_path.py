@@ -1,0 +1,19 @@
+"""Options and experiments of the user: `conf/` of the current folder adds to the config groups."""
+
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from resnet8ptq.config import folders
+
+
+class OwnConf(SearchPathPlugin):
+    """Appends the folder to the search path of this program, not of other programs with Hydra."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folder; an option of the package wins over one of the same name."""
+        conf = folders.find_conf()
+        mains = [Path(part.path) for part in search_path.get_path() if part.provider == "main"]
+        if conf in mains and (own := folders.find_own_conf(Path.cwd())):
+            search_path.append("own", f"file://{own}")

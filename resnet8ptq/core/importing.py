@@ -1,0 +1,28 @@
+"""Modules of the user, such as a metric or a network, are imported from the current folder."""
+
+import os
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def allow(folder: Path) -> None:
+    """Search a folder for modules, after the standard library and installed packages.
+
+    `python -m` searches the current folder first, where a file such as `random.py` or `onnx.py`
+    would take the place of a library. It moves to the end, here and in processes that are started
+    later; a checkout that runs from its own folder stays first.
+    """
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # of Python, for `-m` and `-c` in other processes
+    path = str(folder)
+    by_option = not sys.flags.safe_path and _is_main_by_name()
+    if by_option and sys.path[:1] == [path] and folder != PACKAGE.parent:
+        del sys.path[0]
+    if path not in sys.path:
+        sys.path.append(path)
+
+
+def _is_main_by_name() -> bool:
+    """Tell whether Python was called with `-m`."""
+    return getattr(sys.modules["__main__"], "__spec__", None) is not None

@@ -1,0 +1,53 @@
+"""The commands that this program prints: they can be pasted where it was called."""
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from resnet8ptq.core.importing import PACKAGE
+
+SCRIPT, MODULE, CHECKOUT = "resnet8ptq", "resnet8ptq", "run.py"
+
+
+def command(name: str, *words: str) -> str:
+    """Return the command line that calls `name` (`run`, `deploy`, `ui`, ...) with `words`.
+
+    It begins as the command line of this process does: with the script `resnet8ptq`, or with
+    Python and `run.py` or `-m resnet8ptq`. A program that is not on PATH is named by its path.
+    """
+    called = Path(sys.argv[0])
+    if called.name == SCRIPT:
+        start = [_name(SCRIPT, called), name]
+    elif called.name == CHECKOUT and name == "run":
+        start = [_name("python", Path(sys.executable)), sys.argv[0]]
+    else:
+        start = [_name("python", Path(sys.executable)), "-m", MODULE, name]
+    return shlex.join([*start, *words])
+
+
+_SHOWN = re.compile(rf"(^ +|`|: ){SCRIPT} (\w+)", re.M)
+
+
+def adapt(usage: str) -> str:
+    """Return a help text with its commands, such as `resnet8ptq deploy`, as `command` has them."""
+    return _SHOWN.sub(lambda match: match[1] + command(match[2]), usage)
+
+
+def install(extra: str) -> str:
+    """Return the command that installs the libraries of an extra."""
+    pip = _name("pip", Path(sys.executable).with_name("pip"))
+    if Path.cwd() == PACKAGE.parent:  # a checkout
+        return f"{shlex.quote(pip)} install -c constraints.txt -e '.[{extra}]'"
+    return f"{shlex.quote(pip)} install 'resnet8ptq[{extra}]'"
+
+
+def _name(program: str, path: Path) -> str:
+    """Return how a shell finds a program: by its name, if that is the one that PATH has."""
+    on_path = shutil.which(program)
+    if path.name == str(path):
+        return program
+    if on_path and Path(on_path).absolute().parent == path.absolute().parent:
+        return program
+    return str(path.absolute())

@@ -1,0 +1,51 @@
+"""Quantizes, evaluates and tracks one configuration, or a sweep of them with -m; see --help."""
+
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from resnet8ptq import job
+from resnet8ptq.config import folders, help_page, loading, words
+from resnet8ptq.core import background, command, importing
+from resnet8ptq.sweep import callback
+from resnet8ptq.sweep.objectives import to_return_value
+from resnet8ptq.tracking import address, store
+
+NO_RUN = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
+loading.register_schemas()
+
+
+def run(cfg: DictConfig) -> float | list[float] | None:
+    """Run one job; return the values that a search optimizes."""
+    settings = HydraConfig.get()
+    importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
+    folder = Path(settings.runtime.output_dir)
+    if settings.mode == RunMode.RUN:
+        with command.exit_on_error():
+            record = job.run_alone(cfg, folder, settings.overrides.task)
+    else:
+        record = job.run_in_sweep(cfg, folder, settings)
+    return None if record is None else to_return_value(record, cfg.objectives)
+
+
+def start() -> None:
+    """Check the words of the command line, then run."""
+    importing.allow(Path.cwd())
+    conf, own = folders.find_conf(), folders.find_own_conf(Path.cwd())
+    address.check_words(sys.argv[1:])
+    sys.argv[1:] = words.arrange(sys.argv[1:], conf, own)
+    if not {"-h", "--help"}.isdisjoint(sys.argv):
+        return help_page.print_page(conf, sys.argv[1:], own)
+    if NO_RUN.isdisjoint(sys.argv):
+        background.prepare(store.import_mlflow)
+    hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(run)()
+
+
+def main() -> int:
+    """Run the command line, which has Hydra's words; return the exit code."""
+    with background.allowed():
+        return command.main(start, callback.find_current)

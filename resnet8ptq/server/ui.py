@@ -1,0 +1,132 @@
+"""MLflow's pages of the runs, on 127.0.0.1.
+
+    resnet8ptq ui                  the store of this folder: mlruns/
+    resnet8ptq ui root=FOLDER      another folder with a store
+    resnet8ptq ui uri=sqlite:///PATH/mlflow.db
+    resnet8ptq ui port=5001        5000 if it is not set
+
+`uri=` takes a database, `experiment=NAME` opens another experiment. Without them,
+MLFLOW_TRACKING_URI names the store. The address of a tracking server is printed, and nothing is
+started. Ctrl-C ends it.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+from resnet8ptq.config.schema import TrackingConfig
+from resnet8ptq.core import command, invocation
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.text import redact
+from resnet8ptq.server import server
+from resnet8ptq.tracking import address, store, view
+
+HOST = "127.0.0.1"
+# Without the first, MLflow starts processes that grade language models. With four workers, it took
+# 2.0 GB and 44 s of the CPU until it answered, and 0.4 GB and 8 s as here (2026-11-25).
+LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+@dataclass
+class Arguments:
+    """What `ui` takes, as key=value."""
+
+    root: str = TrackingConfig.root
+    uri: str | None = None
+    port: int = 5000
+    experiment: str = TrackingConfig.experiment_name
+
+
+def main(words: list[str]) -> None:
+    """Show the runs until Ctrl-C.
+
+    Raises:
+        ConfigError: a key is wrong, there is no store, or the port is in use.
+        TrackingError: MLflow does not start, or ends by itself.
+    """
+    asked = command.parse_words(words, Arguments, __doc__)
+    named = asked.uri or os.environ.get(address.VARIABLE) or ""
+    if named.startswith(("http://", "https://")):
+        address.check(named, written=bool(asked.uri))
+        print(redact(named))
+        return
+    _check_port(asked.port, words)
+    uri, page = find_store(asked)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+    with suppress(KeyboardInterrupt):
+        serve(uri, asked.port, page)
+
+
+def find_store(asked: Arguments) -> tuple[str, str]:
+    """Return the address of the store, and the page of the experiment.
+
+    Raises:
+        ConfigError: the folder holds no store, or `uri` holds a password.
+    """
+    config = TrackingConfig(asked.uri, asked.root, asked.experiment)
+    local = store.find_store(config)
+    page = view.path(local.experiment_id) if local else "/"
+    uri = asked.uri or os.environ.get(address.VARIABLE)
+    if uri:
+        address.check(uri, written=bool(asked.uri))
+        return uri, page
+    database = Path(asked.root).absolute() / store.DATABASE
+    if not database.is_file():
+        run = invocation.command("run")
+        raise ConfigError(
+            f"root: got {asked.root}, expected a folder with {database.name}; try {run} first, or "
+            "root=FOLDER"
+        )
+    return f"sqlite:///{database}", page
+
+
+def _check_port(port: int, words: list[str]) -> None:
+    """Raise `ConfigError` for a port that is in use, with the command for the next one."""
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"port: got {port}, expected 1 to 65535")
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        others = [word for word in words if not word.startswith("port=")]
+        again = invocation.command("ui", *others, f"port={port % 65535 + 1}")
+        reason = f"which cannot be used ({error.strerror})"
+        raise ConfigError(
+            f"port: got {port}, {reason}, expected a free one; try {again}"
+        ) from error
+
+
+def serve(uri: str, port: int, page: str) -> None:
+    """Run MLflow until it is interrupted, and print the address once it answers.
+
+    Raises:
+        TrackingError: it has ended by itself.
+    """
+    words = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)]
+    words += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
+    # In the environment, where `ps` does not show the password of a database.
+    places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
+    variables = {**os.environ, **LIGHT, **places}
+    with server.start(words, variables, None) as process:
+        if _answers(f"http://{HOST}:{port}/health", process):
+            print(f"http://{HOST}:{port}{page}  Ctrl-C ends", flush=True)
+        raise TrackingError(f"MLflow has ended with code {process.wait()}; its output is above")
+
+
+def _answers(url: str, process: "subprocess.Popen[bytes]") -> bool:
+    """Wait until the server answers; False if it has ended before."""
+    while process.poll() is None:
+        try:
+            if requests.get(url, timeout=5).ok:
+                return True
+        except requests.RequestException:
+            time.sleep(0.2)
+    return False

@@ -1,0 +1,70 @@
+"""A starting point for a project: an experiment, a metric, and what git leaves out.
+
+    resnet8ptq init              in the current folder
+    resnet8ptq init FOLDER       in that folder
+
+It writes conf/experiment/mine.yaml, my_metrics.py and .gitignore, and overwrites no file.
+"""
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from resnet8ptq.core import command, invocation
+from resnet8ptq.core.errors import ConfigError
+
+FILES = {  # in the project: in `files/`
+    "conf/experiment/mine.yaml": "mine.yaml",
+    "my_metrics.py": "my_metrics.py",
+    ".gitignore": "gitignore",
+}
+
+
+@dataclass
+class Arguments:
+    """What `init` takes, as key=value or as a plain word."""
+
+    folder: str = "."
+
+
+def main(words: list[str]) -> None:
+    """Write the files, and print the next commands.
+
+    Raises:
+        ConfigError: one of the files exists, or the folder cannot be written.
+    """
+    # Quoted, since a name may look like a number: 1.20 is not 1.2.
+    typed = [
+        word if "=" in word or word[:1] == "-" else f"folder={json.dumps(word)}" for word in words
+    ]
+    asked = command.parse_words(typed, Arguments, __doc__)
+    folder = Path(asked.folder).expanduser()
+    write(folder)
+    print(f"{folder.absolute()}: {', '.join(FILES)}")
+    print("Next:")
+    if folder.absolute() != Path.cwd():
+        print(f"  cd {shlex.quote(str(folder))}")
+    print(f"  {invocation.command('run', 'experiment=mine')}")
+    for name in ("deploy", "ui"):
+        print(f"  {invocation.command(name)}")
+
+
+def write(folder: Path) -> None:
+    """Write the files into a folder, which is made if necessary.
+
+    Raises:
+        ConfigError: one of the files exists, and none is written; or the folder cannot be written.
+    """
+    if there := [name for name in FILES if (folder / name).exists()]:
+        raise ConfigError(
+            f"folder: got {folder.absolute()}, which has {', '.join(there)}, expected a folder "
+            f"without; try {invocation.command('init', 'FOLDER')}"
+        )
+    try:
+        for name, source in FILES.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((Path(__file__).parent / "files" / source).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"folder: cannot write to {folder.absolute()} ({error})") from None
