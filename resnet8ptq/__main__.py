@@ -6,6 +6,7 @@
     resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
     resnet8ptq report     write the report of a sweep again, from MLflow alone
+    resnet8ptq verdict    pass or fail, as JSON and an exit code: one line in CI
     resnet8ptq sync       log the runs that MLflow lacks
     resnet8ptq server     start MLflow on PostgreSQL, for a team
 
@@ -25,6 +26,7 @@ COMMANDS = {
     "advise": "resnet8ptq.experiment.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
+    "verdict": "resnet8ptq.results.continuous_integration:main",
     "sync": "resnet8ptq.tracking.sync:main",
     "server": "resnet8ptq.server.server:main",
 }

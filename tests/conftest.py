@@ -47,6 +47,7 @@ settings.load_profile("untimed")
 
 TIMED = (  # a run that is timed, if not for long
     *("data=shapes", "evaluate.split=held_out", f"held_out_images={TESTED}"),
+    "report.columns=[all]",
     *("latency.repeats=20", "latency.batch_repeats=2", "calib.samples_per_class=20"),
 )
 LONG = {  # few tests, of many processes each

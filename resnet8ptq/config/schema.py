@@ -299,6 +299,7 @@ class ReportConfig:
     min_sqnr_db: float = limited(25.0, limits.FINITE)
     min_accuracy: float | None = limited(None, limits.FRACTION)
     reference: str | None = None
+    columns: list[str] = field(default_factory=list)
     expected_accuracy: float | None = limited(None, limits.FRACTION)
 
 

@@ -1,18 +1,17 @@
 """Finds the run to deploy, by its id or as a sweep's recommendation for a use; copies its files."""
 
-import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
-from resnet8ptq.config.schema import ReportConfig, RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, PtqError, QuantizationError, TrackingError
 from resnet8ptq.core.text import one_line, printable
-from resnet8ptq.report import comparison, page, verdicts
+from resnet8ptq.report import comparison, facts, page, verdicts
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
@@ -85,9 +84,11 @@ def find(
         ConfigError: no such run or sweep exists, or no run is recommended for that use.
     """
     if run_id is not None:
-        record = _load(store, "run_id", run_id)
+        record = history.load_named(store, "run_id", run_id)
         return record, "", _judge(store, record, asked)
-    parent = history.find_parent(store) if sweep is None else _load(store, "sweep", sweep)
+    parent = (
+        history.find_parent(store) if sweep is None else history.load_named(store, "sweep", sweep)
+    )
     if parent is None:
         raise ConfigError(
             f"sweep: got null, and experiment {store.experiment_name!r} has none; takes run_id="
@@ -95,7 +96,7 @@ def find(
     children = history.load_compared(store, parent.run_id)
     if not children:
         raise ConfigError(f"sweep: {parent.run_id} has no runs; takes a sweep's parent run")
-    selections = page.load_selections(store, parent, children, _limits(children, asked))
+    selections = page.load_selections(store, parent, children, facts.limits_of(children, asked))
     recommended = [r for selected in selections for r in selected.recommendations]
     doubt = next(filter(None, (child.doubt for child in children)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
@@ -124,32 +125,12 @@ def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
     together = history.load_compared(store, parent) if parent else []
     if record.run_id not in {other.run_id for other in together}:
         together = [record]
-    limits = _limits([record], asked)
+    limits = facts.limits_of([record], asked)
     try:
         families = comparison.load(store, together)
     except TrackingError as error:  # another run lacks a file
         return f"not judged ({one_line(error)})"
     return verdicts.in_words(families, limits).texts.get(record.run_id, "")
-
-
-def _limits(children: Sequence[RunRecord], asked: Asked) -> ReportConfig:
-    names = ("max_drop", "min_sqnr_db", "min_accuracy")
-    logged = (child.settings(*(f"report.{name}" for name in names)) for child in children)
-    texts = next((values for values in logged if values[0] is not None), ())
-    own = {n: json.loads(text) for n, text in zip(names, texts, strict=False) if text is not None}
-    return ReportConfig(**own | {n: value for n, value in asked.items() if value is not None})
-
-
-def _load(store: Store, key: str, run_id: str) -> RunRecord:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        run = store.client.get_run(run_id)
-    except MlflowException:
-        raise ConfigError(f"{key}: got {run_id!r}, takes the id of a run in the store") from None
-    if run.info.lifecycle_stage == "deleted":
-        raise ConfigError(f"{key}: run {run_id} was deleted; restore it in MLflow, or take another")
-    return RunRecord.of_mlflow(run)
 
 
 def fetch(

@@ -1,13 +1,16 @@
 """Facts of several runs: families, task, settings that vary, titles, labels, corrected p-values."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.contract import Task
 from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking.record import RunRecord
 
+LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 _SCORED_BY = ("scored_as", "metric", "task.metric._target_")
 _VARY = (  # settings beyond the four of every table
     *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
@@ -133,3 +136,15 @@ def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
     """Return the p-value of each measured quantized run by its id, corrected for their number."""
     p_values = {r.run_id: r.p_value for r in records if r.quantized and r.p_value is not None}
     return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+
+
+def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
+    """Return the limits that the runs have logged.
+
+    Args:
+        asked: other limits, by the key of `report`; None for the logged one.
+    """
+    logged = (record.settings(*(f"report.{name}" for name in LIMITS)) for record in records)
+    texts = next((values for values in logged if values[0] is not None), ())
+    own = {n: json.loads(text) for n, text in zip(LIMITS, texts, strict=False) if text is not None}
+    return ReportConfig(**own | {n: value for n, value in asked.items() if value is not None})

@@ -43,6 +43,20 @@ FAMILIES_NOTE = (
 )
 
 
+def brief(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
+    """Return the notes below a table of six columns: reasons, and how verdicts are to be read."""
+    task, named = task_of(records), list(zip(records, labels(records), strict=True))
+    lines = _reasons(named, "planned_bits" in varied(records))
+    mixed: dict[str, list[str]] = {}
+    for record, label in named:
+        if record.execution not in ("", "integer", "float"):
+            mixed.setdefault(f"execution: {record.execution}", []).append(label)
+    lines += [f"{text} ({_join(members)})" for text, members in mixed.items()]
+    lines += _on_limits(task, records, judged)
+    lines += [task.note] * (bool(task.note) and any(r.total is not None for r in records))
+    return lines + _on_batches(task, named)
+
+
 def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
     """Return the notes on the runs of one family."""
     task, named = task_of(records), list(zip(records, labels(records), strict=True))

@@ -10,18 +10,12 @@ of the files (default: the sweep's own), `uri=` and `root=` set the MLflow store
 also logged on the parent run.
 """
 
-import base64
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markdown_it import MarkdownIt
-from markdown_it.common.utils import escapeHtml
-from markdown_it.renderer import RendererHTML
-from markdown_it.token import Token
 from matplotlib.figure import Figure
 
 from resnet8ptq.config.naming import Combination
@@ -30,11 +24,23 @@ from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
-from resnet8ptq.report import methodology, notes, pareto, plots, reference, spread, table, verdicts
+from resnet8ptq.report import (
+    methodology,
+    notes,
+    pareto,
+    plots,
+    reference,
+    spread,
+    table,
+    trade_off,
+    verdicts,
+    web_page,
+)
 from resnet8ptq.report.comparison import MAX_BYTES, Family, load
 from resnet8ptq.report.facts import best_first, headings
 from resnet8ptq.report.recommend import Selection, other_choice, why_none
 from resnet8ptq.report.terminal import REPORT
+from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tracking import history, upload
@@ -42,8 +48,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import is_sweep_folder
 
-Images = Mapping[str, bytes]  # file name -> PNG
-FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
+Figures = Mapping[str, bytes]  # file name -> PNG or SVG
 
 
 def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Path) -> list[Path]:
@@ -52,20 +57,21 @@ def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Pat
     Returns:
         The paths of the files, in `folder`.
     """
-    images: dict[str, bytes] = {}
     families = [selected.family for selected in chosen]
-    for prefix, selected in zip(_prefixes(families), chosen, strict=True):
-        drawn = _draw(selected)
+    panels = [trade_off.panels(selected, _other_tools(selected)) for selected in chosen]
+    drawn: dict[str, bytes] = {}
+    for prefix, selected, over in zip(_prefixes(families), chosen, panels, strict=True):
+        own = _draw(selected)
+        if over:
+            own["trade_offs.svg"] = trade_off.to_svg(over).encode()
         if (best := selected.recommendations) and best[0].choice is not None:
             for name in selected.family.task.figure_files:
                 with history.artifact(store, best[0].choice.record, name) as path:
-                    drawn[name] = path.read_bytes()
-        images |= {prefix + name: image for name, image in drawn.items()}
-    markdown = to_markdown(chosen, images)
-    page = to_html(markdown, "; ".join(_headings(families)), images)
-    runs = table.to_csv([record for family in families for record in family.records])
-    texts = {"report.md": markdown, REPORT: page, "runs.csv": runs}
-    contents = images | {name: text.encode() for name, text in texts.items()}
+                    own[name] = path.read_bytes()
+        drawn |= {prefix + name: content for name, content in own.items()}
+    page, runs = to_html(chosen, panels, drawn), [r for family in families for r in family.records]
+    texts = {"report.md": to_markdown(chosen, drawn), REPORT: page, "runs.csv": table.to_csv(runs)}
+    contents = drawn | {name: text.encode() for name, text in texts.items()}
     for name, content in contents.items():
         with files.atomic(folder / name) as temporary:
             temporary.write_bytes(content)
@@ -110,6 +116,19 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     return templates.tidy(text)
 
 
+def to_html(chosen: Sequence[Selection], panels: Sequence[list[Panel]], figures: Figures) -> str:
+    """Return the report as one page, see `web_page`.
+
+    Args:
+        panels: of each family, drawn into the page.
+        figures: the files that the details show.
+    """
+    families = [selected.family for selected in chosen]
+    parts = zip(chosen, _prefixes(families), strict=True)
+    details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
+    return web_page.to_html(_headings(families), chosen, panels, details, figures)
+
+
 def _headings(families: Sequence[Family]) -> list[str]:
     return headings([family.records for family in families])
 
@@ -119,8 +138,13 @@ def _prefixes(families: Sequence[Family]) -> list[str]:
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
-def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
-    """Return the section of one family, whose figure names begin with `prefix`."""
+def _render(selected: Selection, figures: Collection[str], prefix: str, page: bool = False) -> str:
+    """Return the section of one family in Markdown.
+
+    Args:
+        prefix: of the figure names.
+        page: for the page, which has the table and the figure of the runs already.
+    """
     family, limits = selected.family, selected.limits
     judged = verdicts.in_words([family], limits, [selected.judged])
     lines = table.rows(family.records, judged)
@@ -128,6 +152,7 @@ def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
     losses = [(cell.label, cell.worse_classes) for cell in family.measured if cell.worse_classes]
     return templates.load("resnet8ptq.report", "family.md.j2").render(
         level="###" if prefix else "##",
+        page=page,
         summary=summarize(selected),
         other_choice=other_choice(selected),
         selected=selected,
@@ -145,8 +170,8 @@ def _render(selected: Selection, figures: Collection[str], prefix: str) -> str:
         losses=losses,
         losing=Counter(name for _, classes in losses for name in classes).most_common(),
         figures={
-            name: f"{prefix}{name}.png" if f"{prefix}{name}.png" in figures else None
-            for name in ("trade_offs", "class_impact")
+            name.partition(".")[0]: prefix + name if prefix + name in figures else None
+            for name in ("trade_offs.svg", "class_impact.png")
         },
         drawn={
             f"{prefix}{name}": caption
@@ -192,28 +217,6 @@ def _head(
         parts.append(f"{metric.title} {' to '.join(ends)}")
     parts.append(", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items()))
     return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
-
-
-def to_html(markdown: str, title: str, images: Images) -> str:
-    """Return a report as one page with its figures inside; text from outside is escaped."""
-    parser = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
-    parser.add_render_rule("html_block", _render_fold)
-    setattr(parser, "validateLink", lambda url: url in images)  # noqa: B010 # nothing else
-    body = parser.render(markdown)
-    for name, image in images.items():  # not before: the parser would read it all
-        data = base64.b64encode(image).decode()
-        body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
-    body = body.replace("<table>", '<div class="wide"><table>').replace(
-        "</table>", "</table></div>"
-    )
-    page = templates.load("resnet8ptq.report", "report.html.j2")
-    return page.render(title=f"Quantization report: {title}", body=body)
-
-
-def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
-    """Keep the HTML of folded sections, and escape all other."""
-    text = tokens[index].content
-    return text if FOLD.fullmatch(text.strip()) else escapeHtml(text)
 
 
 def summarize(selected: Selection) -> list[str]:
@@ -263,13 +266,15 @@ def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
     return reference.rank(family, reference.load(limits.reference))
 
 
+def _other_tools(selected: Selection) -> list[reference.Entry]:
+    return [entry for entry in _ranked(selected.family, selected.limits) if not entry.own]
+
+
 def _draw(selected: Selection) -> dict[str, bytes]:
-    family, limits = selected.family, selected.limits
+    family = selected.family
     having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
     ranges = background.put(_draw_ranges, having)  # meanwhile
-    others = [entry for entry in _ranked(family, limits) if not entry.own]
     drawn = {
-        "trade_offs.png": plots.trade_offs(family, limits, others),
         "class_impact.png": plots.class_impact(family),
         "ranges_of_weights.png": plots.weight_ranges(having),
     }

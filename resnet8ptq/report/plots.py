@@ -1,30 +1,19 @@
 """Figures of a whole sweep, for its report. The functions return None without data."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from itertools import cycle
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
-from resnet8ptq.report import pareto
-from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import best_first
-from resnet8ptq.report.reference import Entry
 from resnet8ptq.report.table import FIRST, MANY
-from resnet8ptq.tasks.contract import Metric
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_RING: dict[str, Any] = {"marker": "o", "ms": 13, "mec": "black", "mfc": "none"}
-_OTHERS: dict[str, Any] = {"ls": "", "marker": "x", "color": "0.5"}
 _CALIBRATIONS = {
     **{"minmax": "C0", "entropy": "C1", "percentile": "C2", "histogram": "C4"},
     **{"mse": "C3", "moving_average": "C5", "dynamic": "C6"},
@@ -61,142 +50,6 @@ def class_impact(family: Family) -> Figure | None:
     axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)" + shown)
     figure.colorbar(mesh, ax=axes, label="points", shrink=0.8)
     return figure
-
-
-def trade_offs(family: Family, limits: ReportConfig, others: Sequence[Entry] = ()) -> Figure | None:
-    """The loss against FP32 over size and, if measured, over latency; with Pareto fronts.
-
-    Args:
-        limits: draws the limit of the loss.
-        others: results of other tools on the same samples, drawn over size.
-    """
-    cells = family.measured
-    if not cells:
-        return None
-    panels: list[tuple[str, str, float, Sequence[Cell]]] = [
-        ("model file, kB", "size_bytes", 1e-3, cells)
-    ]
-    timed = [cell for cell in cells if cell.record.latency_ms is not None]
-    if timed:  # simulated runs are not
-        panels.append(("latency of one image, p50, ms", "latency_p50_ms", 1, timed))
-    searched = pareto.find(family)
-    members = {cell.record.run_id for cell in searched.members} if searched else set()
-    figure = Figure(figsize=(6.2 * len(panels), 5.2), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    kinds = sorted({_kind(cell) for cell in cells})
-    metric, markers = family.metric, dict(zip(kinds, cycle(_MARKERS), strict=False))
-    for axes, (label, name, scale, shown) in zip(grid, panels, strict=True):
-        _scatter(axes, metric, shown, name, scale, label, markers, members, metric.limit(limits))
-    handles = _legend(cells, markers, f"report.{metric.limit_key}")
-    if others:
-        fp32 = float(np.mean([cell.metric(f"baseline_{metric.name}") for cell in cells]))
-        losses = [metric.scale * (fp32 - entry.fair / entry.total) for entry in others]
-        sizes = [1e-3 * entry.size_bytes for entry in others]
-        grid[0].plot(sizes, losses, **_OTHERS)
-        handles.append(Line2D([], [], label="other tools", **_OTHERS))
-    if members:
-        handles.append(Line2D([], [], ls="", label="on the front of the search", **_RING))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
-    return figure
-
-
-def _style(cell: Cell, markers: Mapping[str, str]) -> dict[str, Any]:
-    """Marker: framework and dtype; colour: calibration; filled: per channel."""
-    colour = _CALIBRATIONS.get(_method(cell), "C7")
-    face = colour if cell.record.combination.per_channel else "white"
-    return {"marker": markers[_kind(cell)], "color": colour, "markerfacecolor": face}
-
-
-def _method(cell: Cell) -> str:
-    called = cell.record.combination
-    return "dynamic" if called.method == "dynamic" else called.calib
-
-
-def _kind(cell: Cell) -> str:
-    called = cell.record.combination
-    method = "" if called.method == "static" else f" {called.method}"
-    return f"{called.framework} {called.dtype}{method}"
-
-
-def _legend(cells: Sequence[Cell], markers: Mapping[str, str], limit: str) -> list[Line2D]:
-    """One key for each mark in use: three short lists instead of every combination."""
-    calibrations = dict.fromkeys(_method(cell) for cell in cells)
-    lines = [
-        Line2D([], [], ls="", marker=marker, color="0.3", label=plain(kind))
-        for kind, marker in markers.items()
-    ]
-    lines += [
-        Line2D([], [], lw=4, color=_CALIBRATIONS.get(name, "C7"), label=plain(name))
-        for name in calibrations
-    ]
-    for filled, name in ((False, "per tensor"), (True, "per channel")):
-        if any(cell.record.combination.per_channel == filled for cell in cells):
-            face = "0.3" if filled else "white"
-            lines.append(
-                Line2D([], [], ls="", marker="o", color="0.3", markerfacecolor=face, label=name)
-            )
-    lines.append(Line2D([], [], ls=":", color="C3", lw=1, label=limit))
-    return [*lines, Line2D([], [], ls="--", color="black", lw=1, label="Pareto front")]
-
-
-def _scatter(
-    axes: Axes,
-    metric: Metric,
-    cells: Sequence[Cell],
-    name: str,
-    scale: float,
-    label: str,
-    markers: Mapping[str, str],
-    members: Collection[str],
-    max_drop: float,
-) -> None:
-    """Draw the loss of each cell over one of its metrics, and FP32 over its own value."""
-    points: list[tuple[float, float]] = []
-    for cell in cells:
-        x, loss = scale * cell.metric(name), metric.scale * _loss(metric, cell)
-        ends = [cell.metric(f"delta_ci95_{end}") for end in ("low", "high")]
-        style = _style(cell, markers)
-        interval = [metric.scale * metric.cost(end) for end in ends]
-        axes.plot([x, x], interval, color=style["color"], alpha=0.25, lw=1)
-        axes.plot(x, loss, linestyle="", **style)
-        if cell.record.run_id in members:
-            axes.plot(x, loss, linestyle="", **_RING)
-        points.append((x, loss))
-    for index, (framework, x) in enumerate(_baselines(cells, name).items()):
-        points.append((scale * x, 0.0))
-        axes.plot(scale * x, 0, marker="*", ms=11, color="black", linestyle="")
-        axes.annotate(
-            plain(f"FP32 {framework}"),
-            (scale * x, 0),
-            (0, -18 - 11 * index),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
-    every = np.array(points)
-    front = every[pareto.mask(every)]
-    axes.plot(*front[front[:, 0].argsort()].T, "k--", lw=1, zorder=0)
-    allowed = metric.allowed(max_drop, cells[0].metric(f"baseline_{metric.name}"))
-    axes.axhline(metric.scale * allowed, color="C3", lw=1, ls=":", zorder=0)
-    axes.margins(x=0.1)  # room for the label of FP32, the largest and slowest model
-    axes.invert_yaxis()  # better is higher
-    title = f"{plain(metric.loss_title)}  (bars: 95% interval)"
-    axes.set(xlabel=label, ylabel=title)
-
-
-def _loss(metric: Metric, cell: Cell) -> float:
-    delta = cell.record.delta
-    return cell.metric("drop") if delta is None else metric.cost(delta)
-
-
-def _baselines(cells: Sequence[Cell], name: str) -> dict[str, float]:
-    """Return the median of a metric of FP32 in each framework."""
-    by_framework: dict[str, list[float]] = {}
-    for cell in cells:
-        value = cell.record.metrics.get(f"baseline_{name}")
-        if value is not None:
-            by_framework.setdefault(cell.record.combination.framework, []).append(value)
-    return {framework: float(np.median(values)) for framework, values in by_framework.items()}
 
 
 def _short(names: Sequence[str]) -> list[str]:

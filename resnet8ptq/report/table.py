@@ -74,6 +74,37 @@ def shorten(
     return [*lines[:baselines], *(lines[baselines + index] for index in order[:FIRST])], note
 
 
+def brief(
+    records: Sequence[RunRecord], lines: Sequence[list[str]], more: Collection[str] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """Return six columns of a table, which fit into a terminal, and the columns of `more`.
+
+    The first names the configuration. The last holds the verdict, or the status of a run without.
+
+    Args:
+        lines: of `rows`.
+    """
+    heads, settings = columns(records), len(CHOICES) + len(varied(records))
+    metric = task_of(records).metric.title
+    named = (metric, PAIRED[0], *more, "size kB", "ms", LIMIT)
+    shown = [heads.index(head) for head in dict.fromkeys(named) if head in heads]
+    return ["model", *(heads[column] for column in shown)], [
+        [_label(heads[:settings], line), *(line[column] for column in shown[:-1]), _outcome(line)]
+        for line in lines
+    ]
+
+
+def _label(heads: Sequence[str], line: Sequence[str]) -> str:
+    """Return the settings of a row in words."""
+    pairs = zip(heads, line, strict=False)  # the row goes on
+    return " ".join(text if head in CHOICES else f"{head}={text}" for head, text in pairs if text)
+
+
+def _outcome(line: Sequence[str]) -> str:
+    limit, _, status = line[-3:]
+    return limit or (status if status != "ok" else "")
+
+
 def without_empty(
     heads: Sequence[str], lines: Sequence[Sequence[str]], others: Collection[str] = ()
 ) -> tuple[list[str], list[list[str]]]:

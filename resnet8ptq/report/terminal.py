@@ -7,16 +7,17 @@ from rich.console import Console
 
 from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.report import notes, table
+from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import group, headings
-from resnet8ptq.report.recommend import Selection
+from resnet8ptq.report.recommend import Selection, why_none
 from resnet8ptq.report.table import NOTHING_JUDGED, Judged
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
 PIPE_WIDTH = 240  # of the widest table
 REPORT = "report.html"
-_NARROW = 120  # columns of a terminal, below which a table is compact
-_WIDE = ("interval", "ms")  # columns left out of a compact table
+ALL = "all"  # in `report.columns`
+_NARROW = 100  # characters of a line, below which the table of six columns is compact
 
 
 def print_runs(
@@ -34,21 +35,28 @@ def print_runs(
 def _print_family(
     heading: str, records: Sequence[RunRecord], console: Console, judged: Judged
 ) -> None:
-    compact, numbers = console.width < _NARROW, table.numeric(records)
+    more, numbers = judged.limits.columns, table.numeric(records)
     shown, cut = table.shorten(records, table.rows(records, judged))
-    heads, lines = table.without_empty(table.columns(records), shown, _WIDE if compact else ())
+    whole = ALL in more
+    if whole:
+        heads, lines = table.without_empty(table.columns(records), shown)
+    else:
+        heads, lines = table.brief(records, shown, more)
     print_table(
         console,
         heads,
         lines,
         title=heading,
         right=[column for column, head in enumerate(heads) if head in numbers],
-        styles=["" if line[-1] in ("ok", "baseline") else "yellow" for line in lines],
-        compact=compact,
+        styles=["" if line[-1] in ("ok", "baseline") else "yellow" for line in shown],
+        compact=console.width < (PIPE_WIDTH if whole else _NARROW),
     )
     if cut:
         say(console, f"{cut} All: report.html, runs.csv.")
-    for note in notes.collect(records, judged):
+    if unknown := {*more} - {*table.columns(records), ALL}:
+        known = ", ".join(head for head in table.columns(records) if head not in heads)
+        say(console, f"report.columns: got {', '.join(sorted(unknown))}, expected {ALL} or {known}")
+    for note in (notes.collect if whole else notes.brief)(records, judged):
         say(console, note)
 
 
@@ -60,21 +68,22 @@ def print_paths(folder: Path, store: Store) -> None:
     print(f"Browse: {store.ui_command}")
 
 
-def print_recommendations(chosen: Sequence[Selection]) -> None:
-    """Print a line for each use with the model to deploy, and the command for the first."""
+def print_answers(chosen: Sequence[Selection]) -> None:
+    """Print the recommended models, and last the one to deploy: verdict, costs and command."""
     console = stdout(None, PIPE_WIDTH)
     titles = headings([selected.family.records for selected in chosen])
     for heading, selected in zip(titles, chosen, strict=True):
         if not selected.family.measured:
             continue
-        begin = "Recommended" + f" for {heading}" * (len(chosen) > 1)
-        if selected.recommendations and selected.apart:
-            begin += ", chosen on other samples than the table's (the report has both)"
-        say(console, f"{begin}:{'' if selected.recommendations else ' nothing; see the report'}")
-        for use in selected.recommendations:
-            say(console, f"  {use.use}: {use.label}{f' ({use.verdict})' * bool(use.verdict)}")
-        if selected.timing is not None:
-            say(console, "  the fastest were timed again, in turns")
-        commands = [use.command for use in selected.recommendations if use.command]
-        for command in commands[:1]:
-            say(console, f"Deploy: {command}")
+        say(console, f"\n{heading}" if len(chosen) > 1 else "")
+        answers = explain(selected)
+        for answer in answers[1:]:
+            outcome = f" ({answer.outcome})" if answer.outcome else ""
+            say(console, f"{'; '.join(answer.uses)}: {answer.label}{outcome}")
+        if not answers:
+            say(console, " ".join(["Nothing is recommended.", *why_none(selected)]))
+            continue
+        best = answers[0]
+        say(console, f"Deploy {best.label} ({'; '.join(best.uses)}). {best.verdict}")
+        say(console, f"  {'; '.join(best.facts)}")
+        say(console, f"  {best.command}")

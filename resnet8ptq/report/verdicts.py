@@ -35,7 +35,7 @@ class Verdict:
             return self.outcome
         if self.needed > MOST_NEEDED:
             return f"undecided (more than {MOST_NEEDED:,})"
-        return f"undecided (about {_round(self.needed):,})"
+        return f"undecided (about {round_needed(self.needed):,})"
 
 
 def in_words(
@@ -113,6 +113,6 @@ def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level:
     return Verdict(UNDECIDED, total + 1 if needed <= total else needed)  # the loss is at the limit
 
 
-def _round(count: float) -> int:
-    """Round to two leading digits, as precise as the estimate is."""
+def round_needed(count: float) -> int:
+    """Round a sample size to two leading digits, as precise as the estimate is."""
     return int(round(count, 2 - len(str(int(count)))))

@@ -31,6 +31,7 @@ from resnet8ptq.tracking import address, journal
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
 
+    from resnet8ptq.report.recommend import Selection
     from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.store import Store
     from resnet8ptq.tracking.sweep_file import Sweep, Worker
@@ -73,10 +74,12 @@ class RunningSweep:
         """
         # matplotlib is imported here, while the last runs are uploaded.
         from resnet8ptq.report import terminal
+        from resnet8ptq.report.table import Judged
         from resnet8ptq.tracking import sync
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         records: list[RunRecord] = []
+        chosen: list[Selection] = []
         failure = None
         try:
             background.wait()
@@ -85,7 +88,7 @@ class RunningSweep:
             status = "failed" if status == "ok" else status
         try:
             records += background.ask(_collect, self.sweep)
-            self._report(records, timed=status != "killed")
+            chosen = self._report(records, timed=status != "killed")
         except Exception as error:  # raised after the sweep is closed
             failure = error
         if status == "killed":
@@ -94,7 +97,7 @@ class RunningSweep:
         if status == "ok" and any(r.status == "failed" for r in records):
             status = "failed"
         if away := background.ask(_end_parent, store, parent_id, status, folder):
-            terminal.print_runs(sync.load_records(folder))
+            terminal.print_runs(sync.load_records(folder), judged=Judged(limits=self.limits))
             raise TrackingError(
                 f"the tracking store does not answer ({away[:200]}); the runs are kept in "
                 f"{folder}; try `{invocation.command('sync', f'folder={folder}', *store.words)}` "
@@ -102,6 +105,7 @@ class RunningSweep:
             )
         if records:
             terminal.print_paths(folder, store)
+            terminal.print_answers(chosen)
         if failure is not None:
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
             raise TrackingError(
@@ -109,22 +113,24 @@ class RunningSweep:
             ) from failure
         return status
 
-    def _report(self, records: "list[RunRecord]", timed: bool) -> None:
-        """Print the comparison; write it to the folder and the parent run.
+    def _report(self, records: "list[RunRecord]", timed: bool) -> "list[Selection]":
+        """Print the comparison; write it to the folder and the parent run; return its choices.
 
         If `timed`, time the best models against each other first.
         """
         from resnet8ptq.evaluation import paired_latency
         from resnet8ptq.report import comparison, mlperf_tiny, page, terminal, verdicts
+        from resnet8ptq.report.table import Judged
         from resnet8ptq.sweep import final_timing
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
+        chosen: list[Selection] = []
         if records:
             try:
                 families = comparison.load(store, records)
             except Exception:  # an artifact is missing, but the metrics are there
-                terminal.print_runs(records)
+                terminal.print_runs(records, judged=Judged(limits=self.limits))
                 raise
             chosen = page.select(families, self.limits)
             judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
@@ -134,12 +140,12 @@ class RunningSweep:
             timings = final_timing.run(chosen, folder) if timed else [None] * len(families)
             chosen = [replace(s, timing=t) for s, t in zip(chosen, timings, strict=True)]
             page.write(store, parent_id, chosen, folder)
-            terminal.print_recommendations(chosen)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.folder).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
         paths = [folder / name for name in (RESULTS_FILE, paired_latency.FILE)]
         background.ask(upload.log_files, store, parent_id, [p for p in paths if p.exists()])
+        return chosen
 
 
 def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:

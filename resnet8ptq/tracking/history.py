@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from resnet8ptq.core import interrupts
-from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.tracking import journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
@@ -20,6 +20,23 @@ _ADOPTED = "job_"  # with a job's number: a sweep's tag with the id of another s
 def load_run(store: Store, run_id: str) -> RunRecord:
     """Read one run back."""
     return RunRecord.of_mlflow(store.client.get_run(run_id))
+
+
+def load_named(store: Store, key: str, run_id: str) -> RunRecord:
+    """Read back the run that the user names by the setting `key`.
+
+    Raises:
+        ConfigError: the store has no such run, or it was deleted.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = store.client.get_run(run_id)
+    except MlflowException:
+        raise ConfigError(f"{key}: got {run_id!r}, takes the id of a run in the store") from None
+    if run.info.lifecycle_stage == "deleted":
+        raise ConfigError(f"{key}: run {run_id} was deleted; restore it in MLflow, or take another")
+    return RunRecord.of_mlflow(run)
 
 
 def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:

@@ -95,6 +95,7 @@ class RunRecord:
     size_reduction = _metric("size_reduction")
     baseline_size_bytes = _metric("baseline_size_bytes")
     latency_ms = _metric("latency_p50_ms")
+    batch_latency_ms = _metric("latency_batch_p50_ms")
     baseline_latency_ms = _metric("baseline_latency_p50_ms")
     speedup = _metric("speedup")
 

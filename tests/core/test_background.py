@@ -66,7 +66,8 @@ def test_errors_are_told_once_and_stop_nothing(tmp_path: Path) -> None:
             background.put(fail, f"error {number}")
         background.put(write, tmp_path / "file", "after")
         background.rest()
-        with pytest.raises(TrackingError, match=r"error 0 \(3 errors, .*resnet8ptq sync"):
+        message = r"error 0 \(the first of 3 errors\); .*resnet8ptq sync"
+        with pytest.raises(TrackingError, match=message):
             background.wait()
         background.wait()
         with pytest.raises(ValueError, match="asked"):

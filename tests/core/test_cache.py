@@ -80,7 +80,7 @@ keys = st.dictionaries(words, words | st.integers(0, 2) | st.booleans(), max_siz
 def test_another_kind_or_key_is_another_entry(kind, key, other_kind, other):
     same = kind == other_kind and repr(sorted(key.items())) == repr(sorted(other.items()))
     root = Path("root")
-    assert (cache.path_of(root, kind, key) == cache.place(root, other_kind, other)) is same
+    assert (cache.path_of(root, kind, key) == cache.path_of(root, other_kind, other)) is same
 
 
 def test_an_entry_lies_under_the_hash_of_its_key():

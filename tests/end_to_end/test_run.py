@@ -167,7 +167,7 @@ def test_sweep_leaves_its_report(sweep: Called) -> None:
         for key, value in run.data.metrics.items():
             assert float(row[key]) == value
     report = {name: file.read_bytes() for name, file in sweep.artifacts(sweep.parent).items()}
-    figures = {"trade_offs.png", "classes.png", "confusion.png"}
+    figures = {"trade_offs.svg", "classes.png", "confusion.png"}
     assert set(report) >= {"runs.csv", "report.md", "report.html", *figures}
     assert report == {name: (path.parent / name).read_bytes() for name in report}
 

@@ -14,7 +14,10 @@ from resnet8ptq.tasks import registry
 from tests.helpers import detectors
 from tests.helpers.calling import Called, call
 
-QUICK = ("latency.enabled=false", "threads=1", "evaluate.batch_size=100")
+QUICK = (
+    *("latency.enabled=false", "threads=1", "evaluate.batch_size=100"),
+    "report.columns=[all]",
+)
 FEATURES, SAMPLES = 8, 600
 
 

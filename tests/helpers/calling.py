@@ -41,7 +41,7 @@ NO_REAL_FILES = {"CIFAR10_DIR": "", "RESNET8_H5": ""}
 NO_SERVER_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 EMPTY = figures.to_png(Figure(figsize=(0.1, 0.1)))
 QUICK = (  # for a run whose accuracy does not matter
-    *("data=shapes", "latency.enabled=false"),
+    *("data=shapes", "latency.enabled=false", "report.columns=[all]"),
     *("evaluate.split=held_out", "held_out_images=500", "calib.samples_per_class=20"),
 )
 FAILS = ("calib=percentile", "calib.num_bins=2048,2047")

@@ -16,7 +16,16 @@ from sqlalchemy.engine import Engine
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report import comparison, methodology, notes, page, pareto, table, terminal
+from resnet8ptq.report import (
+    comparison,
+    methodology,
+    notes,
+    page,
+    pareto,
+    table,
+    terminal,
+    web_page,
+)
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.plots import class_impact
 from resnet8ptq.sweep import resume
@@ -27,6 +36,7 @@ from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers.cells import BASELINE, LABELS, predictions, record, sweep, unmeasured
 from tests.helpers.configs import make_config
+from tests.helpers.pages import to_page
 
 LIMITS = ReportConfig()
 RUNS = 3  # of a sweep
@@ -174,11 +184,14 @@ def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many: Family) -
 
 
 def test_the_page_folds_and_takes_no_other_html(many: Family) -> None:
-    html = page.to_html(page.to_markdown(page.select([many], LIMITS), {}), "title", {})
+    html = web_page.render(page.to_markdown(page.select([many], LIMITS), {}), {})
     assert html.count("<details><summary>") == html.count("</details>") == 2
     assert "<b>" not in html
+    shown = to_page(many)
+    assert shown.count("data-more>") == 52 - table.FIRST
+    assert shown.count("<tr data-row=") == 1 + 52
     for given in ("<script>x</script>", "<details open onclick=x>", "<details><summary><b></b>"):
-        assert given not in page.to_html(f"text\n\n{given}\n\ntext", "title", {})
+        assert given not in web_page.render(f"text\n\n{given}\n\ntext", {})
 
 
 def test_the_terminal_says_what_it_leaves_out(many: Family) -> None:

@@ -8,15 +8,16 @@ import pytest
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report import page, spread, table
+from resnet8ptq.report import page, spread, table, trade_off
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.facts import group
-from resnet8ptq.report.plots import activation_ranges, class_impact, trade_offs, weight_ranges
+from resnet8ptq.report.plots import activation_ranges, class_impact, weight_ranges
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers.cells import predictions, sweep, unmeasured
 from tests.helpers.configs import make_config
+from tests.helpers.pages import to_page
 
 LIMITS = ReportConfig()
 
@@ -56,15 +57,16 @@ def test_numbers_equal_the_records(found: Family) -> None:
 
 
 def test_text_from_outside_is_escaped_in_the_page(found: Family) -> None:
-    html = page.to_html(page.to_markdown(page.select([found], LIMITS), {}), "title", {})
+    html = to_page(found)
     assert "<b>kernel</b>" not in html
     assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in html
-    assert "<script" not in html.lower()
+    own = Path(page.__file__).with_name("templates") / "report.js"
+    assert re.findall("<script>(.*?)</script>", html, re.S) == [own.read_text()]
+    assert html.lower().count("<script") == 1
 
 
 def test_the_page_holds_its_figures_and_asks_for_nothing(found: Family) -> None:
-    images = {"trade_offs.png": b"\x89PNG"}
-    html = page.to_html(page.to_markdown(page.select([found], LIMITS), images), "title", images)
+    html = to_page(found, figures={"class_impact.png": b"\x89PNG"})
     assert '<img src="data:image/png;base64,iVBORw==' in html
     assert re.findall(r'(?:src|href)="(?!data:)', html) == []
 
@@ -106,7 +108,8 @@ def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label() -> None:
 
 def test_figures_are_drawn_where_there_is_data(found: Family) -> None:
     assert class_impact(found) is not None
-    assert trade_offs(found, LIMITS) is not None
+    (size,) = trade_off.panels(*page.select([found], LIMITS))
+    assert [point.kind for point in size.points] == ["fail", "pass", "fp32", "fp32"]
     assert activation_ranges(found, "onnx") is None
     assert weight_ranges(found) is None
     ranges = {"activations": {"conv": [-1.0, 2.0]}, "weights": {"conv": [-0.5, 0.25]}}
@@ -117,7 +120,7 @@ def test_figures_are_drawn_where_there_is_data(found: Family) -> None:
     assert [text.get_text() for text in figure.axes[0].texts] == [" -0.50 to 0.25"]
     empty = replace(found, cells=())
     assert class_impact(empty) is None
-    assert trade_offs(empty, LIMITS) is None
+    assert trade_off.panels(*page.select([empty], LIMITS)) == []
 
 
 def families() -> list[Family]:
@@ -135,7 +138,7 @@ def families() -> list[Family]:
 
 
 def test_each_set_of_images_has_a_section_of_its_own() -> None:
-    images = [f"set{n}_{name}.png" for n in "12" for name in ("trade_offs", "ranges_onnx")]
+    images = [f"set{n}_{name}" for n in "12" for name in ("trade_offs.svg", "ranges_onnx.png")]
     found = families()
     text = page.to_markdown(page.select(found, LIMITS), images)
     assert "scored on 2 different sets of images" in text

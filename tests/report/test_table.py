@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import facts, notes, table, terminal
 from resnet8ptq.tracking.record import RunRecord
 
@@ -55,9 +56,10 @@ def with_metrics(given: RunRecord, **metrics: float) -> RunRecord:
     return RunRecord(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
 
 
-def printed(records: list[RunRecord], **options: object) -> str:
+def printed(records: list[RunRecord], *more: str, **options: object) -> str:
     console = Console(file=io.StringIO(), **options)  # type: ignore[arg-type]
-    terminal.print_runs(records, console)
+    limits = ReportConfig(columns=[*more])
+    terminal.print_runs(records, console, table.Judged(limits=limits))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -296,7 +298,7 @@ def test_runs_on_different_images_have_tables_of_their_own() -> None:
         record("torch", "uint8", "unsupported", **other),
     ]
     assert [len(family) for family in facts.group(given)] == [2, 4]
-    text = printed(given)
+    text = printed(given, terminal.ALL)
     assert "scored on 2 different sets of images" in text
     first, second = text.split("shapes, resnet8, 5,000 held-out training images")
     assert "shapes, resnet8, 5,000 test images" in first
@@ -372,7 +374,7 @@ def test_verdicts_have_a_column_and_a_note() -> None:
 
 
 def test_a_pipe_gets_whole_cells() -> None:
-    text = printed(ALL)
+    text = printed(ALL, terminal.ALL)
     assert "…" not in text
     lines = [line.strip("│┃").replace("┃", "│") for line in text.splitlines() if line[0] in "│┃"]
     cells = [[cell.strip() for cell in line.split("│")] for line in lines]
@@ -381,9 +383,26 @@ def test_a_pipe_gets_whole_cells() -> None:
 
 
 def test_a_terminal_of_80_columns_gets_whole_figures() -> None:
-    text = printed([OK, CHANNEL], width=80, force_terminal=True, color_system=None)
-    for figure in ("86.74%", "-0.46", "0.062", "115.3", "64.1%", "1.38"):
+    options = {"width": 80, "force_terminal": True, "color_system": None}
+    text = printed([OK, CHANNEL], "speedup", **options)
+    for figure in ("86.74%", "-0.46", "115.3", "0.080", "1.38"):
         assert text.count(figure) == 2
+
+
+def test_six_columns_name_the_model_and_its_outcome() -> None:
+    heads, rows = table.brief(ALL, table.rows(ALL, table.Judged({OK.run_id: "pass"})))
+    assert heads == ["model", "accuracy", "delta", "size kB", "ms", "limit"]
+    assert [row[0] for row in rows if row[1]] == [
+        *("onnx fp32", "onnx int8 minmax per tensor", "onnx int8 entropy per channel"),
+        "torch fp32",
+    ]
+    assert [row[-1] for row in rows][:2] == ["baseline", "pass"]
+    assert {"unsupported", "failed"} <= {row[-1] for row in rows}
+    assert max(map(len, printed(ALL).splitlines()[:9])) <= 120
+
+
+def test_an_unknown_column_is_named_with_those_there_are() -> None:
+    assert "report.columns: got nope, expected all or framework" in printed([OK], "nope")
 
 
 def test_brackets_in_a_reason_are_printed_as_they_are() -> None:

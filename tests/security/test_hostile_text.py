@@ -1,11 +1,13 @@
 """One nasty text through everything that is shown: page, Markdown, tables, CSV, figures."""
 
+import base64
 import csv
+import hashlib
 import io
 import re
 from dataclasses import replace
-from functools import partial
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,11 +19,12 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.experiment.layers import sensitivity_table
 from resnet8ptq.experiment.layers.sensitivity import Layer, SensitivityResult
-from resnet8ptq.report import facts, page, table, terminal
+from resnet8ptq.report import page, table, terminal, trade_off
 from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.tasks import class_plots
 from tests.helpers.cells import predictions, sweep, unmeasured
+from tests.helpers.pages import to_page
 
 LIMITS = ReportConfig()
 
@@ -54,6 +57,7 @@ class Tags(HTMLParser):
         super().__init__()
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
+        self.scripts: list[str] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -62,12 +66,19 @@ class Tags(HTMLParser):
         assert tag != "a"
         assert tag != "img" or str(dict(attrs)["src"]).startswith("data:")
 
+    def handle_data(self, data: str) -> None:
+        if self.lasttag == "script" and self.cdata_elem == "script":
+            self.scripts.append(data)
+
 
 def test_the_page_has_no_elements_but_its_own(found: Family) -> None:
-    markdown = page.to_markdown(page.select([found], LIMITS), {"trade_offs.png": b"x"})
-    html = page.to_html(markdown, facts.title(found.records), {"trade_offs.png": b"x"})
+    markdown = page.to_markdown(page.select([found], LIMITS), {"class_impact.png": b"x"})
+    html = to_page(found, figures={"class_impact.png": b"x"})
     seen = Tags(html)
-    assert not seen.tags & {"script", "iframe", "object", "form", "base", "link", "a"}
+    assert not seen.tags & {"iframe", "object", "form", "base", "link", "a"}
+    assert len(seen.scripts) == 1  # the page's own, whose hash its policy names
+    digest = base64.b64encode(hashlib.sha256(seen.scripts[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in html
     assert not {name for name in seen.attributes if name.startswith("on")}
     assert len(re.findall("<h1>", html)) == 1  # no heading of the text's own
     for sign in SIGNS:
@@ -129,10 +140,12 @@ def test_figures_of_a_sweep_take_any_text(found: Family) -> None:
     text = NASTY.replace("\u202e", "")  # for which the font has no glyph, and warns
     ranges = {"activations": {text: [0.0, 1.0]}, "weights": {text: [-1.0, 1.0]}}
     cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
-    trade_offs = partial(sweep_plots.trade_offs, limits=LIMITS)
-    for draw in (trade_offs, sweep_plots.class_impact, sweep_plots.weight_ranges):
+    for draw in (sweep_plots.class_impact, sweep_plots.weight_ranges):
         figure = draw(Family(cells))
         assert figure is None or figures.to_png(figure).startswith(b"\x89PNG")
+    panels = trade_off.panels(*page.select([Family(cells)], LIMITS))
+    assert panels
+    ElementTree.fromstring(trade_off.to_svg(panels))  # well-formed
     figure = sweep_plots.activation_ranges(Family(cells), "onnx")
     assert figure is not None
     assert figures.to_png(figure).startswith(b"\x89PNG")

@@ -16,12 +16,13 @@ from omegaconf import OmegaConf
 
 from resnet8ptq.config.schema import OBJECTIVES, ReportConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.report import page, pareto, plots
+from resnet8ptq.report import page, pareto, trade_off
 from resnet8ptq.sweep.objectives import prepare, to_return_value
 from studies.search_grid import read_grid, runs_to_best, runs_to_front
 from tests.helpers.calling import NO_REAL_FILES, REPO, RUN, Called, call
 from tests.helpers.cells import predictions, record, sweep
 from tests.helpers.configs import compose_whole, make_config
+from tests.helpers.pages import to_page
 
 SPACE = ("experiment=search", "data=shapes", "calib=percentile", "per_backend.onnx.slim=true")
 QUICK = ("latency.repeats=5", "latency.batch_repeats=1", "held_out_images=500")
@@ -162,9 +163,9 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
         "    python -m resnet8ptq run experiment=search 'op_types=[Conv, Gemm]' "
         "evaluate.split=test hydra.mode=RUN" in section
     )
-    figure = plots.trade_offs(found, ReportConfig())
-    assert figure is not None
-    assert "on the front of the search" in {t.get_text() for t in figure.legends[0].get_texts()}
+    (size,) = trade_off.panels(*page.select([found], ReportConfig()))
+    assert sum(point.ring for point in size.points) == len(front.members)
+    assert to_page(found).count('class="ring"') == len(front.members)
 
 
 def test_a_sweep_that_looks_for_nothing_has_no_front() -> None:

@@ -1,0 +1,90 @@
+"""The answer of a sweep in plain words: the file to deploy, how sure that is, and its costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.recommend import Recommendation, Selection
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, PASS, round_needed
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A recommendation as a person reads it first.
+
+    Attributes:
+        uses: it is recommended for each of them.
+        label: the configuration.
+        outcome: of the verdict; empty for FP32 itself.
+        verdict: the verdict as a sentence.
+        facts: the metric with its 95% interval, the size and the latency; those that were measured.
+        command: deploys it; empty for FP32.
+    """
+
+    uses: tuple[str, ...]
+    label: str
+    outcome: str
+    verdict: str
+    facts: tuple[str, ...]
+    command: str
+
+
+def explain(selected: Selection) -> list[Answer]:
+    """Return an answer for each recommended model; empty where nothing is recommended."""
+    models: dict[str, list[Recommendation]] = {}
+    for recommended in selected.recommendations:
+        models.setdefault(recommended.label, []).append(recommended)
+    return [_explain(selected, choices) for choices in models.values()]
+
+
+def _explain(selected: Selection, choices: Sequence[Recommendation]) -> Answer:
+    first, uses = choices[0], tuple(choice.use for choice in choices)
+    if first.choice is None:  # FP32 itself is the fastest
+        times = tuple(choice.why.partition("; ")[0] for choice in choices)
+        verdict = "FP32 itself: no quantized model within the limit is faster."
+        return Answer(uses, first.label, "", verdict, times, "")
+    outcome = selected.outcome(first.choice)
+    verdict, facts = say_verdict(selected, first.choice), _facts(selected, first.choice)
+    return Answer(uses, first.label, outcome, verdict, facts, first.command)
+
+
+def say_verdict(selected: Selection, cell: Cell) -> str:
+    """Return the verdict on a model as a sentence, with the number of samples behind it."""
+    verdict = selected.judged[cell.record.run_id]
+    limit = selected.family.metric.say_limit(selected.limits)
+    total = f"{int(cell.metric('total')):,} samples"
+    if verdict.outcome == VOID:
+        return f"No verdict: {cell.record.doubt}."
+    if verdict.outcome == PASS:
+        return f"{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
+    if verdict.outcome == FAIL:
+        return f"Fails the limit ({limit}), shown with 95% confidence on {total}."
+    needed = ""
+    if 0 < verdict.needed <= MOST_NEEDED:
+        needed = f"; about {round_needed(verdict.needed):,} would"
+    return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
+
+
+def _facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
+    """Return what a person weighs, with units; nothing that was not measured."""
+    record, metric = cell.record, selected.family.metric
+    lines, value = [], record.value(metric)
+    if value is not None:
+        text = f"{metric.title} {metric.show(value)}"
+        if interval := record.interval("ci95"):
+            text += f" ({' to '.join(metric.show(end) for end in interval)})"
+        if (baseline := record.value(metric, "baseline_")) is not None:
+            text += f", FP32 {metric.show(baseline)}"
+        lines.append(text)
+    if record.size_bytes is not None:
+        text = f"{record.size_bytes / 1000:.1f} kB"
+        if record.size_reduction is not None:
+            text += f", {record.size_reduction:.1%} less than FP32"
+        lines.append(text)
+    if record.latency_ms is not None:
+        text = f"{record.latency_ms:.3f} ms"
+        if record.speedup is not None:
+            text += f", {record.speedup:.2f} times as fast as FP32"
+        lines.append(text)
+    return tuple(lines)

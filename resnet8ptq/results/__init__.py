@@ -1,0 +1,16 @@
+"""Results that programs read: a finished run or a sweep as typed values, and as a pandas frame.
+
+    from resnet8ptq import results
+
+    sweep = results.load_sweep()  # the newest one of mlruns/
+    frame = sweep.to_frame()  # a row for each run
+    best = sweep.choice("smallest")  # as the report recommends it
+    print(best.label, best.loss, best.loss_upper_bound, best.verdict)
+
+`python -m resnet8ptq verdict` is the same for a shell: JSON and an exit code.
+"""
+
+from resnet8ptq.results.lookup import load_run, load_sweep
+from resnet8ptq.results.summaries import Choice, RunSummary, SweepSummary, to_frame
+
+__all__ = ["Choice", "RunSummary", "SweepSummary", "load_run", "load_sweep", "to_frame"]

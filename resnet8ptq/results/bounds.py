@@ -1,0 +1,100 @@
+"""One-sided 95% bounds of the loss against FP32: the tests of `report.verdicts`, turned around.
+
+A test asks whether the loss lies below one limit. The bound is the smallest limit that the same
+test accepts, so that it needs no statistic of its own. It uses the level that Holm's correction
+leaves to the model: a model passes exactly if its upper bound is at most the limit, and fails
+exactly if its lower bound is at least the limit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin
+
+FARTHEST = 2.0**20  # the largest loss that is looked at, as a fraction of FP32's value
+STEPS = 50  # halvings of an interval
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The loss is at most `upper`, and at least `lower`; each holds with 95% confidence.
+
+    None where the samples bound nothing: without spread, or in groups that were scored one by one.
+    """
+
+    upper: float | None = None
+    lower: float | None = None
+
+
+def measure(family: Family, limits: ReportConfig) -> dict[str, Bounds]:
+    """Return the bounds of each judged model of a family, by the id of its run.
+
+    Models beside a broken FP32 are not judged. The unit is that of `RunRecord.drop`.
+    """
+    metric = family.metric
+    cells = [cell for cell in family.measured if not cell.record.doubt]
+    margins = [_margin(metric, cell, metric.limit(limits)) for cell in cells]
+    uppers = levels([margin.p_within for margin in margins])
+    lowers = levels([margin.p_beyond for margin in margins])
+    return {
+        cell.record.run_id: Bounds(_upper(metric, cell, upper), _lower(metric, cell, lower))
+        for cell, upper, lower in zip(cells, uppers, lowers, strict=True)
+    }
+
+
+def levels(p_values: Sequence[float]) -> list[float]:
+    """Return the level at which Holm's procedure (1979) tests each p-value, in the same order.
+
+    The k-th smallest of m is tested at 0.05 / (m - k), k = 0, 1, ... The first that is not rejected
+    ends the procedure, and its level is that of all the larger ones.
+
+    >>> [round(level, 4) for level in levels([0.5, 0.001, 0.9])]
+    [0.025, 0.0167, 0.025]
+    """
+    count = len(p_values)
+    order = np.argsort(p_values, kind="stable")
+    by_rank = SIGNIFICANCE / np.arange(count, 0, -1)
+    kept = np.flatnonzero(np.asarray(p_values)[order] > by_rank)
+    if len(kept):
+        by_rank[kept[0] :] = by_rank[kept[0]]
+    result = np.empty(count)
+    result[order] = by_rank
+    return result.tolist()
+
+
+def _margin(metric: Metric, cell: Cell, limit: float) -> Margin:
+    assert cell.paired is not None  # of every measured cell
+    if cell.record.grouped:
+        return UNKNOWN
+    return cell.paired.margin(metric, limit, int(cell.metric("total")))
+
+
+def _upper(metric: Metric, cell: Cell, level: float) -> float | None:
+    return _edge(lambda limit: _margin(metric, cell, limit).p_within <= level, metric.bounded)
+
+
+def _lower(metric: Metric, cell: Cell, level: float) -> float | None:
+    return _edge(lambda limit: _margin(metric, cell, limit).p_beyond > level, metric.bounded)
+
+
+def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
+    """Return the limit from which on a condition holds; None if it holds always or never.
+
+    Args:
+        bounded: losses lie between -1 and 1; others are looked for up to `FARTHEST`.
+    """
+    low, high = -1.0, 1.0
+    while not bounded and high < FARTHEST and not holds(high):
+        low, high = high, 2 * high
+    while not bounded and low > -FARTHEST and holds(low):
+        low, high = 2 * low, low
+    ends = low, high
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return None if low == ends[0] or high == ends[1] else high

@@ -1,0 +1,159 @@
+"""The verdict on a run or a sweep, for continuous integration: JSON and an exit code.
+
+    python -m resnet8ptq verdict                         the newest sweep's recommendation
+    python -m resnet8ptq verdict use=smallest            or fastest, fastest_batch, best_onnx, ...
+    python -m resnet8ptq verdict sweep=ID use=smallest   of the sweep with that parent run
+    python -m resnet8ptq verdict run_id=ID               of a run
+    python -m resnet8ptq verdict folder=PATH             of the run or the sweep in that folder
+    python -m resnet8ptq verdict format=markdown         a summary for a pull request
+
+Exit codes: 0 pass; 3 fail; 4 undecided, void or unsupported; 2 wrong input; 1 an error, such as a
+store that does not answer, or a sweep whose runs all failed.
+The recommendation is what `deploy` takes for the same `use`. A sweep whose models all fail
+recommends none: `choice` is null, and the verdict is fail. A model below `min_accuracy` fails, too.
+`max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set other limits than the sweep's own.
+`experiment=`, `uri=` and `root=` name the MLflow store. The fields: docs/verdict.md.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from resnet8ptq.config.schema import TrackingConfig
+from resnet8ptq.core import command
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.text import or_nearest
+from resnet8ptq.report.facts import LIMITS
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
+from resnet8ptq.results.document import Answer, to_json, to_markdown
+from resnet8ptq.results.lookup import is_sweep, load_run, load_sweep
+from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
+
+FORMATS = {"json": to_json, "markdown": to_markdown}
+# Recommended among the models within the limit, so that a sweep may have none.
+_WITHIN = ("smallest", "fastest", "fastest_batch")
+_TEXTS = ("run_id", "sweep", "folder", "use", "experiment", "uri", "root")
+
+
+@dataclass
+class Arguments:
+    """The settings of `python -m resnet8ptq verdict`, as key=value."""
+
+    run_id: str | None = None
+    sweep: str | None = None
+    folder: str | None = None
+    use: str = "best"
+    format: str = "json"
+    max_drop: float | None = None
+    min_sqnr_db: float | None = None
+    min_accuracy: float | None = None
+    experiment: str = "resnet8ptq"
+    uri: str | None = None
+    root: str = "mlruns"
+
+
+def main(words: list[str]) -> None:
+    """Print the verdict.
+
+    Raises:
+        ConfigError: a key is wrong, or there is no such run.
+        TrackingError: the run failed, or no run of the sweep was measured.
+        SystemExit: with the code of a verdict other than pass.
+    """
+    asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
+    if asked.format not in FORMATS:
+        raise ConfigError(
+            f"format: got {asked.format!r}, expected {or_nearest(asked.format, FORMATS)}"
+        )
+    answer = find(asked)
+    print(FORMATS[asked.format](answer))
+    if answer.exit_code:
+        raise SystemExit(answer.exit_code)
+
+
+def _as_text(word: str) -> str:
+    """Quote an id or a name that looks like a number."""
+    key, separator, value = word.partition("=")
+    return f"{key}={json.dumps(value)}" if separator and key in _TEXTS and value != "null" else word
+
+
+def find(asked: Arguments) -> Answer:
+    """Return the verdict on the run or the sweep that was asked for; errors as of `main`."""
+    sources = {key: getattr(asked, key) for key in ("run_id", "sweep", "folder")}
+    named = [key for key, value in sources.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
+    limits = {key: getattr(asked, key) for key in LIMITS}
+    tracking = TrackingConfig(asked.uri, asked.root, asked.experiment)
+    folder = asked.folder and Path(asked.folder)
+    if asked.run_id or (folder and not is_sweep(folder)):
+        if asked.use != Arguments.use:
+            raise ConfigError("use: has no effect with a run; expected sweep= or a sweep's folder")
+        run = load_run(asked.run_id, folder=folder, limits=limits, tracking=tracking)
+        return judge_run(run)
+    sweep = load_sweep(asked.sweep, folder=folder, limits=limits, tracking=tracking)
+    return judge_sweep(sweep, asked.use)
+
+
+def judge_run(run: RunSummary) -> Answer:
+    """Return the verdict on a run.
+
+    Raises:
+        ConfigError: it is of FP32 itself.
+        TrackingError: it has not been measured.
+    """
+    if run.verdict is not None:
+        return Answer(run.verdict, run)
+    if run.status == "ok":
+        raise ConfigError(f"run_id: run {run.run_id} is FP32 itself, expected a quantized run")
+    raise TrackingError(f"run {run.run_id} is {run.status} and has no verdict ({run.reason})")
+
+
+def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
+    """Return the verdict on the run that a sweep recommends for a use.
+
+    Raises:
+        ConfigError: it recommends FP32 itself for the use, several runs, or knows no such use.
+        TrackingError: no run was measured, and one failed.
+    """
+    chosen = [choice for choice in sweep.choices if choice.use == use]
+    uses = " | ".join(dict.fromkeys(choice.use for choice in sweep.choices if choice.run_id))
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"use: sweep {sweep.run_id} recommends a run for each of {len(chosen)} sets of "
+            "samples; try run_id="
+        )
+    if chosen and chosen[0].run_id is None:
+        raise ConfigError(
+            f"use: for {use!r} sweep {sweep.run_id} recommends {chosen[0].label}, the network "
+            f"itself, and no quantized run; try {uses}"
+        )
+    if chosen:
+        run = sweep.run(chosen[0].run_id or "")
+        return Answer(run.verdict or UNDECIDED, run, sweep, use, chosen[0].because)
+    has_within = any(choice.use == "smallest" for choice in sweep.choices)
+    if sweep.choices and (use not in _WITHIN or has_within):
+        raise ConfigError(
+            f"use: got {use!r}, for which sweep {sweep.run_id} recommends no run; try {uses}"
+        )
+    because = sweep.why_none or "No model is within the limit on the samples to choose by."
+    return Answer(_overall(sweep), None, sweep, use, because)
+
+
+def _overall(sweep: SweepSummary) -> str:
+    """Return the verdict on a sweep that recommends no run.
+
+    A simulated run cannot be deployed: it proves a loss, and never a pass.
+    """
+    measured = [run for run in sweep.runs if run.loss_verdict is not None]
+    deployable = {run.verdict for run in measured if run.execution != "simulated"}
+    if deployable & {PASS, UNDECIDED}:  # but not within the limit on the samples to choose by
+        return UNDECIDED
+    outcomes = deployable or {run.verdict for run in measured}
+    if outcomes and outcomes <= {FAIL, VOID}:
+        return FAIL if FAIL in outcomes else VOID
+    failed = sum(run.status not in ("ok", UNSUPPORTED) for run in sweep.runs)
+    if failed and not measured:
+        raise TrackingError(f"sweep {sweep.run_id}: no run was measured, and {failed} did not end")
+    return UNSUPPORTED

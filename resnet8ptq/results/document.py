@@ -1,0 +1,225 @@
+"""The verdict in JSON by `docs/verdict.schema.json`, and in Markdown for a pull request."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from resnet8ptq.core import templates
+from resnet8ptq.core.text import printable
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
+from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
+from resnet8ptq.tasks.contract import Metric
+
+SCHEMA = 1  # raised when a field is removed or changes its meaning
+EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4, UNSUPPORTED: 4}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A verdict and the run that it is on.
+
+    Attributes:
+        run: None if the sweep recommends no run for the use.
+        sweep: None for a run by itself.
+        use: empty for a run that was named.
+        because: why this run was chosen, or why none; empty for a run that was named.
+    """
+
+    verdict: str
+    run: RunSummary | None
+    sweep: SweepSummary | None = None
+    use: str = ""
+    because: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the verdict."""
+        return EXIT_CODES[self.verdict]
+
+
+def to_json(answer: Answer) -> str:
+    """Return the document: ASCII, so that no name in it steers a terminal, and without NaN."""
+    run = answer.run
+    document = {
+        "schema": SCHEMA,
+        "verdict": answer.verdict,
+        "exit_code": answer.exit_code,
+        "use": answer.use or None,
+        "because": answer.because or (run.reason if run else "") or None,
+        "choice": _choice(run),
+        "metric": _metric(run),
+        "loss": _loss(run),
+        "samples": _samples(run),
+        "size": _size(run),
+        "latency": _latency(run),
+        "files": {
+            "artifact": run and run.artifact,
+            "sha256": (run and run.artifact_sha256) or None,
+            "report": answer.sweep and answer.sweep.report,
+        },
+        "commands": {
+            "deploy": run and run.deploy_command,
+            "reproduce": run and run.reproduce_command,
+        },
+        "sweep": _sweep(answer.sweep),
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _choice(run: RunSummary | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    names = ("run_id", "name", "label", "status", "framework", "dtype", "calibration", "weights")
+    texts = {name: getattr(run, name) or None for name in (*names, "execution")}
+    return {**texts, "settings": dict(run.settings)}
+
+
+def _metric(run: RunSummary | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    return {
+        "name": printable(run.metric.name),
+        "direction": run.metric.direction,
+        "value": run.value,
+        "fp32": run.fp32_value,
+        "least": run.least,
+    }
+
+
+def _loss(run: RunSummary | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    return {
+        "value": run.loss,
+        "upper_bound": run.loss_upper_bound,
+        "lower_bound": run.loss_lower_bound,
+        "limit": run.limit,
+        "verdict": run.loss_verdict,
+        "p_value": run.p_value,
+    }
+
+
+def _samples(run: RunSummary | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    return {
+        "scored": run.samples,
+        "needed": run.samples_needed,
+        "from": run.samples_from,
+        "digest": run.samples_digest or None,
+    }
+
+
+def _size(run: RunSummary | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    return {"bytes": run.size_bytes, "fp32_bytes": run.fp32_size_bytes}
+
+
+def _latency(run: RunSummary | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    return {
+        "ms": run.latency_ms,
+        "fp32_ms": run.fp32_latency_ms,
+        "speedup": run.speedup,
+        "batch_ms": run.batch_latency_ms,
+        "cpu": run.cpu or None,
+    }
+
+
+def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
+    if sweep is None:
+        return None
+    counts = Counter(run.status for run in sweep.runs)
+    return {
+        "run_id": sweep.run_id,
+        "name": sweep.name,
+        "status": sweep.status,
+        "runs": dict(counts),
+    }
+
+
+def to_markdown(answer: Answer) -> str:
+    """Return a sentence and a short table; texts from outside are escaped."""
+    run = answer.run
+    lines = [f"**Quantization: {answer.verdict}.** {_say(answer)}", ""]
+    if run is not None:
+        lines += [_row(["", "FP32", _escape(run.label)]), "|---|---:|---:|"]
+        lines += [_row(cells) for cells in _rows(run) if any(cells[1:])]
+        lines.append("")
+        if run.deploy_command:
+            lines += [f"    {run.deploy_command}", ""]
+    return templates.tidy("\n".join(lines))
+
+
+def _say(answer: Answer) -> str:
+    run = answer.run
+    if run is None:
+        use = f"Nothing is recommended for `use={answer.use}`. " if answer.use else ""
+        return f"{use}{_escape(answer.because)}"
+    begin = _escape(run.label)
+    if run.loss is None or run.loss_verdict is None:
+        return f"{begin}: {_escape(run.reason)}"
+    if answer.verdict == VOID:
+        return f"{begin}: a loss against this FP32 network means nothing ({_escape(run.reason)})."
+    metric, limit = run.metric, _say_loss(run.metric, run.limit)
+    name, loss = metric.loss_title.partition(",")[0], _say_loss(metric, run.loss)
+    text = f"{begin}: {_escape(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."
+    if run.verdict != run.loss_verdict and run.least is not None:
+        value, least = _show(metric, run.value), metric.show(run.least)
+        text += f" {_escape(metric.title.capitalize())} is {value}, less than {least}."
+    if needed := run.verdict_text.partition("(")[2].partition(")")[0]:
+        text += f" Sample size for 80% power at this loss: {needed}."
+    return text
+
+
+def _say_bounds(run: RunSummary) -> str:
+    ends = [
+        f"{word} {_say_loss(run.metric, bound)}"
+        for word, bound in (("at least", run.loss_lower_bound), ("at most", run.loss_upper_bound))
+        if bound is not None
+    ]
+    return f" ({', '.join(ends)}, one-sided 95% bounds, {run.samples:,} samples)" if ends else ""
+
+
+def _say_loss(metric: Metric, loss: float) -> str:
+    """Return a loss in a sentence: in points, in the metric's unit, or in percent of FP32's."""
+    return metric.say_change(loss) if metric.bounded else metric.show_lost(loss)
+
+
+def _rows(run: RunSummary) -> list[list[str]]:
+    metric = run.metric
+    return [
+        [
+            _escape(metric.title),
+            _show(metric, run.fp32_value),
+            _show(metric, run.value),
+        ],
+        ["size, kB", _kb(run.fp32_size_bytes), _kb(run.size_bytes)],
+        ["latency of one sample, ms", _ms(run.fp32_latency_ms), _ms(run.latency_ms)],
+    ]
+
+
+def _show(metric: Metric, value: float | None) -> str:
+    return "" if value is None else metric.show(value)
+
+
+def _kb(size: int | None) -> str:
+    return "" if size is None else f"{size / 1000:.1f}"
+
+
+def _ms(latency: float | None) -> str:
+    return "" if latency is None else f"{latency:.3f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape(text: str) -> str:
+    """Escape Markdown, and part an @ from its name: a pull request would notify that person."""
+    return templates.escape(text).replace("@", "@<!-- -->")

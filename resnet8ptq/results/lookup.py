@@ -1,0 +1,287 @@
+"""Finds a run or a sweep: by its id, its folder, its tags, or the newest; and reads it.
+
+A folder is read without the store, as long as it holds all runs of the sweep.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from resnet8ptq.config.limits import check
+from resnet8ptq.config.schema import ReportConfig, TrackingConfig
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.text import printable, redact
+from resnet8ptq.report import comparison, facts, page, terminal
+from resnet8ptq.report.recommend import Selection
+from resnet8ptq.results.summaries import (
+    RunSummary,
+    SweepSummary,
+    summarize_runs,
+    summarize_sweep,
+)
+from resnet8ptq.tracking import history, origin, sync
+from resnet8ptq.tracking.journal import FILE, Journal
+from resnet8ptq.tracking.record import RunRecord
+from resnet8ptq.tracking.store import Store, in_one_line, open_store
+from resnet8ptq.tracking.sweep_file import Sweep
+
+_MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2)")  # the quantized file of a run
+_NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
+_WORD = re.compile(r"[\w.:/@ -]+")  # in a query: no quotes
+
+Asked = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A sweep, or a run by itself, as it was read.
+
+    Attributes:
+        parent: the sweep's own run; None for a run by itself.
+        records: the runs to compare.
+        run_id: of the run that was looked for; empty for a sweep.
+    """
+
+    store: Store
+    parent: RunRecord | None
+    records: Sequence[RunRecord]
+    run_id: str = ""
+
+
+def load_sweep(
+    run_id: str | None = None,
+    *,
+    folder: str | Path | None = None,
+    tags: Mapping[str, str] | None = None,
+    limits: Asked | None = None,
+    tracking: TrackingConfig | None = None,
+) -> SweepSummary:
+    """Return a sweep with its runs, verdicts and recommendations.
+
+        load_sweep()  # the newest of the store
+        load_sweep("0123...", limits={"max_drop": 0.02})
+        load_sweep(folder="runs/sweeps/2026-01-31/12-00-00")
+        load_sweep(tags={"release": "1.2"})  # the newest with these tags
+
+    Args:
+        run_id: of the sweep's parent run.
+        limits: `max_drop`, `min_sqnr_db` and `min_accuracy`; by default the sweep's own.
+        tracking: the store; by default `MLFLOW_TRACKING_URI`, or `mlruns` in the current folder.
+
+    Raises:
+        ConfigError: there is no such sweep.
+        TrackingError: the store does not answer, or a file of a run is missing or damaged.
+    """
+    source = _find_sweep(run_id, folder, tags, tracking or TrackingConfig())
+    assert source.parent is not None  # of every sweep
+    with in_one_line(source.store):
+        selections = _select(source, limits or {})
+        artifacts = {r.run_id: _find_artifact(source.store, r) for r in source.records}
+        report = _find_file(source.store, source.parent, re.compile(re.escape(terminal.REPORT)))
+    return summarize_sweep(source.parent, selections, artifacts, report)
+
+
+def load_run(
+    run_id: str | None = None,
+    *,
+    folder: str | Path | None = None,
+    tags: Mapping[str, str] | None = None,
+    limits: Asked | None = None,
+    tracking: TrackingConfig | None = None,
+) -> RunSummary:
+    """Return a run, judged among the runs of its sweep; arguments and errors as of `load_sweep`.
+
+        load_run("0123...").verdict
+        load_run(folder="runs/2026-01-31/12-00-00_onnx-int8-minmax-per_tensor")
+
+    Without arguments: the newest run.
+    """
+    source = _find_run(run_id, folder, tags, tracking or TrackingConfig())
+    own = [record for record in source.records if record.run_id == source.run_id]
+    if not own:
+        raise ConfigError(
+            f"run_id: run {source.run_id} is an analysis, expected a run that quantized a network"
+        )
+    with in_one_line(source.store):
+        selections = _select(source, limits or {})
+        artifacts = {source.run_id: _find_artifact(source.store, own[0])}
+    (selected,) = [s for s in selections if own[0] in s.family.records]
+    return summarize_runs(selected, artifacts)[selected.family.records.index(own[0])]
+
+
+def is_sweep(folder: Path) -> bool:
+    """Tell whether a folder is a sweep's, not a run's; raises ConfigError if it is neither."""
+    return _read_journal(folder).tags.get("kind") == "sweep"
+
+
+def _select(source: _Source, asked: Asked) -> list[Selection]:
+    """Judge the runs as the report does, by the limits asked for, else by those of the sweep."""
+    limits = _limits(source.records, asked)
+    if source.parent is not None:
+        return page.load_selections(source.store, source.parent, source.records, limits)
+    return page.select(comparison.load(source.store, source.records), limits)
+
+
+def _limits(records: Sequence[RunRecord], asked: Asked) -> ReportConfig:
+    if unknown := asked.keys() - {*facts.LIMITS}:
+        raise ConfigError(f"limits: got {min(unknown)!r}, expected {' | '.join(facts.LIMITS)}")
+    try:
+        config = facts.limits_of(records, asked)
+        check(config)
+    except (ValueError, TypeError, OverflowError, RecursionError):  # a store is untrusted
+        raise TrackingError("report.max_drop: the runs have logged limits that are none") from None
+    return config
+
+
+def _find_sweep(
+    run_id: str | None,
+    folder: str | Path | None,
+    tags: Mapping[str, str] | None,
+    tracking: TrackingConfig,
+) -> _Source:
+    _check_one(run_id, folder, tags)
+    if folder is not None:
+        return _read_sweep(Path(folder).resolve(), tracking)
+    store = open_store(tracking)
+    with in_one_line(store):
+        if run_id is not None:
+            record = history.load_named(store, "sweep", run_id)
+            if record.kind != "sweep":
+                raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
+            return _load_sweep(store, record)
+        parent = history.find_parent(store, _filter({"kind": "sweep", **(tags or {})}))
+        if parent is None:
+            kind = f"sweep with {_show(tags)}" if tags else "sweep"
+            raise ConfigError(
+                f"sweep: experiment {store.experiment_name!r} has no {kind}; try run_id=ID, "
+                "folder=PATH or experiment=NAME"
+            )
+        return _load_sweep(store, parent)
+
+
+def _load_sweep(store: Store, parent: RunRecord, run_id: str = "") -> _Source:
+    records = history.load_compared(store, parent.run_id)
+    if not records:
+        raise ConfigError(f"sweep: {parent.run_id} has no runs, expected a sweep with runs")
+    return _Source(store, parent, records, run_id)
+
+
+def _find_run(
+    run_id: str | None,
+    folder: str | Path | None,
+    tags: Mapping[str, str] | None,
+    tracking: TrackingConfig,
+) -> _Source:
+    _check_one(run_id, folder, tags)
+    if folder is not None:
+        return _read_run(Path(folder).resolve(), tracking)
+    store = open_store(tracking)
+    with in_one_line(store):
+        if run_id is not None:
+            return _load_run(store, history.load_named(store, "run_id", run_id))
+        runs = history.find_runs(store, _filter(tags or {}))
+        newest = next((r for r in runs if r.kind != "sweep" and not r.is_analysis), None)
+        if newest is None:
+            kind = f"run with {_show(tags)}" if tags else "run"
+            raise ConfigError(f"run_id: experiment {store.experiment_name!r} has no {kind}")
+        return _load_run(store, newest)
+
+
+def _load_run(store: Store, record: RunRecord) -> _Source:
+    """Return a run among the others of its sweep; by itself if the sweep has a newer run."""
+    if record.kind == "sweep":
+        raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
+    if record.parent_id:
+        source = _load_sweep(store, history.load_run(store, record.parent_id), record.run_id)
+        if record.run_id in {other.run_id for other in source.records}:
+            return source
+    return _Source(store, None, [] if record.is_analysis else [record], record.run_id)
+
+
+def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
+    """Read a sweep from its folder; from the store if it shares runs of another sweep."""
+    kept = _read_journal(folder)
+    if not is_sweep(folder):
+        raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
+    if Sweep.load(folder).resume:
+        store = open_store(tracking)
+        with in_one_line(store):
+            return _load_sweep(store, _find_logged(store, kept, folder))
+    records = [record for record in sync.load_records(folder) if not record.is_analysis]
+    if not records:
+        raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
+    return _Source(_NO_STORE, RunRecord.of_journal(kept, folder), records)
+
+
+def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
+    """Read a run from its folder, among the others of its sweep."""
+    kept = _read_journal(folder)
+    record = RunRecord.of_journal(kept, folder)
+    if record.kind == "sweep":
+        raise ConfigError(f"folder: got {folder}, a sweep's folder, expected the folder of a run")
+    if not record.parent_id:
+        return _Source(_NO_STORE, None, [] if record.is_analysis else [record], record.run_id)
+    above = folder.parent
+    if (above / FILE).is_file() and Journal.load(above).run_id == record.parent_id:
+        source = _read_sweep(above, tracking)
+        if record.run_id in {other.run_id for other in source.records}:
+            return _Source(source.store, source.parent, source.records, record.run_id)
+    store = open_store(tracking)
+    with in_one_line(store):
+        return _load_run(store, _find_logged(store, kept, folder))
+
+
+def _read_journal(folder: Path) -> Journal:
+    if not (folder / FILE).is_file():
+        raise ConfigError(f"folder: got {folder}, expected the folder of a run or a sweep ({FILE})")
+    return Journal.load(folder)
+
+
+def _find_logged(store: Store, kept: Journal, folder: Path) -> RunRecord:
+    record = history.find_logged(store, kept.key)
+    if record is None:
+        raise ConfigError(
+            f"folder: {folder} shares runs with another folder, and experiment "
+            f"{store.experiment_name!r} does not have it; try experiment=, root= or uri="
+        )
+    return record
+
+
+def _check_one(*asked: object) -> None:
+    if sum(value is not None for value in asked) > 1:
+        raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
+
+
+def _filter(tags: Mapping[str, str]) -> str:
+    """Return MLflow's filter for runs with these tags."""
+    for text in (*tags, *tags.values()):
+        if not _WORD.fullmatch(text):
+            raise ConfigError(f"tags: got {text!r}, expected letters, digits, spaces and _.:/@-")
+    return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+
+
+def _show(tags: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in tags.items())
+
+
+def _find_artifact(store: Store, record: RunRecord) -> str | None:
+    return _find_file(store, record, _MODEL) if record.status == "ok" else None
+
+
+def _find_file(store: Store, record: RunRecord, name: re.Pattern[str]) -> str | None:
+    """Return the path of a run's file: in its own folder, else the store's; or its address."""
+    address = urlsplit(record.artifact_uri)
+    local = address.scheme in ("", "file")
+    folders = [origin.own_folder(record)] + [Path(url2pathname(address.path))] * local
+    for folder in filter(None, folders):
+        names = sorted(path.name for path in folder.glob("*") if name.fullmatch(path.name))
+        if names:
+            return printable(str(folder / names[0]))
+    if local:
+        return None
+    listed = [item.path for item in store.client.list_artifacts(record.run_id)]
+    names = sorted(path for path in listed if name.fullmatch(path))
+    return printable(redact(f"{record.artifact_uri}/{names[0]}")) if names else None

@@ -1,0 +1,351 @@
+"""A run and a sweep as values: what the report says of them, typed, for programs to read.
+
+Nothing is measured or tested here: records come from `tracking.record`, verdicts and choices from
+`report`. Texts are printable, since a store is untrusted. Numbers are finite, or None where they
+were not measured.
+"""
+
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from resnet8ptq.core.text import printable
+from resnet8ptq.report import facts, verdicts
+from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.recommend import Recommendation, Selection, why_none
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED
+from resnet8ptq.results.bounds import Bounds, measure
+from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tracking.record import RunRecord
+
+if TYPE_CHECKING:  # half a second to import
+    import pandas
+
+UNSUPPORTED = "unsupported"  # a verdict beside those of `report.verdicts`
+_HALVED = "of the test samples"  # the end of `RunRecord.chosen_by` with evaluate.choice=half
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run, judged among the runs of its sweep.
+
+    Attributes:
+        label: the combination in words, with the settings that vary in the sweep.
+        status: ok, unsupported, failed, killed or running.
+        reason: why the run is unsupported, has failed, or is void.
+        settings: those that vary in the sweep, beyond the four columns before them.
+        verdict: pass, fail, undecided, void or unsupported; fail also if the metric is below its
+            own limit, such as `report.min_accuracy`. None for FP32 and for a run that has failed.
+        loss_verdict: the verdict on the loss alone, as in the report; `verdict_text` in its words.
+        samples_needed: where undecided, about the sample size for 80% power at the measured loss;
+            None beyond a million, or without spread.
+        least: the metric's own limit.
+        loss: against FP32, positive if the model is worse: a difference of the metric, or for
+            metrics without bounds a fraction of FP32's value, see `Metric.drop`.
+        loss_upper_bound, loss_lower_bound: one-sided 95% bounds, see `bounds`.
+        limit: the largest loss that passes.
+        p_value: of the difference from FP32, corrected for the runs of the sweep.
+        samples: the number of scored samples; `samples_from` is test or held-out training.
+        latency_ms: the median of one sample at a time; `batch_latency_ms` of a batch.
+        artifact: path or address of the quantized file.
+        deploy_command: writes the file with its model card.
+        reproduce_command: makes the run of a sweep again; None for other runs.
+
+    A summary comes from `load_run` or `load_sweep`.
+    """
+
+    run_id: str
+    name: str
+    sweep_id: str
+    label: str
+    status: str
+    reason: str
+    framework: str
+    dtype: str
+    calibration: str
+    weights: str
+    settings: Mapping[str, str]
+    execution: str
+    verdict: str | None
+    loss_verdict: str | None
+    verdict_text: str
+    samples_needed: int | None
+    metric: Metric
+    value: float | None
+    fp32_value: float | None
+    least: float | None
+    loss: float | None
+    loss_upper_bound: float | None
+    loss_lower_bound: float | None
+    limit: float
+    p_value: float | None
+    samples: int | None
+    samples_from: str
+    samples_digest: str
+    size_bytes: int | None
+    fp32_size_bytes: int | None
+    latency_ms: float | None
+    batch_latency_ms: float | None
+    fp32_latency_ms: float | None
+    speedup: float | None
+    latency_threads: str
+    cpu: str
+    artifact: str | None
+    artifact_sha256: str
+    deploy_command: str | None
+    reproduce_command: str | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The run that a sweep recommends for a use, see `report.recommend`.
+
+    Attributes:
+        use: best, smallest, fastest, fastest_batch, or best_NAME for a backend.
+        run_id: None for FP32 itself, which only the uses for speed recommend.
+        because: the reason in words.
+        equals: ids of the runs without a known difference from it.
+    """
+
+    use: str
+    run_id: str | None
+    label: str
+    because: str
+    equals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """A sweep: its runs in the order of its jobs, and its choices.
+
+    Attributes:
+        status: ok, failed, killed or running.
+        choices: by use; one for each set of scored samples.
+        why_none: why nothing is recommended, in words; empty if something is.
+        report: path or address of the report's page.
+    """
+
+    run_id: str
+    name: str
+    status: str
+    runs: tuple[RunSummary, ...]
+    choices: tuple[Choice, ...]
+    why_none: str
+    report: str | None
+
+    def run(self, run_id: str) -> RunSummary:
+        """Return a run of the sweep by its id; raises KeyError without it."""
+        return {run.run_id: run for run in self.runs}[run_id]
+
+    def choice(self, use: str = "best") -> RunSummary | None:
+        """Return the run that is recommended for a use; None without one, or for FP32 itself.
+
+        Of several sets of scored samples, the first set's.
+        """
+        ids = [choice.run_id for choice in self.choices if choice.use == use]
+        return self.run(ids[0]) if ids and ids[0] is not None else None
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return the runs as a frame, see `to_frame`."""
+        return to_frame(self.runs)
+
+
+def to_frame(runs: Iterable[RunSummary]) -> "pandas.DataFrame":
+    """Return a frame with a row for each run, by `run_id`, and a column for each attribute.
+
+    `metric` is the metric's name. Each setting of `settings` is a column of its own. A number that
+    was not measured is NaN, as in every frame.
+
+        frame = load_sweep().to_frame()
+        frame[frame.loss_upper_bound <= 0.01].sort_values("size_bytes")
+    """
+    import pandas
+
+    names = [item.name for item in fields(RunSummary) if item.name != "settings"]
+    rows = [
+        {name: getattr(run, name) for name in names} | {"metric": run.metric.name, **run.settings}
+        for run in runs
+    ]
+    frame = pandas.DataFrame(rows, columns=list(dict.fromkeys([*names, *_keys(rows)])))
+    return frame.astype(dict.fromkeys(_NUMBERS, "float64")).set_index("run_id")
+
+
+def _keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    return [key for row in rows for key in row]
+
+
+_NUMBERS = [
+    item.name for item in fields(RunSummary) if item.type in (float, float | None, int | None)
+]
+
+
+def summarize_sweep(
+    parent: RunRecord,
+    selections: Sequence[Selection],
+    artifacts: Mapping[str, str | None],
+    report: str | None,
+) -> SweepSummary:
+    """Return the summary of a sweep.
+
+    Args:
+        selections: of each set of scored samples.
+        artifacts: path or address of each run's quantized file, by the run's id.
+    """
+    runs = [run for selected in selections for run in summarize_runs(selected, artifacts)]
+    choices = [
+        Choice(
+            recommended.key,
+            None if recommended.choice is None else printable(recommended.choice.record.run_id),
+            printable(recommended.label),
+            printable(recommended.why),
+            tuple(printable(cell.record.run_id) for cell in recommended.equals),
+        )
+        for selected in selections
+        for recommended in selected.recommendations
+    ]
+    reasons = [line for s in selections if not s.recommendations for line in _why_none(s)]
+    return SweepSummary(
+        run_id=printable(parent.run_id),
+        name=printable(parent.name),
+        status=printable(parent.status),
+        runs=tuple(runs),
+        choices=tuple(choices),
+        why_none="" if choices else printable(" ".join(reasons)),
+        report=report,
+    )
+
+
+def _why_none(selected: Selection) -> list[str]:
+    if selected.family.measured:
+        return why_none(selected)
+    counts = Counter(cell.record.status for cell in selected.family.cells)
+    return [f"No quantized run was measured ({', '.join(f'{n} {s}' for s, n in counts.items())})."]
+
+
+def summarize_runs(
+    selected: Selection, artifacts: Mapping[str, str | None]
+) -> tuple[RunSummary, ...]:
+    """Return the summaries of runs that were scored on the same samples."""
+    family, limits = selected.family, selected.limits
+    bounds, adjusted = measure(family, limits), facts.adjusted_p(family.records)
+    varied = facts.varied(family.records)
+    return tuple(
+        _summarize(
+            selected,
+            cell,
+            bounds.get(cell.record.run_id, Bounds()),
+            adjusted.get(cell.record.run_id),
+            {printable(k): printable(cell.record.params.get(k, "")) for k in varied},
+            artifacts.get(cell.record.run_id),
+        )
+        for cell in family.cells
+    )
+
+
+def _summarize(
+    selected: Selection,
+    cell: Cell,
+    bounds: Bounds,
+    p_value: float | None,
+    settings: Mapping[str, str],
+    artifact: str | None,
+) -> RunSummary:
+    record, metric, limits = cell.record, selected.family.metric, selected.limits
+    judged = selected.judged.get(record.run_id)
+    framework, dtype, calibration, weights = map(printable, record.combination.cells)
+    return RunSummary(
+        run_id=printable(record.run_id),
+        name=printable(record.name),
+        sweep_id=printable(record.parent_id),
+        label=printable(cell.label),
+        status=printable(record.status),
+        reason=printable(record.reason or record.doubt),
+        framework=framework,
+        dtype=dtype,
+        calibration=calibration,
+        weights=weights,
+        settings=settings,
+        execution=printable(record.execution),
+        verdict=_judge(selected, cell),
+        loss_verdict=None if judged is None else judged.outcome,
+        verdict_text="" if judged is None else verdicts.say(metric, cell, judged, limits),
+        samples_needed=None if judged is None else _needed(judged.needed),
+        metric=metric,
+        value=_finite(record.value(metric)),
+        fp32_value=_finite(record.value(metric, "baseline_")),
+        least=verdicts.least_of(metric, limits),
+        loss=_finite(record.drop),
+        loss_upper_bound=bounds.upper,
+        loss_lower_bound=bounds.lower,
+        limit=metric.limit(limits),
+        p_value=_finite(p_value),
+        samples=_whole(record.total),
+        samples_from=facts.images_of([record]),
+        samples_digest=printable(record.test_digest),
+        size_bytes=_whole(record.size_bytes),
+        fp32_size_bytes=_whole(record.baseline_size_bytes),
+        latency_ms=_finite(record.latency_ms),
+        batch_latency_ms=_finite(record.batch_latency_ms),
+        fp32_latency_ms=_finite(record.baseline_latency_ms),
+        speedup=_finite(record.speedup),
+        latency_threads=printable(record.latency_threads),
+        cpu=printable(record.cpu),
+        artifact=artifact,
+        artifact_sha256=printable(record.artifact_sha256),
+        deploy_command=_deploy(cell) if artifact else None,
+        reproduce_command=_reproduce(record),
+    )
+
+
+def _judge(selected: Selection, cell: Cell) -> str | None:
+    """Return the verdict on a run, see `RunSummary.verdict`."""
+    judged = selected.judged.get(cell.record.run_id)
+    if judged is None:
+        return UNSUPPORTED if cell.record.status == UNSUPPORTED else None
+    reaches = verdicts.reaches_least(selected.family.metric, cell, selected.limits)
+    return judged.outcome if reaches or judged.outcome == VOID else FAIL
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _whole(value: float | None) -> int | None:
+    return round(value) if value is not None and math.isfinite(value) else None
+
+
+def _needed(count: float) -> int | None:
+    """Return a sample size; None for 0 (decided), NaN, or more than anybody has."""
+    return math.ceil(count) if 0 < count <= MOST_NEEDED else None
+
+
+def _deploy(cell: Cell) -> str | None:
+    """Return the command that deploys a run; None if a store gave it an id for another command."""
+    if not re.fullmatch(r"\w+", cell.record.run_id):
+        return None
+    return _printable_or_none(Recommendation("", cell.label, "", cell).command)
+
+
+def _reproduce(record: RunRecord) -> str | None:
+    """Return the command for one job of a sweep, from the words that Hydra gave the job."""
+    try:
+        words = shlex.split(record.job_overrides)
+    except ValueError:  # an open quote
+        return None
+    if not words:
+        return None
+    kept = [word for word in words if not word.startswith("hydra.")]
+    if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
+        kept.append("evaluate.choice=half")
+    # A named experiment may be a sweep.
+    return _printable_or_none(shlex.join(["python", "run.py", *kept, "hydra.mode=RUN"]))
+
+
+def _printable_or_none(command: str) -> str | None:
+    """Return a command if it is one printable line: a changed one would do something else."""
+    return command if command.isprintable() else None

@@ -1,0 +1,191 @@
+"""Runs and sweeps answered by id, folder and tag; the command; the notebook. On a real sweep."""
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from resnet8ptq import results
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.results import RunSummary
+from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, Called, call, call_beside
+
+SCHEMA = json.loads((REPO / "docs/verdict.schema.json").read_text())
+NOTEBOOK = REPO / "docs/examples/results.ipynb"
+
+
+@pytest.fixture
+def in_folder(sweep: Called) -> Iterator[Path]:
+    """The current folder is that of the sweep's store, as it is for the user."""
+    with chdir(sweep.folder):
+        yield sweep.folder
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Called:
+    """A sweep that takes over the runs of an earlier one, which are in another folder."""
+    folder = tmp_path_factory.mktemp("resumed")
+    words = (*QUICK, "backend=onnx", "dtype=int8,u8s8")
+    first = call(folder, "-m", *words, **NO_REAL_FILES)
+    assert first.code == 0, first.err
+    return call(folder, "-m", *words, "seed=42,1", "sweep.resume=true", **NO_REAL_FILES)
+
+
+def verdict(called: Called, *words: str) -> tuple[int, Any]:
+    """Call the command; return its exit code and its document, held to the schema."""
+    done = call_beside(called.folder, "verdict", *words)
+    if not done.out:
+        return done.code, done.errors
+    answered = json.loads(done.out)
+    jsonschema.Draft202012Validator(SCHEMA).validate(answered)
+    assert answered["exit_code"] == done.code
+    return done.code, answered
+
+
+def test_the_newest_sweep_has_the_figures_of_its_report(sweep: Called, in_folder: Path) -> None:
+    summary = results.load_sweep()
+    assert summary.run_id == sweep.parent.info.run_id
+    assert [run.run_id for run in summary.runs] == [run.info.run_id for run in sweep.children]
+    assert summary.report is not None and Path(summary.report).name == "report.html"
+    page = Path(summary.report).with_name("report.md").read_text()
+    with Path(summary.report).with_name("runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for run, row in zip(summary.runs, rows, strict=True):
+        assert (run.run_id, run.status) == (row["run_id"], row["status"])
+        if run.status != "ok":
+            assert run.verdict == "unsupported" and run.reason and run.artifact is None
+            continue
+        for key, value in (
+            *(("accuracy", run.value), ("baseline_accuracy", run.fp32_value), ("drop", run.loss)),
+            *(("size_bytes", run.size_bytes), ("latency_p50_ms", run.latency_ms)),
+            ("total", run.samples),
+        ):
+            assert float(row[key]) == value
+        assert run.artifact is not None and Path(run.artifact).is_file()
+        assert Path(run.artifact).stat().st_size == run.size_bytes
+        assert run.verdict_text in page
+    for choice in summary.choices:
+        if choice.run_id is not None:
+            assert f"deploy run_id={choice.run_id}" in page
+
+
+def test_by_id_folder_and_tag_it_is_the_same(sweep: Called, in_folder: Path) -> None:
+    by_id = results.load_sweep(sweep.parent.info.run_id)
+    folder = Path(sweep.parent.data.tags["folder"])
+    by_folder = results.load_sweep(folder=folder)
+    by_tag = results.load_sweep(tags={"folder": str(folder)})
+    assert by_id == by_folder == by_tag == results.load_sweep()
+    run = by_id.runs[0]
+    folder = Path(sweep.children[0].data.tags["folder"])
+    assert run == results.load_run(run.run_id) == results.load_run(folder=folder)
+    assert run == results.load_run(tags={"folder": str(folder)})
+    assert isinstance(results.load_run(), RunSummary)
+
+
+def test_a_folder_is_read_without_the_store(sweep: Called, tmp_path: Path) -> None:
+    folder = shutil.copytree(sweep.parent.data.tags["folder"], tmp_path / "copied")
+    with chdir(tmp_path):
+        answered = results.load_sweep(folder="copied")
+        job = next(path.parent for path in sorted(folder.glob("*/record.json")))
+        assert results.load_run(folder=job).sweep_id == answered.run_id
+        assert not (tmp_path / "mlruns").exists()
+    assert [run.verdict for run in answered.runs].count("unsupported") == 1
+    assert answered.report == str(folder / "report.html")
+    artifact = next(run.artifact for run in answered.runs if run.artifact)
+    assert Path(artifact).is_relative_to(folder)
+
+
+def test_a_resumed_sweep_has_the_runs_that_it_took_over(resumed: Called) -> None:
+    assert "2 of 4 runs had finished before" in resumed.out
+    with chdir(resumed.folder):
+        newest = results.load_sweep()
+        (parent,) = [run for run in resumed.runs if run.info.run_id == newest.run_id]
+        assert results.load_sweep(folder=parent.data.tags["folder"]) == newest
+    assert len(newest.runs) == 4
+
+
+def test_command_and_exit_codes(sweep: Called) -> None:
+    code, answered = verdict(sweep, "max_drop=0.5")
+    assert (code, answered["verdict"], answered["use"]) == (0, "pass", "best")
+    assert answered["sweep"]["run_id"] == sweep.parent.info.run_id
+    assert answered["sweep"]["runs"] == {"ok": 3, "unsupported": 1}
+    run_id = answered["choice"]["run_id"]
+    code, named = verdict(sweep, f"run_id={run_id}", "max_drop=0.5")
+    assert (code, named["loss"], named["use"]) == (0, answered["loss"], None)
+    code, answered = verdict(sweep, "max_drop=0")
+    assert (code, answered["verdict"]) == (4, "undecided")
+    code, answered = verdict(sweep, "max_drop=0.5", "min_accuracy=1")
+    assert (code, answered["verdict"], answered["choice"]) == (3, "fail", None)
+    folder = sweep.parent.data.tags["folder"]
+    assert verdict(sweep, f"folder={folder}", "use=smallest", "max_drop=0.5")[0] == 0
+    unsupported = next(r for r in sweep.children if r.data.tags["status"] == "unsupported")
+    code, answered = verdict(sweep, f"run_id={unsupported.info.run_id}")
+    assert (code, answered["verdict"]) == (4, "unsupported")
+    done = call_beside(sweep.folder, "verdict", "format=markdown", "max_drop=0.5")
+    assert done.code == 0
+    assert done.out.startswith("**Quantization: pass.** ")
+
+
+def test_wrong_input(sweep: Called, tmp_path: Path) -> None:
+    parent, child = sweep.parent.info.run_id, sweep.children[0].info.run_id
+    folder = Path(sweep.children[0].data.tags["folder"])
+    for words, says in (
+        (["run_id=0123"], "run_id: got '0123', takes the id of a run in the store"),
+        ([f"run_id={parent}"], f"run_id: {parent} is a sweep; try sweep={parent}"),
+        ([f"sweep={child}"], f"sweep: {child} is a run; try run_id={child}"),
+        (
+            [f"folder={tmp_path}"],
+            f"folder: got {tmp_path}, expected the folder of a run or a sweep",
+        ),
+        ([f"run_id={child}", f"folder={folder}"], "folder: has no effect with run_id="),
+        ([f"folder={folder}", "use=smallest"], "use: has no effect with a run"),
+        (["format=yaml"], "format: got 'yaml', expected json | markdown"),
+        (["use=bets"], "use: got 'bets', for which sweep"),
+        (["experiment=other"], "sweep: experiment 'other' has no sweep"),
+    ):
+        code, errors = verdict(sweep, *words)
+        assert code == 2, words
+        assert errors[0].startswith(f"error: {says}"), errors
+
+
+def test_lookups_refuse_what_would_change_a_query(in_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="tags: got"):
+        results.load_sweep(tags={"a": "' or ''='"})
+    with pytest.raises(ConfigError, match="more than one of run_id, folder and tags"):
+        results.load_sweep("a", folder="b")
+    with pytest.raises(ConfigError, match="has no run with no=such"):
+        results.load_run(tags={"no": "such"})
+    with pytest.raises(ConfigError, match="limits: got 'drop', expected max_drop"):
+        results.load_sweep(limits={"drop": 1})
+
+
+def test_failed_runs_have_no_verdict(failing_sweep: Called) -> None:
+    failed = next(r for r in failing_sweep.children if r.data.tags["status"] == "failed")
+    code, errors = verdict(failing_sweep, f"run_id={failed.info.run_id}")
+    assert code == 1
+    assert errors[0].startswith(f"error: run {failed.info.run_id} is failed and has no verdict")
+
+
+def test_a_damaged_file_is_an_error(sweep: Called, tmp_path: Path) -> None:
+    folder = shutil.copytree(sweep.parent.data.tags["folder"], tmp_path / "copied")
+    next(folder.glob("*/predictions.npz")).write_bytes(b"nothing")
+    with pytest.raises(TrackingError, match=r"predictions\.npz is damaged"):
+        results.load_sweep(folder=folder)
+
+
+def test_the_notebook_runs(in_folder: Path) -> None:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert 5 <= len(cells) <= 8
+    names: dict[str, Any] = {}
+    for cell in cells:
+        assert cell.get("outputs", []) == []
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), names)
+    assert len(names["kept"]) > 0
+    assert names["figure"].axes[0].get_lines()
