@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from resnet8ptq.core.templates import escape
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Recommendation, Selection
 from resnet8ptq.report.table import VOID
@@ -47,6 +48,23 @@ def _explain(selected: Selection, choices: Sequence[Recommendation]) -> Answer:
     outcome = selected.outcome(first.choice)
     verdict, facts = say_verdict(selected, first.choice), _facts(selected, first.choice)
     return Answer(uses, first.label, outcome, verdict, facts, first.command)
+
+
+def to_markdown(answers: Sequence[Answer]) -> str:
+    """Return the answers as a sentence and a table; empty without answers."""
+    if not answers:
+        return ""
+    best = answers[0]
+    lines = [
+        f"**Deploy {escape(best.label)}.** {escape(best.verdict)}",
+        "",
+        "| for | model | verdict | measured | command |",
+        "|---|---|---|---|---|",
+    ]
+    for answer in answers:
+        texts = ("; ".join(answer.uses), answer.label, answer.outcome, "; ".join(answer.facts))
+        lines.append(f"| {' | '.join(map(escape, (*texts, answer.command)))} |")
+    return "\n".join(lines)
 
 
 def say_verdict(selected: Selection, cell: Cell) -> str:

@@ -25,6 +25,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
+    answer,
     methodology,
     notes,
     pareto,
@@ -77,6 +78,9 @@ def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Pat
             temporary.write_bytes(content)
     paths = [folder / name for name in contents]
     background.ask(upload.log_files, store, parent_id, paths)
+    notes_of = [answer.to_markdown(answer.explain(selected)) for selected in chosen]
+    note = "\n\n".join(filter(None, notes_of))
+    background.ask(upload.describe, store, parent_id, note or "Nothing is recommended.")
     return paths
 
 

@@ -23,6 +23,7 @@ FILE = "record.json"
 SWEEP_FILE = "sweep.json"  # see `sweep_file`
 LOCK = ".lock"
 MAX_BYTES = 2**26
+NOTE_TAG = "mlflow.note.content"  # the description of a run in MLflow's UI, in Markdown
 PARENT_TAG = "mlflow.parentRunId"
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step
 ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words

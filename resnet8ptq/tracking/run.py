@@ -105,12 +105,16 @@ class Run:
 
     def log_result(self, result: RunResult) -> None:
         """Log the metrics and the resolved settings; the status follows when the run ends."""
+        from resnet8ptq.core.templates import escape  # imports Jinja
+
         points = self.journal.note(result.to_metrics())
         self.journal.params |= result.resolved
         self.journal.tags["status"] = result.status
         if result.reason:
             self.journal.tags["reason"] = result.reason
-        self._send(upload.log_batch, points, result.resolved)
+        note = {journal.NOTE_TAG: escape(result.summary())}
+        self.journal.tags |= note
+        self._send(upload.log_batch, points, result.resolved, note)
 
     def _send(self, call: Callable[..., object], *arguments: Any) -> None:
         background.put(sender.send, self.store, self.folder, call, *arguments)

@@ -13,7 +13,7 @@ import numpy as np
 from resnet8ptq.core import interrupts
 from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking import history, mlflow_model
-from resnet8ptq.tracking.journal import FILE, SWEEP_FILE, Journal, Point
+from resnet8ptq.tracking.journal import FILE, NOTE_TAG, SWEEP_FILE, Journal, Point
 from resnet8ptq.tracking.store import Store, is_away
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,11 @@ def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
         name=described["name"],
         digest=described["digest"][:36],  # MLflow's limit; a tag of the run has the whole digest
     ).to_dict()
+
+
+def describe(store: Store, run_id: str, markdown: str) -> None:
+    """Set the description of a run in MLflow's UI."""
+    log_batch(store, run_id, tags={NOTE_TAG: markdown})
 
 
 def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:

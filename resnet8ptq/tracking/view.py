@@ -11,10 +11,10 @@ KEY = "comparison"
 TAG = f"mlflow.sharedViewState.{KEY}"
 
 COLUMNS = (
-    "tags.`status`",
+    *("tags.`status`", "params.`dataset`"),
+    *(f"metrics.`{name}`" for name in ("accuracy", "delta", "size_bytes", "latency_p50_ms")),
     *(f"params.`{name}`" for name in ("backend", "dtype", "calib", "per_channel")),
-    *(f"metrics.`{name}`" for name in ("accuracy", "size_bytes", "delta", "p_value")),
-    *("metrics.`size_reduction`", "metrics.`images_per_s`", "params.`data.name`"),
+    *("metrics.`speedup`", "metrics.`p_value`"),
 )
 _STATE = {
     # Unless sorted by time, the UI unfolds sweeps and lists every run.

@@ -1,0 +1,49 @@
+"""The answer of a sweep: one sentence on the file to deploy, and its costs."""
+
+import re
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report import answer, page
+from tests.helpers.cells import predictions, sweep
+
+LIMITS = ReportConfig()
+
+
+def answers_of(*runs: object, limits: ReportConfig = LIMITS) -> list[answer.Answer]:
+    (selected,) = page.select([sweep(*runs)], limits)  # type: ignore[arg-type]
+    return answer.explain(selected)
+
+
+def test_a_model_that_passes_is_named_with_its_evidence() -> None:
+    best, *_ = answers_of(("a", predictions(won=2), {}))
+    assert best.label == "onnx int8 minmax per tensor"
+    assert best.outcome == "pass"
+    assert best.verdict == (
+        "At most 1 point worse than FP32, shown with 95% confidence on 1,000 samples."
+    )
+    assert best.command.endswith("deploy run_id=a")
+    assert re.match(r"accuracy 90\.20% .*, FP32 90\.00%$", best.facts[0])
+
+
+def test_one_model_for_several_uses_is_one_answer() -> None:
+    answers = answers_of(("a", predictions(won=2), {}), ("b", predictions(lost=30), {"seed": "2"}))
+    assert len({a.label for a in answers}) == len(answers)
+    assert {"best accuracy", "smallest"} <= {*answers[0].uses}
+
+
+def test_an_undecided_model_names_the_sample_size_that_would_decide() -> None:
+    undecided = predictions(lost=20, won=15)
+    (best, *_) = answers_of(("a", undecided, {}))
+    assert best.outcome == "undecided"
+    assert re.search(
+        r"^Undecided: 1,000 samples neither prove nor disprove the limit \(at most 1 point worse "
+        r"than FP32\); about [\d,]+ would\.$",
+        best.verdict,
+    )
+
+
+def test_the_description_in_mlflow_escapes_text() -> None:
+    text = answer.to_markdown(answers_of(("a", predictions(won=2), {"calib": "a|b<i>"})))
+    assert r"a\|b\<i\>" in text
+    assert len({line.replace(r"\|", "").count("|") for line in text.splitlines()[2:]}) == 1
+    assert answer.to_markdown([]) == ""
