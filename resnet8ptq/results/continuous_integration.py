@@ -1,11 +1,11 @@
 """The verdict on a run or a sweep, for continuous integration: JSON and an exit code.
 
-    python -m resnet8ptq verdict                         the newest sweep's recommendation
-    python -m resnet8ptq verdict use=smallest            or fastest, fastest_batch, best_onnx, ...
-    python -m resnet8ptq verdict sweep=ID use=smallest   of the sweep with that parent run
-    python -m resnet8ptq verdict run_id=ID               of a run
-    python -m resnet8ptq verdict folder=PATH             of the run or the sweep in that folder
-    python -m resnet8ptq verdict format=markdown         a summary for a pull request
+    resnet8ptq verdict                         the newest sweep's recommendation
+    resnet8ptq verdict use=smallest            or fastest, fastest_batch, best_onnx, ...
+    resnet8ptq verdict sweep=ID use=smallest   of the sweep with that parent run
+    resnet8ptq verdict run_id=ID               of a run
+    resnet8ptq verdict folder=PATH             of the run or the sweep in that folder
+    resnet8ptq verdict format=markdown         a summary for a pull request
 
 Exit codes: 0 pass; 3 fail; 4 undecided, void or unsupported; 2 wrong input; 1 an error, such as a
 store that does not answer, or a sweep whose runs all failed.
@@ -38,7 +38,7 @@ _TEXTS = ("run_id", "sweep", "folder", "use", "experiment", "uri", "root")
 
 @dataclass
 class Arguments:
-    """The settings of `python -m resnet8ptq verdict`, as key=value."""
+    """The settings of `resnet8ptq verdict`, as key=value."""
 
     run_id: str | None = None
     sweep: str | None = None

@@ -98,7 +98,7 @@ def _check_port(port: int, words: list[str]) -> None:
     except OSError as error:
         others = [word for word in words if not word.startswith("port=")]
         again = invocation.command("ui", *others, f"port={port % 65535 + 1}")
-        reason = f"which cannot be used ({error.strerror})"
+        reason = f"which cannot be used ({os.strerror(error.errno or 0)})"
         raise ConfigError(
             f"port: got {port}, {reason}, expected a free one; try {again}"
         ) from error

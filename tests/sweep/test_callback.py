@@ -54,8 +54,9 @@ def test_a_report_that_fails_is_one_line_and_closes_the_sweep(
     assert command.main(lambda: None, lambda: running) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: the report could not be made ({type(fault).__name__}: ")
-    again = f"report run_id={running.sweep.parent_id} root={running.sweep.folder.parent}/mlruns"
-    assert f"try `python -m resnet8ptq {again}`" in line
+    root = Path(running.sweep.store.uri.removeprefix("sqlite:///")).parent
+    again = f"python -m resnet8ptq report run_id={running.sweep.parent_id} root={root}"
+    assert f"try `{again}`" in line
     parent = running.sweep.store.client.get_run(running.sweep.parent_id)
     assert (parent.info.status, parent.data.tags["status"]) == ("FINISHED", "ok")
 
