@@ -1,7 +1,7 @@
 """Turns Hydra's composed config into a checked `RunConfig`; saves and loads it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
+_BASES = {"backend": schema.BackendConfig, "data": schema.DataConfig, "task": schema.TaskConfig}
 _WITH_OPTIONS = [
     kind
-    for base in (schema.BackendConfig, schema.DataConfig, schema.TaskConfig)
+    for base in _BASES.values()
     for kind in schema.with_subclasses(base)
     if kind is not base and kind.name != MISSING
 ]
@@ -89,19 +90,31 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
         if not trusted:
             _check_values(_parse_plain(text), path)
-        kept, typed = OmegaConf.create(text), OmegaConf.structured(RunConfig)
+        kept = OmegaConf.create(text)
         if not isinstance(kept, DictConfig):
             raise ValueError("a list")
-        for group in ("backend", "data", "task"):
-            for node in _WITH_OPTIONS:
-                if node.name == kept[group].name:
-                    typed[group] = node
-        merged = OmegaConf.merge(typed, kept)
+        names = {group: kept[group].name for group in ("backend", "data", "task")}
+        merged = OmegaConf.merge(type_config(names), kept)
     except (OSError, ValueError, KeyError, RecursionError, *_READING) as error:
         raise ConfigError(f"{path}: not the config of a run ({error})") from error
     assert isinstance(merged, DictConfig)
     config = parse_config(merged)
     return config if trusted else _without_code(config, path)
+
+
+def type_config(names: Mapping[str, str | None]) -> DictConfig:
+    """Return the schema of a run with the options of a backend, a data set and a task.
+
+    Args:
+        names: their names by group; others have no options of their own.
+    """
+    typed = OmegaConf.structured(RunConfig)
+    for group, name in names.items():
+        for node in _WITH_OPTIONS:
+            if node.name == name and issubclass(node, _BASES[group]):
+                typed[group] = node
+    assert isinstance(typed, DictConfig)
+    return typed
 
 
 _READING = (yaml.YAMLError, OmegaConfBaseException)

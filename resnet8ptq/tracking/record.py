@@ -10,6 +10,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.contract import GROUPED, Metric, Task
 from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
+from resnet8ptq.tracking.params import complete
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class RunRecord:
     def of_mlflow(cls, run: Any) -> "RunRecord":
         """Return the record of an MLflow run."""
         info, data = run.info, run.data
-        values = dict(data.params), dict(data.metrics), dict(data.tags)
+        values = complete(data.params), dict(data.metrics), dict(data.tags)
         return cls(info.run_id, *values, info.artifact_uri, info.status in ENDED)
 
     @classmethod

@@ -17,7 +17,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import journal, mlflow_model, sender, upload
+from resnet8ptq.tracking import journal, mlflow_model, params, sender, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, check_answers
@@ -52,7 +52,7 @@ class Run:
         return RunRecord.of_journal(self.journal, self.folder, self.run_id)
 
     def log_config(self, config: RunConfig) -> None:
-        """Log `backend`, `dtype`, `calib`, `per_channel`, and the whole config as flat params."""
+        """Log the config; see `params` for the settings that MLflow shows."""
         self._log_settings(asdict(config))
 
     def log_composed(self) -> None:
@@ -62,16 +62,17 @@ class Run:
     def _log_settings(self, settings: Mapping[str, Any]) -> None:
         if "backend" in self.journal.params:  # MLflow refuses to change a param
             return
-        flat = dict(_flatten(settings))
-        for group in ("backend", "dtype", "calib", "model", "data", "preprocess"):
+        flat = dict(params.flatten(settings))
+        for group in params.GROUPS:
             flat[group] = flat.get(f"{group}.name", "")
         flat["threads"] = str(machine.threads(settings.get("threads")))
-        self.log_params(flat)
+        self.journal.params |= flat
+        self._send(upload.log_batch, (), params.select(self.journal))
 
-    def log_params(self, params: Mapping[str, str]) -> None:
+    def log_params(self, resolved: Mapping[str, str]) -> None:
         """Log params that the run determines, besides the config."""
-        self.journal.params |= params
-        self._send(upload.log_batch, (), params)
+        self.journal.params |= resolved
+        self._send(upload.log_batch, (), resolved)
 
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
@@ -82,14 +83,14 @@ class Run:
             _describe(f"{data.name}-calibration", drawn, calibration.digest, "calibration"),
             _describe(f"{data.name}-test", test, test.digest, "test"),
         ]
-        params = {"dataset": data.name, "calibration_samples": str(len(drawn))}
+        described = {"dataset": data.name, "calibration_samples": str(len(drawn))}
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
         if class_names:
             tags["class_names"] = json.dumps(class_names)
-        self.journal.params |= params
+        self.journal.params |= described
         self.journal.tags |= tags
         self._send(upload.log_datasets, self.journal.datasets)
-        self._send(upload.log_batch, (), params, tags)
+        self._send(upload.log_batch, (), described, tags)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""
@@ -152,16 +153,6 @@ def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, A
         del arrays["targets"]  # MLflow has no type for boxes
     kinds = {k: (str(a.dtype), list(a.shape)) for k, a in arrays.items() if a is not None}
     return described | kinds
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        elif f"{prefix}{key}" == "tracking.uri" and value:
-            yield f"{prefix}{key}", redact(value)
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
 @contextmanager

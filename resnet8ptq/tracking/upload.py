@@ -12,7 +12,7 @@ import numpy as np
 
 from resnet8ptq.core import interrupts
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tracking import history, mlflow_model
+from resnet8ptq.tracking import history, mlflow_model, params
 from resnet8ptq.tracking.journal import FILE, NOTE_TAG, SWEEP_FILE, Journal, Point
 from resnet8ptq.tracking.store import Store, is_away
 
@@ -142,7 +142,7 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     mlflow_model.log_model(store, run_id, journal, folder)  # first: it gets the run's metrics
     log_datasets(store, run_id, journal.datasets)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
-    log_batch(store, run_id, journal.points, journal.params, tags)
+    log_batch(store, run_id, journal.points, params.select(journal), tags)
     log_folder(store, run_id, folder)
     finish(store, run_id, journal)
     return run_id
