@@ -11,7 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
@@ -247,6 +247,11 @@ def summarize_runs(
     )
 
 
+_TEXTS = (  # of a record, under the same names
+    *("run_id", "name", "status", "execution", "latency_threads", "cpu", "artifact_sha256"),
+)
+
+
 def _summarize(
     selected: Selection,
     cell: Cell,
@@ -258,19 +263,17 @@ def _summarize(
     record, metric, limits = cell.record, selected.family.metric, selected.limits
     judged = selected.judged.get(record.run_id)
     framework, dtype, calibration, weights = map(printable, record.combination.cells)
+    texts: dict[str, Any] = {name: printable(getattr(record, name)) for name in _TEXTS}
     return RunSummary(
-        run_id=printable(record.run_id),
-        name=printable(record.name),
+        **texts,
         sweep_id=printable(record.parent_id),
         label=printable(cell.label),
-        status=printable(record.status),
         reason=printable(record.reason or record.doubt),
         framework=framework,
         dtype=dtype,
         calibration=calibration,
         weights=weights,
         settings=settings,
-        execution=printable(record.execution),
         verdict=_judge(selected, cell),
         loss_verdict=None if judged is None else judged.outcome,
         verdict_text="" if judged is None else verdicts.say(metric, cell, judged, limits),
@@ -293,10 +296,7 @@ def _summarize(
         batch_latency_ms=_finite(record.batch_latency_ms),
         fp32_latency_ms=_finite(record.baseline_latency_ms),
         speedup=_finite(record.speedup),
-        latency_threads=printable(record.latency_threads),
-        cpu=printable(record.cpu),
         artifact=artifact,
-        artifact_sha256=printable(record.artifact_sha256),
         deploy_command=_deploy(cell) if artifact else None,
         reproduce_command=_reproduce(record),
     )

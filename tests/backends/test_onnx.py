@@ -64,6 +64,14 @@ def test_onnx_file_holds_the_dtypes_of_the_table(
         assert bool(per_layer) == (per_channel == "true") or layer.op_type != "Conv"
 
 
+@pytest.mark.parametrize("words", [("dtype=fp32",), ("method=dynamic",)], ids=" ".join)
+def test_format_auto_changes_nothing_where_there_is_no_format(
+    quantize: Quantize, words: tuple[str, ...]
+) -> None:
+    plain, auto = (quantize("backend=onnx", *words, f"format={f}") for f in ("null", "auto"))
+    assert auto.artifact.path.read_bytes() == plain.artifact.path.read_bytes()
+
+
 def test_onnx_scales_come_from_the_ranges(quantize: Quantize) -> None:
     cell = quantize("backend=onnx", "dtype=uint8", "calib=percentile")
     graph = onnx.load(cell.artifact.path).graph

@@ -123,9 +123,8 @@ class OnnxQuantizer:
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
         """Quantize by ONNX Runtime's functions, then change the file where they have no option."""
-        if self.config.format == "auto":
-            fitted = OnnxQuantizer(self.fit(model), self.runtime)
-            return fitted.quantize(model, calibration, folder, ranges)
+        if self.config.format == "auto" and (fitted := self.fit(model)) is not self.config:
+            return OnnxQuantizer(fitted, self.runtime).quantize(model, calibration, folder, ranges)
         path, config = folder / MODEL_FILE, self.config
         proto = onnx.load(model.onnx_path)
         calibrated: dict[str, Range] = {}
