@@ -1,6 +1,7 @@
 """Runs one job: alone, or in a sweep."""
 
 import logging
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,13 +79,14 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     number = settings.job.num
     if begun.worker:
         jobs.enter(begun.worker)
-    _settle_choice(cfg, begun.several)
+    _settle_choice(cfg, several=begun.jobs != 1)
     from resnet8ptq.experiment.settings import Settings
 
     job = attempt(cfg, PtqError, OSError)
     at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(job)}
+    left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
         again = bool(cfg.objectives)  # a search may propose a configuration twice
@@ -95,12 +97,19 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
             cfg.threads = sweep.worker.threads  # also recorded by a job with a wrong setting
             job = job.with_threads(cfg.threads) if isinstance(job, Settings) else job
         earlier = resume.find_attempts(sweep, number)
+        _log_progress(number, begun.jobs, left_s)
         return record(cfg, job, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
         log.error("%s: failed: %s", folder.name, command.explain(error))
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise
+
+
+def _log_progress(number: int, jobs: int | None, left_s: float | None) -> None:
+    left = "" if left_s is None else f", about {math.ceil(left_s / 10) * 10} s left"
+    if jobs is not None and jobs > 1:
+        log.info("job %d of %d%s", number + 1, jobs, left)
 
 
 def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Settings | Exception":

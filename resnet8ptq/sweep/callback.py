@@ -7,9 +7,10 @@ folder. If the jobs run in this process, Hydra composes them while MLflow is imp
 import logging
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,10 +47,19 @@ class RunningSweep:
 
     open: "Callable[[], Sweep]"  # waits for the store, and returns the sweep with its run
     worker: "Worker | None"  # of the sweep, known before it is open
-    several: bool  # of the sweep
     limits: ReportConfig  # of a recommended model
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
+    begun_s: float = field(default_factory=time.monotonic)
+
+    def seconds_left(self, job: int) -> float | None:
+        """Return the time that the jobs from number `job` on will take; None if unknown.
+
+        The jobs before took as long, on average.
+        """
+        if not job or self.jobs is None or self.worker is not None:
+            return None
+        return (time.monotonic() - self.begun_s) / job * max(0, self.jobs - job)
 
     @cached_property
     def sweep(self) -> "Sweep":
@@ -271,9 +281,9 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
 
     def open_sweep() -> Sweep:
         store, parent_id = background.result(begun)
-        return Sweep(store, parent_id, folder, worker, config.sweep.resume, count != 1)
+        return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
 
-    return RunningSweep(open_sweep, worker, count != 1, limits, held, count)
+    return RunningSweep(open_sweep, worker, limits, held, count)
 
 
 def _find_swept(sweeper: DictConfig) -> list[Override]:

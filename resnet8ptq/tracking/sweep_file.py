@@ -42,7 +42,7 @@ class Sweep:
     folder: Path
     worker: Worker | None = None  # None: the jobs run one by one in the sweep's own process
     resume: bool = False  # a finished run of another sweep counts as a job's run
-    several: bool = True  # there may be more than one job
+    jobs: int | None = None  # their number; None if only Hydra knows it
 
     def save(self) -> None:
         """Write the file into the sweep's folder."""
@@ -66,7 +66,7 @@ class Sweep:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
             worker = None if kept["worker"] is None else Worker(**kept["worker"])
             store = Store(**kept["store"])
-            return cls(store, kept["parent_id"], folder, worker, kept["resume"], kept["several"])
+            return cls(store, kept["parent_id"], folder, worker, kept["resume"], kept["jobs"])
         except FileNotFoundError as error:
             raise ConfigError(
                 f"hydra.sweep.dir: {platform.node()} does not see {path}; takes a folder that "

@@ -358,7 +358,7 @@ def test_a_hostile_cache_entry_is_made_again(tmp_path: Path) -> None:
 
 STORE = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
 WORKER = {"at_once": 2, "threads": 1, "folder": "x", "variables": {"MLFLOW_X": "y"}}
-SOUND = {"store": STORE, "parent_id": "0" * 32, "resume": False, "several": True, "worker": WORKER}
+SOUND = {"store": STORE, "parent_id": "0" * 32, "resume": False, "jobs": None, "worker": WORKER}
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def text_keys(node: object, prefix: str = "") -> list[str]:
 
 
 ALL: RunConfig = make_config("backend=torch")
-LISTS = ("op_types", "nodes_to_quantize", "nodes_to_exclude", "objectives")
+LISTS = ("op_types", "nodes_to_quantize", "nodes_to_exclude", "objectives", "report.columns")
 
 
 @pytest.mark.parametrize("key", [*text_keys(ALL), "nodes_to_exclude"])

@@ -2,6 +2,8 @@
 
 import errno
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,7 @@ def running(own_store: Store, tmp_path: Path) -> RunningSweep:
         run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "no such kernel"))
     sweep = Sweep(own_store, parent_id, folder)
-    return RunningSweep(lambda: sweep, None, True, ReportConfig(), journal.lock(folder))
+    return RunningSweep(lambda: sweep, None, ReportConfig(), journal.lock(folder))
 
 
 FAULTS = [ValueError("two\nlines"), KeyError("x"), OSError(errno.ENOSPC, "No space left on device")]
@@ -114,3 +116,10 @@ def test_how_many_jobs_a_sweep_has(
     overrides = [*callback._find_swept(sweeper), *map(words.parse, typed)]
     assert callback._count_jobs(sweeper, overrides) == jobs
     assert callback._count_jobs(OmegaConf.merge(sweeper, {"n_trials": 9}), overrides) == 9
+
+
+def test_the_time_left_is_that_of_the_jobs_before(running: RunningSweep) -> None:
+    begun = replace(running, jobs=4, begun_s=time.monotonic() - 20)
+    assert begun.seconds_left(0) is None  # nothing has been measured
+    assert begun.seconds_left(2) == pytest.approx(20, rel=0.1)
+    assert replace(begun, jobs=None).seconds_left(2) is None
