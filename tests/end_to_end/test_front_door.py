@@ -126,8 +126,12 @@ def test_options_of_the_folder_are_known(project: Path) -> None:
 def test_options_of_the_folder_are_in_the_help(project: Path) -> None:
     done = call_beside(project, "run", "--help")
     assert done.code == 0
-    (line,) = [line for line in done.out.splitlines() if line.startswith("calib: ")]
-    assert "few" in line.removeprefix("calib: ").split(", ")
+    assert "  calib=few" in done.out.splitlines()
+    assert "  resnet8ptq run experiment=search " in done.out
+    chosen = call_beside(project, "run", "calib=few", "--help")
+    lines = chosen.out.splitlines()
+    keys = lines[lines.index("Keys of calib=few") + 2 :]
+    assert [line for line in keys if "calib.samples_per_class=10" in line]
 
 
 def test_an_option_with_the_name_of_the_packages_own_is_refused(project: Path) -> None:
