@@ -147,7 +147,7 @@ def sweep() -> Target:
         "store": store,
         "parent_id": "0" * 32,
         "resume": False,
-        "several": True,
+        "jobs": None,
         "worker": worker,
     }
     return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), SWEEP_FILE)

@@ -131,7 +131,7 @@ def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Setting
 
 
 def _settle_choice(cfg: DictConfig, several: bool) -> None:
-    """Leave out the samples to choose by in a single run, which has nothing to choose."""
+    """Leave out the selection samples in a single run, which has nothing to choose."""
     if cfg.evaluate.choice == "auto" and not several:
         cfg.evaluate.choice = "none"
 

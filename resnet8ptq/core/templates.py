@@ -6,7 +6,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from resnet8ptq.core.text import printable
+from resnet8ptq.core.text import escape_markdown, printable
 
 
 @cache
@@ -20,13 +20,9 @@ def load(package: str, name: str) -> Template:
         keep_trailing_newline=True,
         autoescape=False,  # neither Markdown nor code is HTML
     )
-    environment.filters |= {"md": escape, "html": lambda text: html.escape(printable(text))}
+    environment.filters["md"] = escape_markdown
+    environment.filters["html"] = lambda text: html.escape(printable(text))
     return environment.get_template(name)
-
-
-def escape(text: object) -> str:
-    """Return a text in one line with its Markdown characters escaped."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 
 def tidy(markdown: str) -> str:

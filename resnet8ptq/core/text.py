@@ -42,6 +42,11 @@ def one_line(error: BaseException) -> str:
     return printable(redact(f"{type(error).__name__}: {error}"))[:300]
 
 
+def escape_markdown(text: object) -> str:
+    """Return a text in one line with its Markdown characters escaped."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that is closest to a mistyped one; None if none is close.
 

@@ -1,9 +1,9 @@
-"""The answer of a sweep in plain words: the file to deploy, how sure that is, and its costs."""
+"""The answer of a sweep in plain words: the file to deploy, its verdict and its costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resnet8ptq.core.templates import escape
+from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Recommendation, Selection
 from resnet8ptq.report.table import VOID
@@ -12,15 +12,15 @@ from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, PASS, round_needed
 
 @dataclass(frozen=True)
 class Answer:
-    """A recommendation as a person reads it first.
+    """A recommended model, summarized for the top of the report.
 
     Attributes:
-        uses: it is recommended for each of them.
+        uses: the uses that it is recommended for.
         label: the configuration.
-        outcome: of the verdict; empty for FP32 itself.
+        outcome: of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
-        facts: the metric with its 95% interval, the size and the latency; those that were measured.
-        command: deploys it; empty for FP32.
+        facts: the measured ones of metric with 95% interval, size and latency.
+        command: the deploy command; empty for FP32.
     """
 
     uses: tuple[str, ...]
@@ -56,14 +56,14 @@ def to_markdown(answers: Sequence[Answer]) -> str:
         return ""
     best = answers[0]
     lines = [
-        f"**Deploy {escape(best.label)}.** {escape(best.verdict)}",
+        f"**Deploy {escape_markdown(best.label)}.** {escape_markdown(best.verdict)}",
         "",
         "| for | model | verdict | measured | command |",
         "|---|---|---|---|---|",
     ]
     for answer in answers:
         texts = ("; ".join(answer.uses), answer.label, answer.outcome, "; ".join(answer.facts))
-        lines.append(f"| {' | '.join(map(escape, (*texts, answer.command)))} |")
+        lines.append(f"| {' | '.join(map(escape_markdown, (*texts, answer.command)))} |")
     return "\n".join(lines)
 
 
@@ -80,12 +80,12 @@ def say_verdict(selected: Selection, cell: Cell) -> str:
         return f"Fails the limit ({limit}), shown with 95% confidence on {total}."
     needed = ""
     if 0 < verdict.needed <= MOST_NEEDED:
-        needed = f"; about {round_needed(verdict.needed):,} would"
+        needed = f"; about {round_needed(verdict.needed):,} decide with 80% power"
     return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
 
 
 def _facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
-    """Return what a person weighs, with units; nothing that was not measured."""
+    """Return the measured metric, size and latency as texts with units."""
     record, metric = cell.record, selected.family.metric
     lines, value = [], record.value(metric)
     if value is not None:

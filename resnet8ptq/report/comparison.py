@@ -40,7 +40,7 @@ class Cell:
     label: str  # the combination in words
     paired: Paired | None = None
     worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
-    choice: Paired | None = None  # on the samples to choose by, if any
+    choice: Paired | None = None  # on the selection samples, if any
     # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 

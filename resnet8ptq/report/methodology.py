@@ -31,7 +31,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
     against = "" if task.note else BASELINE
     chosen = "the best are chosen on the reported images, so that their results are optimistic"
     if any(run.chosen_by for run in runs):
-        chosen = f"on {param('chosen_by')}, which neither calibrate nor are reported"
+        chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
     return [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
@@ -39,7 +39,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
         (
             "calibration",
             f"{param('calibration_samples')} samples, none of them among the {kind} images, seed "
-            f"{param('seed')}, digest of the draw {tag('calibration_digest')[:16]}…",
+            f"{param('seed')}, digest of the sample indices {tag('calibration_digest')[:16]}…",
         ),
         ("task", f"{task.name}, judged by {task.metric.title}"),
         ("evaluated artifact", "the file that was written, loaded again from disk"),

@@ -12,30 +12,31 @@ P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same images{correction}."
 )
 LIMIT_NOTE = (
-    "limit: {limit} ({key}). pass or fail: the one-sided 95% bound of the loss{several} lies "
-    "within or beyond it. undecided: these samples prove neither; in brackets, the sample size for "
-    "80% power at the measured loss. Without brackets, the samples have no spread."
+    "limit: {limit} ({key}). pass: the upper one-sided 95% bound of the loss{several} is within "
+    "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample size for "
+    "80% power at the measured loss. No brackets: no sample size can be computed."
 )
 VOID_NOTE = (
-    "void: FP32 itself is not shown to be better than chance, or is below report.expected_accuracy:"
-    " a loss against it means nothing."
+    "void: FP32 is not shown to be better than chance, or is significantly below "
+    "report.expected_accuracy. A loss against it is meaningless."
 )
 GROUPED_NOTE = (
-    "groups: samples of one group are alike, but the tests take each as independent: intervals are "
-    "too narrow, p is too small, and no limit is decided."
+    "groups: samples of one group are correlated, but the tests assume independence. Intervals are "
+    "too narrow, p is too small, and every verdict stays undecided."
 )
 DYNAMIC_NOTE = (
-    "{label}: ranges are taken from each batch, so that {title} depends on evaluate.batch_size; "
-    "one image at a time it is {value}."
+    "{label}: each batch sets its ranges, so {title} depends on evaluate.batch_size. At batch size "
+    "1: {value}."
 )
 SIMULATED_NOTE = (
-    "execution: a simulated run computes in float what integer kernels would; its latency means "
-    "nothing and is not measured."
+    "execution: a simulated run emulates integer kernels in float. Its latency is not "
+    "representative and is not measured."
 )
 INTERVAL_NOTE = "interval: of delta, 95%; {how}."
 SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
-    "run's. A run and its FP32 are measured in turns, two runs at different times."
+    "run's. Each run is timed alternately with its own FP32, and runs at different times: compare "
+    "speedup, not ms."
 )
 FAMILIES_NOTE = (
     "The runs were scored on {count} different sets of images, or by different metrics. Each set "
@@ -44,7 +45,7 @@ FAMILIES_NOTE = (
 
 
 def brief(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
-    """Return the notes below a table of six columns: reasons, and how verdicts are to be read."""
+    """Return the notes below a table of six columns: reasons, and the meaning of the verdicts."""
     task, named = task_of(records), list(zip(records, labels(records), strict=True))
     lines = _reasons(named, "planned_bits" in varied(records))
     mixed: dict[str, list[str]] = {}
@@ -74,7 +75,7 @@ def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> li
 
 
 def _reasons(named: Sequence[tuple[RunRecord, str]], bits_shown: bool) -> list[str]:
-    """Return what single runs say, each text once with the labels of its runs."""
+    """Return the notes of individual runs; each text once, with the labels of its runs."""
     reasons: dict[str, list[str]] = {}
     for record, label in named:
         bits = "" if bits_shown else record.planned_bits
@@ -82,7 +83,7 @@ def _reasons(named: Sequence[tuple[RunRecord, str]], bits_shown: bool) -> list[s
             (f"{record.status}: ", record.reason),
             ("", record.doubt),
             ("in float: ", record.float_operators),
-            ("bits of weights (the others as dtype sets them): ", bits),
+            ("weight bits (dtype sets the rest): ", bits),
         ):
             if text:
                 reasons.setdefault(begin + text, []).append(label)

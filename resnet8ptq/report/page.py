@@ -80,7 +80,7 @@ def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Pat
     background.ask(upload.log_files, store, parent_id, paths)
     notes_of = [answer.to_markdown(answer.explain(selected)) for selected in chosen]
     note = "\n\n".join(filter(None, notes_of))
-    background.ask(upload.describe, store, parent_id, note or "Nothing is recommended.")
+    background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
     return paths
 
 
@@ -227,7 +227,7 @@ def summarize(selected: Selection) -> list[str]:
     """Return the sentences of the summary."""
     family, recommendations = selected.family, selected.recommendations
     measured = family.measured
-    counts = [f"{len(family.cells)} combinations asked for: {len(measured)} measured"]
+    counts = [f"{len(family.cells)} combinations requested: {len(measured)} measured"]
     for status in ("unsupported", "failed", "killed"):
         number = sum(cell.record.status == status for cell in family.cells)
         if number:
@@ -240,23 +240,23 @@ def summarize(selected: Selection) -> list[str]:
     outcomes = Counter(verdict.outcome for verdict in selected.judged.values())
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
     limit = family.metric.say_limit(selected.limits)
-    lines.append(f"Of the {len(measured)} quantized models, {limit}: {numbers}.")
+    lines.append(f"Limit: {limit}. Verdicts on the {len(measured)} quantized models: {numbers}.")
     if not recommendations:
         return [*lines, *why_none(selected)]
     best = recommendations[0]
     lines.append(f"The best by {family.metric.title} is {best.label}: {best.why}; {best.verdict}.")
     if best.equals:
         lines.append(
-            f"{len(best.equals)} more do not differ significantly from it; choose among them by "
-            "size and speed."
+            f"{len(best.equals)} other models do not differ significantly from it. Choose among "
+            "them by size and speed."
         )
     if not selected.passing:
-        samples = " on the samples to choose by" * selected.apart
-        among = "among those whose measured loss is within the limit"
+        samples = "On the selection samples no" if selected.apart else "No"
+        among = "among the models with a measured loss within the limit"
         choice = f"are chosen {among}" if selected.within else "cannot be chosen"
         lines.append(
-            f"No model passes{samples}, so that the smallest and the fastest {choice}. More "
-            "samples may change that."
+            f"{samples} model passes. Therefore the smallest and the fastest {choice}. More "
+            "samples may change this."
         )
     lines += [f"{r.use.capitalize()}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines

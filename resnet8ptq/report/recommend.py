@@ -22,7 +22,7 @@ from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
 from resnet8ptq.tasks.contract import CHOICE
 from resnet8ptq.tasks.statistics import ROUNDING
 
-# Settings that tune others on the samples to choose by.
+# Settings whose values the run tunes on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
 CLOSE = 0.05  # sizes within 5% count as close
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
@@ -75,7 +75,7 @@ class Selection:
     def candidates(self) -> list[Cell]:
         """The models that are not simulated; none if all fail, or if FP32 is in doubt.
 
-        Without samples to choose by, only models that do not fail and reach their own limits.
+        Without selection samples, only models that do not fail and that reach the minimum.
         """
         kept = [cell for cell in self._ran if self.outcome(cell) != FAIL]
         kept = [cell for cell in kept if reaches_least(self.family.metric, cell, self.limits)]
@@ -83,7 +83,7 @@ class Selection:
 
     @cached_property
     def apart(self) -> bool:
-        """Whether the samples to choose by are not the reported ones."""
+        """Whether the sweep has selection samples apart from the reported ones."""
         return all(cell.choice is not None for cell in self._ran)
 
     @cached_property
@@ -93,7 +93,7 @@ class Selection:
 
     @cached_property
     def passing(self) -> list[Cell]:
-        """The models that pass the limit on the samples to choose by."""
+        """The models that pass the limit on the selection samples."""
         metric, limits = self.family.metric, self.limits
         if self.apart:
             return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, limits)]
@@ -118,7 +118,7 @@ class Selection:
         return self.judged[cell.record.run_id].outcome
 
     def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
-        """Return the best on the samples to choose by, or on the reported ones.
+        """Return the best on the selection samples, or on the reported ones.
 
         Of equal models it is the faster, and of equally fast ones the smaller.
         """
@@ -156,22 +156,23 @@ def why_none(selected: Selection) -> list[str]:
     least = least_of(metric, limits)
     if all(cell.record.doubt for cell in measured):
         return [
-            "FP32 itself is broken, so that every verdict is void and no model is recommended. "
-            "First check preprocess, the order of the classes and model.path."
+            "FP32 is not shown to be better than chance, or is below report.expected_accuracy. "
+            "Every verdict is void, and no model is recommended. Check preprocess, the order of "
+            "the classes and model.path."
         ]
     asked = metric.show_limit(limits)
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
-    lines = [f"No model that is not simulated keeps the limits ({asked}), so none is recommended."]
+    lines = [f"No deployable model is within the limits ({asked}); simulated runs do not count."]
     for value in sorted({cell.metric(f"baseline_{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
     if all(selected.outcome(cell) in (FAIL, VOID) for cell in measured):
         tried = any(cell.record.combination.per_channel for cell in measured)
         lines.append(
-            f"To lose less: {'' if tried else 'per_channel=true; '}another calibration (calib=); "
-            "nodes_to_exclude=auto, which leaves layers in float. +analysis=diagnose finds the "
-            "cause."
+            f"To reduce the loss, try {'' if tried else 'per_channel=true, '}another calibration "
+            "(calib=), or nodes_to_exclude=auto, which keeps layers in float. To find the cause, "
+            "run +analysis=diagnose."
         )
     return lines
 
@@ -209,7 +210,10 @@ def other_choice(selected: Selection) -> str:
     if not selected.candidates:
         return ""
     if not selected.apart:
-        return "The best are chosen on the reported samples, so that their results are optimistic."
+        return (
+            "The best models are chosen on the reported samples; their results are therefore "
+            "optimistic."
+        )
     ours = selected.best(selected.candidates)
     theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
@@ -218,19 +222,19 @@ def other_choice(selected: Selection) -> str:
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         begin += (
             f" FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
-            "ones, so that it was probably trained on them: losses may look smaller there."
+            "samples. FP32 was probably trained on them, so losses may look smaller there."
         )
     if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
         begin += (
             " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their "
-            "settings on the same samples, which favours them."
+            "settings on the selection samples, so these samples favour those runs."
         )
     if ours is theirs:
         return f"{begin} The reported samples would give the same choice."
     value = metric.show(theirs.metric(metric.name))
     return (
-        f"{begin} The best on the reported samples is {theirs.label}: {value}, an optimistic "
-        "result, as the same samples would choose it."
+        f"{begin} On the reported samples the best is {theirs.label}: {value}. This result is "
+        "optimistic, because the same samples would choose and score it."
     )
 
 
@@ -245,7 +249,7 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
             change += f", 95% interval {interval}"
         why += f", against FP32 {change}"
     if selected.apart:
-        why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the samples to choose by"
+        why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the selection samples"
     equals = indistinguishable(best, [cell for cell in cells if cell is not best])
     return _of(selected, use, best, why, equals, f"no significant difference in {metric.title}")
 
@@ -260,13 +264,14 @@ def _smallest(selected: Selection) -> Recommendation:
     others = [cell for cell in selected.candidates if cell not in selected.within]
     left_out = [cell for cell in others if _bytes(cell) < _bytes(best)]
     if left_out:
-        smaller, samples = min(left_out, key=_bytes), " to choose by" if selected.apart else ""
-        why += f"; {smaller.label} has {_bytes(smaller) / 1000:.1f} kB, and "
-        why += f"{'does not pass' if selected.passing else 'loses more'} on the samples{samples}"
+        smaller, samples = min(left_out, key=_bytes), "selection" if selected.apart else "reported"
+        why += f"; {smaller.label} is smaller ({_bytes(smaller) / 1000:.1f} kB), but "
+        why += "does not pass" if selected.passing else "its loss exceeds the limit"
+        why += f" on the {samples} samples"
     close = [
         c for c in selected.within if c is not best and _bytes(c) <= _bytes(best) * (1 + CLOSE)
     ]
-    return _of(selected, "smallest", best, why, close, f"within {CLOSE:.0%}")
+    return _of(selected, "smallest", best, why, close, f"size within {CLOSE:.0%}")
 
 
 def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
@@ -297,14 +302,14 @@ def _fastest_of_runs(selected: Selection) -> Recommendation:
     timed = _timed(selected.within)
     best = min(timed, key=_latency)
     fp32 = min(timed, key=_baseline_latency)
-    apart = "measured in different runs, minutes apart"
+    apart = "measured in different runs, at different times"
     if _baseline_latency(fp32) <= _latency(best):
         why = f"{_baseline_latency(fp32):.3f} ms; no model within the limit is faster; {_to_try()}"
         return Recommendation(SINGLE, fp32_name(fp32), f"{why} ({apart})")
     times = _baseline_latency(fp32) / _latency(best)
     why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {fp32_name(fp32)} ({apart})"
     close = [c for c in timed if c is not best and _latency(c) <= _latency(best) * (1 + CLOSE)]
-    return _of(selected, SINGLE, best, why, close, f"within {CLOSE:.0%}")
+    return _of(selected, SINGLE, best, why, close, f"latency within {CLOSE:.0%}")
 
 
 def _of(

@@ -81,7 +81,7 @@ def print_answers(chosen: Sequence[Selection]) -> None:
             outcome = f" ({answer.outcome})" if answer.outcome else ""
             say(console, f"{'; '.join(answer.uses)}: {answer.label}{outcome}")
         if not answers:
-            say(console, " ".join(["Nothing is recommended.", *why_none(selected)]))
+            say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
         best = answers[0]
         say(console, f"Deploy {best.label} ({'; '.join(best.uses)}). {best.verdict}")

@@ -137,7 +137,7 @@ def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
         raise ConfigError(
             f"use: got {use!r}, for which sweep {sweep.run_id} recommends no run; try {uses}"
         )
-    because = sweep.why_none or "No model is within the limit on the samples to choose by."
+    because = sweep.why_none or "No model is within the limit on the selection samples."
     return Answer(_overall(sweep), None, sweep, use, because)
 
 
@@ -148,7 +148,7 @@ def _overall(sweep: SweepSummary) -> str:
     """
     measured = [run for run in sweep.runs if run.loss_verdict is not None]
     deployable = {run.verdict for run in measured if run.execution != "simulated"}
-    if deployable & {PASS, UNDECIDED}:  # but not within the limit on the samples to choose by
+    if deployable & {PASS, UNDECIDED}:  # but not within the limit on the selection samples
         return UNDECIDED
     outcomes = deployable or {run.verdict for run in measured}
     if outcomes and outcomes <= {FAIL, VOID}:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resnet8ptq.core import templates
-from resnet8ptq.core.text import printable
+from resnet8ptq.core.text import escape_markdown, printable
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
@@ -159,7 +159,7 @@ def to_markdown(answer: Answer) -> str:
 def _say(answer: Answer) -> str:
     run = answer.run
     if run is None:
-        use = f"Nothing is recommended for `use={answer.use}`. " if answer.use else ""
+        use = f"No model is recommended for `use={answer.use}`. " if answer.use else ""
         return f"{use}{_escape(answer.because)}"
     begin = _escape(run.label)
     if run.loss is None or run.loss_verdict is None:
@@ -222,4 +222,4 @@ def _row(cells: Sequence[str]) -> str:
 
 def _escape(text: str) -> str:
     """Escape Markdown, and part an @ from its name: a pull request would notify that person."""
-    return templates.escape(text).replace("@", "@<!-- -->")
+    return escape_markdown(text).replace("@", "@<!-- -->")

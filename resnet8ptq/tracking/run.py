@@ -14,7 +14,7 @@ from typing import Any
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, interrupts, machine
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.core.text import redact
+from resnet8ptq.core.text import escape_markdown, redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tracking import journal, mlflow_model, params, sender, upload
@@ -106,14 +106,12 @@ class Run:
 
     def log_result(self, result: RunResult) -> None:
         """Log the metrics and the resolved settings; the status follows when the run ends."""
-        from resnet8ptq.core.templates import escape  # imports Jinja
-
         points = self.journal.note(result.to_metrics())
         self.journal.params |= result.resolved
         self.journal.tags["status"] = result.status
         if result.reason:
             self.journal.tags["reason"] = result.reason
-        note = {journal.NOTE_TAG: escape(result.summary())}
+        note = {journal.NOTE_TAG: escape_markdown(result.summary())}
         self.journal.tags |= note
         self._send(upload.log_batch, points, result.resolved, note)
 

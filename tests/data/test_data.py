@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
-from resnet8ptq.data import locate, registry, resizing, sampling
+from resnet8ptq.data import decoding, locate, registry, sampling
 from resnet8ptq.data.dataset import Dataset, Split, hash_samples
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sampling import (
     LEAST_TO_CHOOSE,
-    choose_scored,
     draw_calibration,
     draw_choice,
     draw_held_out,
@@ -28,7 +27,9 @@ from resnet8ptq.data.sampling import (
     leave_out,
 )
 from resnet8ptq.data.sources import cifar10
+from resnet8ptq.experiment.samples import draw
 from tests.helpers.cifar_files import make_batch, pickle_published, write_folder
+from tests.helpers.configs import make_config
 
 CIFAR10 = DataConfig(name="cifar10")
 
@@ -232,7 +233,7 @@ def test_an_image_that_changes_in_the_cache_is_read_again_from_its_file(tmp_path
 def test_kept_hashes_are_those_of_the_samples(tmp_path):
     data = registry.load("cifar10", str(write_folder(tmp_path / "batches")), tmp_path / "cache")
     arranged = data.arranged((2, 0, 1)).test.take(np.array([1, 0]))
-    smaller = resizing.resize(data.test, PreprocessConfig(size=[8, 8]), tmp_path / "cache")
+    smaller = decoding.resize(data.test, PreprocessConfig(size=[8, 8]), tmp_path / "cache")
     for split in (data.train, data.test, arranged, smaller):
         assert split.pixel_hashes.tolist() == hash_samples(split.images).tolist()
 
@@ -468,7 +469,7 @@ def test_what_is_held_out_leaves_some_to_calibrate_with():
 
 def test_few_images_are_held_out_by_halves(caplog):
     caplog.set_level("INFO")
-    sampling._tell_half.cache_clear()
+    sampling._log_half.cache_clear()
     scored = draw_held_out(SMALL, None)
     others = draw_held_out(SMALL, None, [scored])
     free = len(SMALL.train)
@@ -505,8 +506,13 @@ def test_what_is_left_out_is_every_copy_of_it():
 
 
 def test_scored_images_are_those_of_the_split():
-    assert choose_scored(SMALL, "test", 20) is SMALL
-    held_out = choose_scored(SMALL, "held_out", 20)
+    def draw_scored(split):
+        words = ("calib.samples_per_class=5", "held_out_images=20", "evaluate.choice=none")
+        config = make_config(*words, f"evaluate.split={split}")
+        return draw(config, SMALL, False, lambda split: None).data
+
+    assert draw_scored("test") is SMALL
+    held_out = draw_scored("held_out")
     assert held_out.train is SMALL.train
     assert held_out.test.digest == draw_held_out(SMALL, 20).digest
 

@@ -16,7 +16,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.data import locate
 from resnet8ptq.data.sources import columns, table
-from resnet8ptq.data.sources.columns import Table
+from resnet8ptq.data.sources.columns import Limits, Table
 from tests.helpers.arrays import whole
 from tests.helpers.configs import make_config
 from tests.helpers.pictures import GREEN, RED, picture
@@ -385,7 +385,7 @@ def write_names(path, count):
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_more_columns_than_a_table_may_have(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(columns, "MAX_COLUMNS", 10)
+    monkeypatch.setattr(columns, "LIMITS", Limits(columns=10))
     assert len(read_columns(write_names(tmp_path / f"a{suffix}", 10)).column_names) == 10
     with pytest.raises(
         DataError, match=r"a\.\w+: has 11 columns, takes 10 at most; try one column"
@@ -400,7 +400,7 @@ def test_a_million_columns_are_refused_before_they_are_read(tmp_path):
 
 
 def test_the_line_of_names_may_have_lines_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "MAX_COLUMNS", 3)
+    monkeypatch.setattr(columns, "LIMITS", Limits(columns=3))
     path = tmp_path / "a.csv"
     path.write_text('"a\nb",c,"d,e"\n1,2,3\n')
     assert read_columns(path).column_names == ["a\nb", "c", "d,e"]
@@ -413,12 +413,12 @@ def test_the_line_of_names_may_have_lines_in_it(tmp_path, monkeypatch):
 
 
 def test_a_parquet_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(columns, "LIMITS", Limits(bytes=1_000_000))
     path = write(tmp_path / "a.parquet", text=["a" * 1000] * 5000, label=[0] * 5000)
     assert path.stat().st_size < 10_000
     with pytest.raises(DataError, match="unpacks to more than 1,000,000 bytes"):
         read(path)
-    monkeypatch.setattr(columns, "MAX_SAMPLES", 4999)
+    monkeypatch.setattr(columns, "LIMITS", Limits(rows=4999))
     with pytest.raises(DataError, match="has 5,000 rows, takes 4,999 at most"):
         read(path)
 

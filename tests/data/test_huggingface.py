@@ -11,6 +11,7 @@ from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import columns
+from resnet8ptq.data.sources.columns import Limits
 from tests.helpers.arrays import whole
 from tests.helpers.pictures import GREEN, RED, picture
 
@@ -99,7 +100,7 @@ def test_many_columns(tmp_path, monkeypatch):
     datasets.Dataset.from_dict({**content, "label": [0, 1] * 4}).save_to_disk(tmp_path / "a")
     samples, _ = whole(read(tmp_path / "a"))
     assert sorted(samples[:, -1]) == list(range(count - 1, count + 7))
-    monkeypatch.setattr(columns, "MAX_COLUMNS", count)
+    monkeypatch.setattr(columns, "LIMITS", Limits(columns=count))
     with pytest.raises(DataError, match="a: has 2,001 columns, takes 2,000 at most"):
         read(tmp_path / "a", test_fraction=0.25)
 
@@ -159,7 +160,7 @@ def test_rows_with_offsets_beyond_the_file_are_refused(tmp_path):
 
 
 def test_a_data_set_that_unpacks_to_too_much(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(columns, "LIMITS", Limits(bytes=1_000_000))
     content = {"x": [[0.0] * 1000] * 5000, "label": [0, 1] * 2500}
     datasets.Dataset.from_dict(content).save_to_disk(tmp_path / "a")
     with pytest.raises(DataError, match="unpacks to more than 1,000,000 bytes"):

@@ -149,8 +149,8 @@ def test_what_is_void_is_not_deployed(tmp_path: Path) -> None:
     broken = call(tmp_path, "-m", "data=shapes", "calib.samples_per_class=5", *words)
     assert broken.code == 0, broken.err
     assert {row["limit"] for row in broken.table if row["status"] == "ok"} == {"void"}
-    assert "Nothing is recommended. FP32 itself is broken" in broken.out
-    assert "every verdict is void" in broken.artifacts(broken.parent)["report.md"].read_text()
+    assert "No model is recommended. FP32 is not shown to be better than chance" in broken.out
+    assert "Every verdict is void" in broken.artifacts(broken.parent)["report.md"].read_text()
     for words in ((f"run_id={broken.children[0].info.run_id}",), ("use=best",)):
         refused = deploy(broken, *words, f"folder={tmp_path}/new")
         assert refused.code == 2

@@ -173,7 +173,7 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
             word for word in words if word in kept or word in done.out.replace("no acc", "")
         ]
     assert ("No labels: " in done.out and "No labels: " in report) == (not labels)
-    assert f"best {title}" in report or "No model keeps the limits" in report
+    assert f"best {title}" in report or "No deployable model is within the limits" in report
     again = run(tmp_path, files, task, "-m", "backend=onnx,torch", "sweep.resume=true")
     assert "Skipped: 2 of 2 runs had finished before" in again.out
 

@@ -11,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from resnet8ptq.backends.kernels import saturates
+from resnet8ptq.core import machine
 from resnet8ptq.core.errors import DataError, ModelError, QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
@@ -74,6 +76,9 @@ def quantized(tmp_path: Path, cache_root: Path) -> Callable[..., Quantized]:
         fp32 = model.load(settings, data, cache_root)
         split = fit(data, fp32).test
         quantizer = quantizer_of(config)
+        operators = {node.op_type for node in onnx.load(fp32.onnx_path).graph.node}
+        if saturates(quantizer.resolve(), operators, machine.cpu()[1]):
+            quantizer = quantizer_of(make_config("data=arrays", *overrides, "reduce_range=true"))
         artifact = quantizer.quantize(fp32, split, tmp_path)
         batch = split.inputs(slice(1 if fp32.contract.batch else 20))
         before = quantizer_of(make_config("data=arrays", "dtype=fp32")).load(

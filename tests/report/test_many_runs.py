@@ -207,7 +207,7 @@ def test_notes_and_figures_name_some_of_many(many: Family) -> None:
     assert any(note.endswith("; and 8 more)") for note in notes.collect(same))
     dynamic = [record(f"{n}", BASELINE, batch1_accuracy=0.9) for n in range(20)]
     texts = notes.collect(dynamic)
-    assert sum("ranges are taken from each batch" in note for note in texts) == notes.NAMED
+    assert sum("each batch sets its ranges" in note for note in texts) == notes.NAMED
     assert "The same for 8 more runs (batch1_accuracy in runs.csv)." in texts
     figure = class_impact(many)
     assert figure is not None and len(figure.axes[0].get_yticklabels()) == table.FIRST

@@ -83,14 +83,14 @@ def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
     (best, smallest) = recommend(selected)
     assert chosen(best) == chosen(smallest) == "sound"
     assert best.why.startswith("90.20%, against FP32 +0.20 points")
-    assert best.why.endswith("; 90.50% on the samples to choose by")
+    assert best.why.endswith("; 90.50% on the selection samples")
     told = other_choice(selected)
-    assert "The best on the reported samples is onnx int8 minmax per tensor: 91.20%" in told
+    assert "On the reported samples the best is onnx int8 minmax per tensor: 91.20%" in told
     same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
     assert "The reported samples would give the same choice" in other_choice(same)
     alone = other_choice(select(sweep(("a", predictions(), {}))))
-    assert alone.startswith("The best are chosen on the reported samples, ")
-    assert alone.endswith("results are optimistic.")
+    assert alone.startswith("The best models are chosen on the reported samples; ")
+    assert alone.endswith("results are therefore optimistic.")
 
 
 def test_smallest_passes_on_the_samples_to_choose_by() -> None:
@@ -121,14 +121,14 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
     smallest = found["smallest"]
     assert chosen(smallest) == "least"
     assert [cell.record.run_id for cell in smallest.equals] == ["edge"]
-    assert smallest.equals_mean == "within 5%"
+    assert smallest.equals_mean == "size within 5%"
     assert smallest.why == "100.0 kB, 66.7% less than FP32, at 90.00%"
 
 
 def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
     for lost, words in (
-        (16, "whose measured loss is within the limit"),
-        (30, "so that the smallest and the fastest cannot be chosen"),
+        (16, "with a measured loss within the limit"),
+        (30, "Therefore the smallest and the fastest cannot be chosen"),
     ):
         family = sweep(("a", predictions(), {}), choices=[predictions(lost=lost)])
         assert words in page.to_markdown([select(family)], {})
@@ -200,13 +200,13 @@ def test_samples_that_fp32_knows_are_told() -> None:
         family = sweep(("a", predictions(), {}), choices=[predictions()])
         family.measured[0].record.metrics["choice_baseline_accuracy"] = known
         said = other_choice(select(family))
-        assert (" FP32 has 99.00% on them and 90.00% on the reported ones" in said) is told
+        assert (" FP32 has 99.00% on them and 90.00% on the reported samples" in said) is told
 
 
 def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands() -> None:
     cells = (("a", predictions(), {}), ("b", predictions(won=5), {"calib": "entropy"}))
     said = other_choice(select(sweep(*cells, choices=[predictions(won=5), predictions()])))
-    assert "The best on the reported samples is onnx int8 entropy per tensor: 90.50%" in said
+    assert "On the reported samples the best is onnx int8 entropy per tensor: 90.50%" in said
 
 
 def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_it() -> None:
@@ -286,7 +286,7 @@ def test_without_a_race_the_runs_own_latencies_are_told_as_that() -> None:
     found = by_use(*cells)[SINGLE]
     assert chosen(found) == "b"
     assert found.why == (
-        "0.100 ms, 3.00 times as fast as onnx fp32 (measured in different runs, minutes apart)"
+        "0.100 ms, 3.00 times as fast as onnx fp32 (measured in different runs, at different times)"
     )
     others = by_use(*cells, race=race(gone=0.01, onnx_fp32=0.15))[SINGLE]  # of another limit
     assert others.why == found.why
@@ -314,7 +314,7 @@ def test_the_fastest_run_names_those_within_a_twentieth_of_its_latency() -> None
     fastest = by_use(*cells)[SINGLE]
     assert chosen(fastest) == "1.0"
     assert [cell.record.run_id for cell in fastest.equals] == ["1.05"]
-    assert fastest.equals_mean == "within 5%"
+    assert fastest.equals_mean == "latency within 5%"
 
 
 def test_finalists_are_the_fastest_the_smallest_and_the_best() -> None:
@@ -369,7 +369,9 @@ def test_why_nothing_is_recommended() -> None:
     lines = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.95)))
     assert "report.max_drop=0.01, report.min_accuracy=0.95" in lines[0]
     assert lines[1] == "FP32 itself has 90.00%, less than report.min_accuracy."
-    assert lines[2].startswith("To lose less: per_channel=true; another calibration (calib=); ")
+    assert lines[2].startswith(
+        "To reduce the loss, try per_channel=true, another calibration (calib=), "
+    )
     enough = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.9)))  # of FP32
     assert not any(line.startswith("FP32 itself") for line in enough)
     kept = select(sweep(("a", predictions(), {"per_channel": "true"})))
@@ -383,7 +385,7 @@ def test_advice_is_only_for_what_was_not_tried() -> None:
     )
     lost = select(sweep(*cells))
     advice = why_none(lost)[1]
-    assert advice.startswith("To lose less: another calibration")
+    assert advice.startswith("To reduce the loss, try another calibration")
     some = select(sweep(cells[0], ("c", predictions(), {"per_channel": "true"})))
     assert len(why_none(some)) == 1
 

@@ -43,9 +43,9 @@ def test_every_requested_cell_and_reason_is_in_the_table(found: Family) -> None:
 
 def test_summary_counts_and_says_who_is_worse(found: Family) -> None:
     text = page.to_markdown(page.select([found], LIMITS), {})
-    assert "4 combinations asked for: 2 measured, 1 unsupported, 1 failed" in text
-    counted = "Of the 2 quantized models, at most 1 point worse than FP32: 1 pass, 1 fail."
-    assert counted in text
+    assert "4 combinations requested: 2 measured, 1 unsupported, 1 failed" in text
+    assert "Limit: at most 1 point worse than FP32. " in text
+    assert "Verdicts on the 2 quantized models: 1 pass, 1 fail." in text
     assert "onnx int8 minmax per tensor: significantly worse on dog" in text
 
 
@@ -150,7 +150,7 @@ def test_each_set_of_images_has_a_section_of_its_own() -> None:
     for number, section in (("1", first), ("2", second)):
         assert section.count("### Summary") == section.count("### Recommendation") == 1
         assert re.findall(r"\]\(set(\d)_", section) == [number] * 2
-    assert "3 combinations asked for: 2 measured, 1 failed" in first
+    assert "3 combinations requested: 2 measured, 1 failed" in first
     assert "boom" in first and "boom" not in second
     assert "onnx int8 minmax per tensor seed=2** | 90.20%, against FP32 +0.20 points" in first
     assert "corrected for 2 comparisons" in first

@@ -78,7 +78,7 @@ def test_simulated_and_dynamic_runs_say_what_their_figures_are() -> None:
     assert notes.SIMULATED_NOTE in notes.collect([simulated])
     dynamic = with_metrics(OK, batch1_accuracy=0.8712)
     (note,) = [note for note in notes.collect([dynamic]) if "87.12%" in note]
-    assert note.startswith(f"{facts.labels([dynamic])[0]}: ranges are taken from each batch")
+    assert note.startswith(f"{facts.labels([dynamic])[0]}: each batch sets its ranges")
     assert notes.SIMULATED_NOTE not in notes.collect([dynamic])
 
 
@@ -219,8 +219,8 @@ def test_what_a_failed_run_has_not_settled_is_no_column() -> None:
 def test_runs_of_other_plans_are_told_apart_and_their_bits_noted() -> None:
     given = [record(planned_bits=bits) for bits in ("{conv: 4}", "{dense: 2}")]
     assert facts.varied([OK, *given]) == ["planned_bits"]
-    assert not any("bits of weights" in note for note in notes.collect(given))
-    (note,) = [each for each in notes.collect(given[:1]) if each.startswith("bits of weights")]
+    assert not any("weight bits" in note for note in notes.collect(given))
+    (note,) = [each for each in notes.collect(given[:1]) if each.startswith("weight bits")]
     assert note.endswith("{conv: 4} (onnx int8 minmax per tensor)")
     unsupported = record(dtype="uint8", status="unsupported")
     assert facts.varied([given[0], unsupported]) == []

@@ -69,7 +69,7 @@ def test_beside_a_broken_fp32_all_is_void() -> None:
     assert {str(verdict) for verdict in selected.judged.values()} == {VOID}
     assert (selected.recommendations, selected.within) == ([], [])
     text = page.to_markdown([selected], {})
-    for part in (DOUBT.replace("(", "(")[:20], "1 void", "every verdict is void", notes.VOID_NOTE):
+    for part in (DOUBT.replace("(", "(")[:20], "1 void", "Every verdict is void", notes.VOID_NOTE):
         assert part.replace("_", "\\_") in text
     assert "## Recommendation" not in text
     mixed = sweep(

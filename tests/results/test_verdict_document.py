@@ -286,7 +286,7 @@ def test_markdown_is_a_sentence_and_a_table() -> None:
     assert lines[8] == "    python -m resnet8ptq deploy run_id=a"
     none = document.to_markdown(judge_sweep(summarize(sweep(("a", LOSES, {})))))
     assert none.startswith(
-        "**Quantization: fail.** Nothing is recommended for `use=best`. No model"
+        "**Quantization: fail.** No model is recommended for `use=best`. No deployable model"
     )
 
 

@@ -90,7 +90,7 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
         "shapes, resnet8, 500 held-out training images",
     ]
     for number, section in enumerate(sections, 1):
-        assert "1 combinations asked for: 1 measured" in section
+        assert "1 combinations requested: 1 measured" in section
         figures = re.findall(r"\((.*\.png)\)", section)
         assert figures
         assert all(name.startswith(f"set{number}_") for name in figures)

@@ -101,7 +101,7 @@ for (const button of document.querySelectorAll("button.copy")) button.addEventLi
   try {
     await navigator.clipboard.writeText(code.textContent);
     button.textContent = "copied";
-  } catch { // a page from a file may not write there: select it for Ctrl-C
+  } catch { // file:// pages cannot write to the clipboard: select the command
     getSelection().selectAllChildren(code);
     button.textContent = "selected";
   }
