@@ -12,7 +12,7 @@ class OwnConf(SearchPathPlugin):
     """Appends the folder to the search path of this program, not of other programs with Hydra."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the folder; an option of the package wins over one of the same name."""
+        """Append the user's `conf` folder; the package's options take precedence."""
         conf = folders.find_conf()
         mains = [Path(part.path) for part in search_path.get_path() if part.provider == "main"]
         if conf in mains and (own := folders.find_own_conf(Path.cwd())):

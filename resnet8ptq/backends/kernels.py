@@ -9,7 +9,8 @@ Measured with the largest integers in ONNX Runtime 1.31 and torch 2.13 on a CPU 
 saturate: ONNX Runtime's QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul
 with unsigned activations and signed weights (not ConvInteger, and none with unsigned weights), and
 torch's engines fbgemm, x86 and onednn. In QDQ format on x86, ONNX Runtime turns signed activations
-into unsigned ones (QDQS8ToU8Transformer); in the other format it runs an exact loop for them.
+into unsigned ones (QDQS8ToU8Transformer); in QOperator format it runs an exact loop for signed
+activations.
 """
 
 from collections.abc import Collection

@@ -165,7 +165,7 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
 
 
 def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> None:
-    """Raise `ConfigError` for an option of the user that has the name of the package's own."""
+    """Raise `ConfigError` if a user's option has the name of a package option."""
     group = override.key_or_group
     for value in values(override):
         if value in twice.get(group, ()):

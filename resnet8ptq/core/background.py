@@ -1,7 +1,7 @@
 """Background process for drawing and uploading, so that runs do not wait for figures or MLflow.
 
-`put` and `ask` send it calls, which it makes in order. Where `allowed` is not active, such as in
-workers of a sweep, the calls are made at once in this process. README's sweep takes 0.82 of the
+`put` and `ask` queue calls, which the process runs in order. Without `allowed`, for example in
+workers of a sweep, each call runs immediately in this process. README's sweep takes 0.82 of the
 time with the background process (median of five pairs on two cores).
 """
 

@@ -2,10 +2,10 @@
 
 | code | meaning |
 |---|---|
-| 0 | every run ended; an unsupported combination is a result |
+| 0 | every run finished; `unsupported` counts as finished |
 | 1 | a run failed: its traceback is in the run |
 | 2 | an input is wrong: a setting, a network's file or data |
-| 130, 141, 143 | interrupted, the reader of a pipe has ended, terminated |
+| 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 """
 
 import gc

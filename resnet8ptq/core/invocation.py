@@ -44,7 +44,7 @@ def install(extra: str) -> str:
 
 
 def _name(program: str, path: Path) -> str:
-    """Return how a shell finds a program: by its name, if that is the one that PATH has."""
+    """Return the program's name if PATH finds this one; otherwise its absolute path."""
     on_path = shutil.which(program)
     if path.name == str(path):
         return program

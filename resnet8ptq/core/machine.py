@@ -122,7 +122,7 @@ class PeakMemory:
             self._resets = True
 
     def read_bytes(self) -> int | None:
-        """Return the peak in bytes; None if it cannot be measured."""
+        """Return the peak memory in bytes; None if it cannot be measured."""
         if not self._resets:
             return None
         peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())

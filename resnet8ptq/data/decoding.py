@@ -168,7 +168,7 @@ def _report(bad: Sequence[tuple[str, str]], on_bad: str, total: int) -> None:
 
 
 def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Return a data set of stored pictures, resized or grey as `preprocess` says.
+    """Return the data set with its pictures resized or converted to grey, as `preprocess` sets.
 
     Raises:
         ConfigError: its samples are no pictures.

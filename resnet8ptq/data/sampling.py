@@ -71,7 +71,7 @@ def draw_calibration(
 
 
 def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: bool) -> None:
-    """Warn if some classes have fewer samples than wanted; raise `ConfigError` if all have."""
+    """Warn if some classes have too few samples; raise `ConfigError` if every class has too few."""
     fewer = sum(count < wanted for count in counts)
     if not fewer:
         return

@@ -25,7 +25,7 @@ def stratify(
 ) -> tuple[Indices, Indices]:
     """Return the indices for training and for testing, the same fraction of each class, by `seed`.
 
-    Classes of one sample are drawn together, like one class. Equal samples, or samples of one
+    Classes with a single sample are pooled into one class. Equal samples, or samples of one
     group, stay on one side: otherwise samples that calibrate a network would also score it. The
     draw does not depend on the order of the samples.
 
@@ -60,7 +60,7 @@ def join_lone(strata: Sequence[Indices]) -> list[Indices]:
 
 @dataclass(frozen=True)
 class NamedSplit:
-    """Samples with a name of each for messages."""
+    """A split, and the name of each sample for messages."""
 
     split: Split
     names: Sequence[str]

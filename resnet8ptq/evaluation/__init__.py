@@ -1,1 +1,1 @@
-"""What is measured of an artifact: accuracy, speed, and the FP32 baseline beside it."""
+"""Measures the accuracy and latency of an artifact and of its FP32 baseline."""

@@ -24,7 +24,7 @@ class Evaluation:
 
     Attributes:
         seconds: for all images, without loading.
-        copies: the loaded artifact, one for each batch at once.
+        copies: one loaded artifact for each parallel batch.
     """
 
     outputs: Outputs

@@ -30,7 +30,7 @@ Times = NDArray[np.float64]  # [repeats], in milliseconds
 class Timings:
     """Wall-clock times of one model: `single_ms` at batch 1, `batch_ms` at `find_batch_size`.
 
-    A network that takes one sample at once has no `batch_ms`.
+    A network with a fixed batch size of 1 has no `batch_ms`.
     """
 
     single_ms: Times

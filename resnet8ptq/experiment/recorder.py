@@ -16,12 +16,12 @@ class Recorder(Protocol):
         """Log every setting."""
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Log what the run has determined, besides the config."""
+        """Log the values that the run determined, in addition to the config."""
 
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
     ) -> None:
-        """Log which images calibrated and which are scored, with digests, and names of classes."""
+        """Log the calibration images, the scored images, their digests, and the class names."""
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""

@@ -213,7 +213,7 @@ def distillation_loss(
 
 
 def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
-    """Shift each image [n, H, W, C] by up to `PADDING` pixels, and flip half of them."""
+    """Shift each image [n, H, W, C] by up to `PADDING` pixels; flip each with probability 0.5."""
     count, height, width, _ = images.shape
     around = (PADDING, PADDING)
     padded = np.pad(images, ((0, 0), around, around, (0, 0)), mode="edge")
@@ -226,7 +226,7 @@ def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[n
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint after its SHA-256: torch does not detect flipped bits."""
+    """Write the SHA-256, then the checkpoint, because torch does not detect flipped bits."""
     content = io.BytesIO()
     torch.save(state, content)
     with files.atomic(path) as temporary:

@@ -57,7 +57,7 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 
 
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
-    """Return the tensors at which the graph can be cut in two, by the index of their node.
+    """Map node indices to the tensors at which the graph can be cut in two.
 
     All following nodes depend on such a tensor only.
     """

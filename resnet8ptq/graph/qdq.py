@@ -173,7 +173,7 @@ def _add_rounding(
 
 
 def joined(fp32: onnx.GraphProto, tensors: Sequence[RoundedActivation]) -> dict[int, list[int]]:
-    """Return the indices of the outputs of Concat and Add, each with those of its inputs.
+    """Map each output of Concat or Add to its inputs, as indices into `tensors`.
 
     Only with two or more inputs in `tensors`.
     """

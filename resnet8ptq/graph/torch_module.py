@@ -78,7 +78,7 @@ def name_tensors(
     """Return the ONNX name of the tensor that each node of a traced graph makes.
 
     onnx2torch names a module by its ONNX node; the last node traced in it makes the output. A
-    convolution with explicit padding is a module of two, `name.0` and `name.1`; the padded tensor
+    convolution with explicit padding becomes two modules, `name.0` and `name.1`; the padded tensor
     has the name of its input.
 
     Args:

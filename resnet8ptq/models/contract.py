@@ -1,7 +1,6 @@
 """The contract of a network: names, shapes and dtypes of its inputs and outputs.
 
-Also the layout and dtype that samples need for it. All shapes here leave out the batch axis, which
-is the first of every tensor.
+Also defines the layout and dtype of its samples. Shapes omit the batch axis (axis 0).
 """
 
 import math

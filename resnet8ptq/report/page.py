@@ -124,8 +124,8 @@ def to_html(chosen: Sequence[Selection], panels: Sequence[list[Panel]], figures:
     """Return the report as one page, see `web_page`.
 
     Args:
-        panels: of each family, drawn into the page.
-        figures: the files that the details show.
+        panels: trade-off panels of each family, drawn inline.
+        figures: image files shown in the details.
     """
     families = [selected.family for selected in chosen]
     parts = zip(chosen, _prefixes(families), strict=True)

@@ -118,7 +118,7 @@ def _objectives(family: Family) -> tuple[str, ...]:
 
 
 def _is_line(text: str) -> bool:
-    """Tell whether a tag is one line of words for the shell, as a job writes it."""
+    """Return whether a tag is a single line of shell words, the form that jobs write."""
     try:
         return text.isprintable() and bool(shlex.split(text))
     except ValueError:  # an open quote

@@ -1,8 +1,8 @@
-"""One-sided 95% bounds of the loss against FP32: the tests of `report.verdicts`, turned around.
+"""One-sided 95% bounds of the loss against FP32: the inverted tests of `report.verdicts`.
 
-A test asks whether the loss lies below one limit. The bound is the smallest limit that the same
-test accepts, so that it needs no statistic of its own. It uses the level that Holm's correction
-leaves to the model: a model passes exactly if its upper bound is at most the limit, and fails
+A test asks whether the loss lies below one limit. The upper bound is the smallest limit that the
+same test accepts, so that it needs no additional statistic. It uses the level that Holm's
+correction leaves to the model: a model passes exactly if its upper bound is at most the limit, and fails
 exactly if its lower bound is at least the limit.
 """
 

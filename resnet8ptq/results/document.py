@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the verdict."""
+        """Process exit code for CI; docs/verdict.md lists the codes."""
         return EXIT_CODES[self.verdict]
 
 

@@ -151,7 +151,7 @@ class SweepSummary:
         return self.run(ids[0]) if ids and ids[0] is not None else None
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the runs as a frame, see `to_frame`."""
+        """Return the runs as a frame, see `summaries.to_frame`."""
         return to_frame(self.runs)
 
 

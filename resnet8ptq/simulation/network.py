@@ -33,7 +33,7 @@ _SHARING = {
 
 
 class _Quantized(nn.Module):  # type: ignore[misc]
-    """An operator with the rounding of its output."""
+    """An operator followed by fake quantization of its output."""
 
     def __init__(self, operator: Any, quantizer: FakeQuantize) -> None:
         super().__init__()

@@ -49,7 +49,9 @@ def enter(worker: Worker) -> None:
 
 
 def plan(launcher: DictConfig) -> Worker | None:
-    """Return the settings of the launcher's processes; None if the jobs run one by one in this one.
+    """Return the settings of the launcher's processes.
+
+    None if the jobs run one after another in this process.
 
     This package's launchers have their own `plan`.
 

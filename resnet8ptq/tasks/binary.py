@@ -48,7 +48,7 @@ class BinaryScores(Scores):
 
     @property
     def probabilities(self) -> Probabilities:
-        """Of both classes [n, 2]."""
+        """Probabilities of both classes [n, 2]."""
         return self.classes.probabilities
 
     @cached_property

@@ -349,7 +349,7 @@ class Comparison:
 
     @property
     def fair_drop(self) -> float:
-        """The same, adjusted for ties."""
+        """The tie-adjusted loss against the baseline, see `drop`."""
         return self.metric.drop(self.fair_delta, self.baseline.fair)
 
     @cached_property
@@ -374,7 +374,7 @@ class Comparison:
 
     @property
     def paired(self) -> Paired:
-        """The values of both for `predictions.npz`."""
+        """Per-sample values of model and baseline, for `predictions.npz`."""
         return Paired(self.model.per_sample, self.baseline.per_sample)
 
 

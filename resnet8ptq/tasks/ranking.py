@@ -86,7 +86,7 @@ DELONG = PairedTest("DeLong's test (1988)", "95%, by DeLong's variance", Ranking
 
 
 def doubt_auc(baseline: Scores, expected: float | None) -> str | None:
-    """Doubt an AUC that is not significantly above that of guessing, or is below `expected`."""
+    """Return the reason if an AUC is not significantly above chance, or is below `expected`."""
     ranking = baseline.per_sample
     assert isinstance(ranking, Ranking)  # of both tasks that have an AUC
     shown = f"AUC {baseline.value:.4f}"

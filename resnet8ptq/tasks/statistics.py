@@ -256,7 +256,7 @@ def bootstrap_interval(replicates: Values) -> Interval:
 
 
 def bootstrap_margin(excess: Values, items: int) -> Margin:
-    """Return the margin of a loss whose standard error is that of its replicates (Efron, 1979).
+    """Return the margin of a loss, with the bootstrap standard error (Efron, 1979).
 
     Args:
         excess: the loss above the limit on every bootstrap sample [times] of `items`; NaN for

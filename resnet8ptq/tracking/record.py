@@ -121,7 +121,7 @@ class RunRecord:
 
     @property
     def quantized(self) -> bool:
-        """Whether the run is not one of the FP32 network itself."""
+        """Whether the run's network is quantized."""
         return self.dtype != "fp32"
 
     @property

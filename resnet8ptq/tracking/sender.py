@@ -22,7 +22,7 @@ _open: dict[Path, str | None] = {}
 
 
 def warm_up() -> None:
-    """Import what drawing and logging take, before the first run asks for it."""
+    """Import the plotting and MLflow modules before the first run needs them."""
     from mlflow import onnx, pyfunc  # noqa: F401
 
     from resnet8ptq.core import figures  # noqa: F401

@@ -45,7 +45,7 @@ _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's wor
 
 @dataclass(frozen=True)
 class Store:
-    """An MLflow store that is known to answer, and the experiment in it."""
+    """A reachable MLflow store and the experiment in it."""
 
     uri: str
     experiment_id: str

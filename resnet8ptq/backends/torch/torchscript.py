@@ -87,7 +87,7 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
         self.body = body
 
     def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Return the output [n, ...] for network inputs [n, ...], or several."""
+        """Return one or several outputs [n, ...] for network inputs [n, ...]."""
         return self.body(images)
 
 

@@ -1,1 +1,1 @@
-"""Why a quantized network is worse than FP32: measured tensor by tensor, and what helps."""
+"""Diagnoses an accuracy loss tensor by tensor, and suggests remedies."""

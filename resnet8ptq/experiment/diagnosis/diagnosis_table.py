@@ -220,5 +220,5 @@ def draw(result: DiagnosisResult, title: str) -> Figure:
 
 
 def _finite(ratio: float) -> float:
-    """Return a ratio that can be drawn; an exact tensor leaves a gap."""
+    """Return the ratio, or NaN if it is infinite (exact tensor): the figure leaves a gap there."""
     return ratio if math.isfinite(ratio) else math.nan

@@ -146,7 +146,7 @@ def channels_of_one_scale(measured: TensorMeasurements, config: RunConfig) -> Fi
 
 
 def outlier_weight(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """A weight is much larger than nearly all others, also of its own channel."""
+    """A weight is much larger than nearly all others, even within its own channel."""
     hit = []
     for weight in measured.weights:
         largest = max(weight.channels, key=lambda channel: channel.peak)

@@ -202,7 +202,7 @@ class Activation:
         self.count += fp32.size
 
     def add_part(self, name: str, fp32: Array) -> None:
-        """Add a batch of a tensor that this one joins to others."""
+        """Add a batch of one input of the Concat or Add that makes this tensor."""
         scale = self.tensor.scale
         self.parts.setdefault(name, Noise()).add(fp32, np.rint(fp32 / scale) * scale)
 

@@ -51,7 +51,7 @@ class Option:
 
 @dataclass(frozen=True)
 class TriedPlan:
-    """A plan that was quantized; the drop on held-out images where that was asked for."""
+    """A quantized plan, with its drop on held-out images if requested."""
 
     bits: Bits
     size_bytes: int

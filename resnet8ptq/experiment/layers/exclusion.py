@@ -51,7 +51,7 @@ class Exclusion:
 
     @property
     def chosen(self) -> Trial:
-        """The model with just these nodes in float."""
+        """The trial whose float nodes are exactly `nodes`."""
         return next(step for step in self.steps if set(step.nodes) == set(self.nodes))
 
     @property

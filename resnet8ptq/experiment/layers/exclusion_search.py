@@ -32,7 +32,7 @@ class Trial:
 
 @dataclass
 class Trials:
-    """What was tried, in order; no choice of nodes is measured twice."""
+    """The trials in order; each set of nodes is measured once."""
 
     measure: Callable[[tuple[str, ...]], Trial]
     steps: list[Trial] = field(default_factory=list)

@@ -102,7 +102,7 @@ def draw(
     lost: str,
     title: str,
 ) -> Figure:
-    """Three bars for each layer, the first layer on top.
+    """Draw three bars for each layer, the first layer on top.
 
     Args:
         losses: what each loses of the metric, which `lost` names with its unit.

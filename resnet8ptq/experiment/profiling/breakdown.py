@@ -12,7 +12,7 @@ from resnet8ptq.evaluation.result import RunResult
 
 @dataclass(frozen=True)
 class Operator:
-    """All nodes of an operator: their time for a batch, and how many they are."""
+    """All nodes of an operator: their time for a batch, and their count."""
 
     name: str
     fp32_ms: float = 0

@@ -72,13 +72,13 @@ class Decoder:
             choose = _above_threshold if config.nms is False else suppress
             detections = choose(decoded, config)
         else:
-            detections = self._check_labels(decoded)
+            detections = self._select_classes(decoded)
             if config.nms:
                 candidates = _as_candidates(detections, pictures, len(self.class_ids))
                 detections = suppress(candidates, config)
         return (_keep_best(detections, pictures, config),)
 
-    def _check_labels(self, detections: Detections) -> Detections:
+    def _select_classes(self, detections: Detections) -> Detections:
         """Return the detections of the data set's classes, with class indices as labels."""
         labels = detections.labels
         if self.frame.config.labels == "ids":

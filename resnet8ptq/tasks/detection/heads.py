@@ -52,7 +52,7 @@ class Frame:
 
     @property
     def scored(self) -> int:
-        """Number of classes with a score; the background counts."""
+        """Number of scored classes, including the background if the head has one."""
         return self.classes + (self.config.background is not None)
 
     @property
