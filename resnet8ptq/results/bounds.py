@@ -2,8 +2,8 @@
 
 A test asks whether the loss lies below one limit. The upper bound is the smallest limit that the
 same test accepts, so that it needs no additional statistic. It uses the level that Holm's
-correction leaves to the model: a model passes exactly if its upper bound is at most the limit, and fails
-exactly if its lower bound is at least the limit.
+correction leaves to the model: a model passes exactly if its upper bound is at most the limit, and
+fails exactly if its lower bound is at least the limit.
 """
 
 from collections.abc import Callable, Sequence
