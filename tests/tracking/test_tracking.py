@@ -305,7 +305,7 @@ def test_finished_run(store: Store, folder: Path) -> None:
     found = client(store).get_run(run.run_id)
     assert found.info.status == "FINISHED"
     assert found.info.run_name == "a name"
-    params, tags = found.data.params, found.data.tags
+    params, tags = history.load_run(store, run.run_id).params, found.data.tags
     for key, value in {
         **{"backend": "onnx", "dtype": "uint8", "calib": "percentile", "model": "resnet8"},
         **{"data": "shapes", "data.name": "shapes", "per_channel": "false", "seed": "42"},
