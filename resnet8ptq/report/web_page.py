@@ -106,8 +106,8 @@ def _section(heading: str, selected: Selection, panels: list[Panel], details: st
     first = len(lines) - len(records)  # FP32's rows come before those of the runs
     order = best_first(records) if len(records) > table.MANY else list(range(len(records)))
     rows = [Row("fp32", line[0], line, False) for line in shown[:first]]
-    for place, index in enumerate(order):
-        more = len(records) > table.MANY and place >= table.FIRST
+    for rank, index in enumerate(order):
+        more = len(records) > table.MANY and rank >= table.FIRST
         rows.append(Row(str(index), lines[first + index][0], shown[first + index], more))
     answers = explain(selected)
     measured = bool(family.measured)
