@@ -40,6 +40,8 @@ def select(journal: Journal) -> dict[str, str]:
         words = []
     shown = MAIN | {word.lstrip("+").partition("=")[0] for word in words}
     implied = _implied(journal.params)
+    if journal.params.get("analysis.name", "null") != "null":
+        shown |= {key for key in journal.params if key.startswith("analysis.")}
     return {
         key: value
         for key, value in journal.params.items()

@@ -17,7 +17,7 @@ from resnet8ptq.config.schema import RunConfig, find_fields
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest
-from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, call, call_beside
+from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, call, call_beside, clean_environment
 from tests.helpers.configs import compose_whole
 
 CONF = REPO / "conf"
@@ -177,7 +177,10 @@ def test_make_ui_names_the_port_that_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         made = ["make", "-o", ".venv/.run", f"BIN={Path(sys.executable).parent}", f"PORT={port}"]
-        ended = subprocess.run([*made, "ui"], cwd=REPO, capture_output=True, text=True, timeout=60)
+        env = clean_environment()  # a test in this process may have asked for tracebacks
+        ended = subprocess.run(
+            [*made, "ui"], cwd=REPO, env=env, capture_output=True, text=True, timeout=60
+        )
     assert ended.returncode != 0
     assert ended.stderr.splitlines()[0].startswith(f"error: port: got {port}, which cannot be used")
 

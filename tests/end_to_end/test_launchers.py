@@ -194,7 +194,9 @@ def test_interrupted_jobs_of_slurm_are_cancelled(tmp_path: Path, cluster: slurm.
 
 
 def test_what_slurm_ends_is_named_and_run_again(tmp_path: Path, cluster: slurm.Cluster) -> None:
-    cells = (*QUICK, "dtype=int8,uint8,u8s8")
+    # Jobs that are timed, so that none ends before it is cancelled.
+    long = ("latency.enabled=true", "latency.repeats=100000", "latency.max_seconds=4")
+    cells = (*QUICK, *long, "dtype=int8,uint8,u8s8")
     new_store(tmp_path / "mlruns")
     one_at_once = (*LAUNCHERS["slurm"][:1], "hydra.launcher.array_parallelism=1")
     with Process(tmp_path, "-m", *cells, *one_at_once, **NO_REAL_FILES) as process:

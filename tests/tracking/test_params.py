@@ -39,6 +39,12 @@ def test_chosen_settings_are_shown_and_defaults_are_not() -> None:
     assert not {"qat.epochs", "backend.name", "preprocess.filter"} & {*shown}
 
 
+def test_an_analysis_shows_its_settings() -> None:
+    assert not [key for key in params.select(journal_of()) if key.startswith("analysis.")]
+    shown = params.select(journal_of("+analysis=sensitivity"))
+    assert shown["analysis.mode"] == "one_at_a_time"
+
+
 def test_a_setting_that_a_sweep_varies_is_shown_at_its_default_too() -> None:
     assert "slim" not in params.select(journal_of())
     assert params.select(journal_of(overrides="slim=false"))["slim"] == "false"
