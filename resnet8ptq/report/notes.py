@@ -1,6 +1,6 @@
 """The notes below a table of runs: reasons, and the meaning of its columns."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from resnet8ptq.report.facts import adjusted_p, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
@@ -44,46 +44,50 @@ FAMILIES_NOTE = (
 )
 
 
-def brief(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
-    """Return the notes below a table of six columns: reasons, and the meaning of the verdicts."""
-    task, named = task_of(records), list(zip(records, labels(records), strict=True))
-    lines = _reasons(named, "planned_bits" in varied(records))
-    mixed: dict[str, list[str]] = {}
-    for record, label in named:
-        if record.execution not in ("", "integer", "float"):
-            mixed.setdefault(f"execution: {record.execution}", []).append(label)
-    lines += [f"{text} ({_join(members)})" for text, members in mixed.items()]
-    lines += _on_limits(task, records, judged)
-    lines += [task.note] * (bool(task.note) and any(r.total is not None for r in records))
-    return lines + _on_batches(task, named)
+def collect(
+    records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED, whole: bool = True
+) -> list[str]:
+    """Return the notes on the runs of one family.
 
-
-def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
-    """Return the notes on the runs of one family."""
+    Args:
+        whole: below a table with every column; else below one of six.
+    """
     task, named = task_of(records), list(zip(records, labels(records), strict=True))
-    lines = [*_reasons(named, "planned_bits" in varied(records)), *_on_tests(task, records)]
+    hidden = {"planned_bits"} if "planned_bits" in varied(records) else set()
+    hidden |= {"execution"} if whole else set()  # a column
+    lines = _reasons(named, hidden)
+    lines += _on_tests(task, records) if whole else []
     lines += _on_limits(task, records, judged)
     if task.note and any(record.value(task.metric) is not None for record in records):
         lines.append(task.note)
     lines += _on_batches(task, named)
-    if any(record.execution == "simulated" for record in records):
-        lines.append(SIMULATED_NOTE)
+    return lines + _on_speed(records) if whole else lines
+
+
+def _on_speed(records: Sequence[RunRecord]) -> list[str]:
+    lines = [SIMULATED_NOTE] * any(record.execution == "simulated" for record in records)
     timed = [record for record in records if record.speedup is not None]
     if threads := {record.latency_threads for record in timed}:
         lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
     return lines
 
 
-def _reasons(named: Sequence[tuple[RunRecord, str]], bits_shown: bool) -> list[str]:
-    """Return the notes of individual runs; each text once, with the labels of its runs."""
+def _reasons(named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]) -> list[str]:
+    """Return the notes of individual runs; each text once, with the labels of its runs.
+
+    Args:
+        hidden: `planned_bits` and `execution`, if columns show them.
+    """
     reasons: dict[str, list[str]] = {}
     for record, label in named:
-        bits = "" if bits_shown else record.planned_bits
+        bits = "" if "planned_bits" in hidden else record.planned_bits
+        execution = "" if record.execution in ("integer", "float") else record.execution
         for begin, text in (
             (f"{record.status}: ", record.reason),
             ("", record.doubt),
             ("in float: ", record.float_operators),
             ("weight bits (dtype sets the rest): ", bits),
+            ("execution: ", "" if "execution" in hidden else execution),
         ):
             if text:
                 reasons.setdefault(begin + text, []).append(label)

@@ -56,7 +56,7 @@ def _print_family(
     if unknown := {*more} - {*table.columns(records), ALL}:
         known = ", ".join(head for head in table.columns(records) if head not in heads)
         say(console, f"report.columns: got {', '.join(sorted(unknown))}, expected {ALL} or {known}")
-    for note in (notes.collect if whole else notes.brief)(records, judged):
+    for note in notes.collect(records, judged, whole):
         say(console, note)
 
 

@@ -125,9 +125,8 @@ def _datum(selected: Selection, cell: Cell, row: int, x: float, ringed: set[str]
     metric, record = selected.family.metric, cell.record
     delta = record.delta
     loss = cell.metric("drop") if delta is None else metric.cost(delta)
-    low, high = sorted(map(metric.cost, record.interval("delta_ci95") or (-loss, -loss)))
-    if record.interval("delta_ci95") is None:
-        low = high = loss
+    interval = record.interval("delta_ci95")
+    low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
     framework = record.combination.framework
     outcome = selected.outcome(cell)
     return _Datum(cell.label, x, loss, low, high, outcome, framework, row, record.run_id in ringed)
@@ -174,7 +173,7 @@ def _place(
     metric = family.metric
     values = [cell.metric(f"baseline_{metric.name}") for cell in family.measured]
     most = metric.allowed(metric.limit(limits), values[0])
-    largest = max(SPAN * most, 0.0) if most else max(d.loss for d in data)
+    largest = SPAN * most if most else max(d.loss for d in data)
     shown = [d for d in data if d.loss <= largest]
     bottom = max([most, *(min(d.high, largest) for d in shown)])
     top = min([0.0, *(d.low for d in shown)])

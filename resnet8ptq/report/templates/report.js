@@ -8,6 +8,8 @@ for (const family of document.querySelectorAll("section.family")) {
   const filter = family.querySelector("input.filter"), more = family.querySelector("button.more");
   const count = family.querySelector(".count"), said = family.querySelector(".said");
   const runs = new Map(rows.map(row => [row.dataset.row, row]));
+  const marks = new Map(rows.map(row => [row.dataset.row, []])); // a run's points, one a drawing
+  for (const point of points) marks.get(point.dataset.row)?.push(point);
   let all = false, framework = "";
 
   function show() {
@@ -20,7 +22,7 @@ for (const family of document.querySelectorAll("section.family")) {
       row.hidden = !fits || cut;
       shown += fits && !cut;
       hidden += cut;
-      for (const point of points) if (point.dataset.row === row.dataset.row) point.classList.toggle("off", !fits);
+      for (const point of marks.get(row.dataset.row)) point.classList.toggle("off", !fits);
     }
     more.hidden = !hidden;
     more.textContent = `Show all ${shown + hidden} rows`;
