@@ -146,6 +146,6 @@ def read_run(folder: Path) -> Record:
         "dtype": config.dtype.name,
         "calib": config.calib.name,
         "per_channel": config.per_channel,
-        **{key: metrics.get(key) for key in ("accuracy", "quantize_s", "evaluate_s", "choose_s")},
-        "peak_memory_bytes": metrics.get("peak_memory_bytes"),
+        **{key: metrics.get(key) for key in ("accuracy", "peak_memory_bytes")},
+        **{key: metrics.get(f"run/{key}") for key in ("quantize_s", "evaluate_s", "choose_s")},
     }

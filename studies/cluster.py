@@ -30,8 +30,8 @@ SWEEP = (
 )
 RUNS = 48
 MEASURED = {
-    *("quantize_s", "evaluate_s", "images_per_s", "peak_memory_bytes"),
-    *("evaluate_batch_size", "evaluate_threads", "prepare_s"),
+    *("run/quantize_s", "run/evaluate_s", "run/images_per_s", "peak_memory_bytes"),
+    *("run/evaluate_batch_size", "run/evaluate_threads", "run/prepare_s"),
 }
 
 

@@ -84,7 +84,7 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
         rows.append(
             [
                 *(config.format or "qdq", "per channel" if config.per_channel else "per tensor"),
-                *(f"{metrics['correct']:.0f}", f"{metrics['size_bytes']:,.0f}"),
+                *(f"{metrics['counts/correct']:.0f}", f"{metrics['size_bytes']:,.0f}"),
                 f"{np.median(took[place]):.1f}",
                 *(f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios),
             ]

@@ -32,8 +32,8 @@ DRAWS = 42  # of the sweep reported on, whose configurations are those of experi
 REPEATS = 3  # of a call; in the first, SQLAlchemy compiles its statements
 READ = ("predictions.npz", "choice.npz")  # by the report, of each run; and:
 FILES = (*READ, "ranges.json", "confusion.png", "classes.png")
-# What moves with the number of hits, on the samples reported on and behind `choice_`.
-_HITS = ("accuracy", "expected_accuracy", "delta", "delta_ci95_low", "delta_ci95_high")
+# What moves with the number of hits, on the samples reported on and behind `choice/`.
+_HITS = ("accuracy", "expected_accuracy", "ci95/delta_low", "ci95/delta_high")
 _ID = re.compile(r"[0-9a-f]{32,64}")
 _RUNS = (
     "(SELECT run_uuid FROM tags WHERE key = 'mlflow.parentRunId' AND value = :sweep "
@@ -159,7 +159,7 @@ def _copy_artifacts(copier: Copier, source: str, run_id: str, number: int) -> No
         if (old / name).exists():  # an unsupported run has none
             shutil.copyfile(old / name, new / name)
     draw = np.random.default_rng(number)
-    for name, prefix in zip(READ, ("", "choice_"), strict=True):
+    for name, prefix in zip(READ, ("", "choice/"), strict=True):
         if not (new / name).exists():
             continue
         with np.load(old / name) as stored:

@@ -14,7 +14,7 @@ from resnet8ptq.deploy.interface import Interface
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.report import table
-from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tasks.contract import BASELINE, Task
 from resnet8ptq.tracking.record import RunRecord
 
 FILE = "README.md"
@@ -95,7 +95,7 @@ def _header(source: Source, task: Task, name: str) -> str:
         {"type": key, "name": title, "value": value}
         for key, title, value in (
             (metric.name, metric.title, record.value(metric)),
-            ("delta", f"{metric.title} minus FP32's", record.delta),
+            ("delta", f"{metric.title} minus FP32's", record.delta(metric)),
         )
         if value is not None
     ]
@@ -117,15 +117,15 @@ def _header(source: Source, task: Task, name: str) -> str:
 def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
     primary, rows = task.metric, []
     for metric in (primary, *task.beside):
-        value, baseline = record.value(metric), record.value(metric, "baseline_")
+        value, baseline = record.value(metric), record.value(metric, BASELINE)
         if value is not None:
             shown = metric.show(value)
-            if metric is primary and (interval := record.interval("ci95")):
+            if metric is primary and (interval := record.interval("value")):
                 shown += f" ({' to '.join(map(metric.show, interval))})"
             rows.append((metric.title, shown, "" if baseline is None else metric.show(baseline)))
-    if record.delta is not None:
+    if (delta := record.delta(primary)) is not None:
         ends = table.show_interval(primary, record)
-        shown = primary.say_change(record.delta) + (f" ({ends})" if ends else "")
+        shown = primary.say_change(delta) + (f" ({ends})" if ends else "")
         rows.append(("difference from FP32 (95% interval)", shown, ""))
     if record.p_value is not None:
         rows.append(("p of the difference", f"{record.p_value:.3g}", ""))

@@ -19,6 +19,7 @@ from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import announced
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Load
+from resnet8ptq.tasks.contract import BASELINE
 
 LEAST = 5  # repeats, also beyond the time limit
 BATCH_SIZE, BATCH_BYTES = 32, 2**24  # upper limits if `latency.batch_size` is not set
@@ -72,7 +73,7 @@ class Latency:
         medians = zip(self.baseline.medians(), self.model.medians(), strict=True)
         ratios = [baseline / model for baseline, model in medians]
         speedups = dict(zip(("speedup", "speedup_batch"), ratios, strict=False))
-        return metrics | self.baseline.to_metrics("baseline_") | speedups
+        return metrics | self.baseline.to_metrics(BASELINE) | speedups
 
 
 def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> list[Timings]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from resnet8ptq.evaluation.latency import Latency
-from resnet8ptq.tasks.contract import CHOICE, Comparison, Task
+from resnet8ptq.tasks.contract import BASELINE, CHOICE, TOTAL, Comparison, Task
 
 
 @dataclass(frozen=True)
@@ -75,27 +75,26 @@ class RunResult:
         metrics: dict[str, float | None] = {
             **measured.task.metrics(measured.comparison),
             "size_bytes": measured.size_bytes,
-            "baseline_size_bytes": measured.baseline_size_bytes,
-            "size_reduction": 1 - measured.size_bytes / measured.baseline_size_bytes,
-            "quantized_layers": measured.quantized_layers,
-            "quantize_s": measured.quantize_s,
-            "evaluate_s": measured.evaluate_s,
-            "evaluate_batch_size": measured.evaluate_batch_size,
-            "evaluate_threads": measured.evaluate_threads,
-            "images_per_s": measured.images / measured.evaluate_s,
+            f"{BASELINE}size_bytes": measured.baseline_size_bytes,
+            "counts/quantized_layers": measured.quantized_layers,
+            "run/quantize_s": measured.quantize_s,
+            "run/evaluate_s": measured.evaluate_s,
+            "run/evaluate_batch_size": measured.evaluate_batch_size,
+            "run/evaluate_threads": measured.evaluate_threads,
+            "run/images_per_s": measured.images / measured.evaluate_s,
             "peak_memory_bytes": measured.peak_memory_bytes,
-            "choose_s": measured.choose_s,
-            "prepare_s": measured.prepare_s,
+            "run/choose_s": measured.choose_s,
+            "run/prepare_s": measured.prepare_s,
             **measured.preparation,
         }
         if measured.single is not None:
             values = measured.task.metrics(measured.single)
-            for name in (measured.task.metric.name, "expected_correct"):
-                metrics[f"batch1_{name}"] = values.get(name)
+            for name in (measured.task.metric.name, measured.task.metric.ranked_by):
+                metrics[f"batch1/{name}"] = values.get(name)
         if measured.choice is not None:
             values = measured.task.metrics(measured.choice)
             metric = measured.task.metric
-            names = (metric.name, metric.ranked_by, f"baseline_{metric.name}", "drop", "total")
+            names = (metric.name, metric.ranked_by, f"{BASELINE}{metric.name}", "drop", TOTAL)
             metrics |= {f"{CHOICE}{name}": values.get(name) for name in names}
         if measured.latency is not None:
             metrics |= measured.latency.to_metrics()

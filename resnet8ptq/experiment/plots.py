@@ -10,9 +10,9 @@ def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     series = (
-        (left, "qat_loss", "training", "C0", None),
-        (left, "qat_validation_loss", "held-out", "C1", "o"),
-        (right, "qat_validation_accuracy", "held-out", "C1", "o"),
+        (left, "qat/loss", "training", "C0", None),
+        (left, "qat/validation_loss", "held-out", "C1", "o"),
+        (right, "qat/validation_accuracy", "held-out", "C1", "o"),
     )
     for axes, name, label, colour, marker in series:
         curve = [(point["step"], point[name]) for point in points if name in point]

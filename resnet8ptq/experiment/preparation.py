@@ -147,7 +147,7 @@ def plan_bits(work: Workspace, prepared: Preparation) -> Preparation:
     if config.precision.plan == "auto":
         bits, tried = _search_bits(work, prepared)
         config = replace(config, precision=replace(config.precision, plan=dict(bits)))
-        metrics = {**metrics, "planned_bytes": tried.size_bytes}
+        metrics = {**metrics, "plan/bytes": tried.size_bytes}
     if config.precision.plan is None:
         return prepared
     layers = find_quantized_layers(onnx.load(work.fp32.onnx_path).graph, Selection.of(config))

@@ -144,8 +144,8 @@ class Trainer:
                     f"qat.learning_rate={settings.learning_rate} is too large"
                 )
             if step - epoch * len(starts) + 1 in marks:
-                point = {"step": step + 1.0, "qat_loss": float(np.mean(losses))}
-                self._add(state, {**point, "qat_learning_rate": rate})
+                point = {"step": step + 1.0, "qat/loss": float(np.mean(losses))}
+                self._add(state, {**point, "qat/learning_rate": rate})
                 losses = []
 
     def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,7 +184,7 @@ class Trainer:
         if mean < state.best_loss:
             state.best, state.best_loss = state.student, mean
         steps = state.epoch * -(-len(self.train) // self.settings.batch_size)
-        point = {"qat_validation_loss": mean, "qat_validation_accuracy": accuracy}
+        point = {"qat/validation_loss": mean, "qat/validation_accuracy": accuracy}
         self._add(state, {"step": float(steps), **point})
         log.info(
             "qat: epoch %d of %d: held-out loss %.5f, accuracy %.2f %%",

@@ -8,6 +8,7 @@ from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Recommendation, Selection
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, PASS, round_needed
+from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def say_verdict(selected: Selection, cell: Cell) -> str:
     """Return the verdict on a model as a sentence, with the number of samples behind it."""
     verdict = selected.judged[cell.record.run_id]
     limit = selected.family.metric.say_limit(selected.limits)
-    total = f"{int(cell.metric('total')):,} samples"
+    total = f"{int(cell.metric(TOTAL)):,} samples"
     if verdict.outcome == VOID:
         return f"No verdict: {cell.record.doubt}."
     if verdict.outcome == PASS:
@@ -90,9 +91,9 @@ def _facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
     lines, value = [], record.value(metric)
     if value is not None:
         text = f"{metric.title} {metric.show(value)}"
-        if interval := record.interval("ci95"):
+        if interval := record.interval("value"):
             text += f" ({' to '.join(metric.show(end) for end in interval)})"
-        if (baseline := record.value(metric, "baseline_")) is not None:
+        if (baseline := record.value(metric, BASELINE)) is not None:
             text += f", FP32 {metric.show(baseline)}"
         lines.append(text)
     if record.size_bytes is not None:

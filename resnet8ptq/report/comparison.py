@@ -87,7 +87,7 @@ class Family:
 
     def class_deltas(self, cell: Cell) -> list[float]:
         """Return a cell's accuracy minus FP32's on each class; NaN if it was not measured."""
-        return [cell.metric(f"delta_{name}") for name in metric_names(self.class_names)]
+        return [-cell.metric(f"class/{name}/drop") for name in metric_names(self.class_names)]
 
 
 def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:

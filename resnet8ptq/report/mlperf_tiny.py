@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from resnet8ptq.core.console import print_table, stdout
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.terminal import PIPE_WIDTH
+from resnet8ptq.tasks.contract import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
 COLUMNS = (
@@ -26,7 +27,7 @@ def rows(records: Sequence[RunRecord]) -> list[list[str]]:
 def _row(record: RunRecord) -> list[str]:
     metric, target = record.task.metric, float(record.target)
     names = [record.model, record.combination.framework, record.combination.dtype]
-    value, fp32 = record.value(metric), record.value(metric, "baseline_")
+    value, fp32 = record.value(metric), record.value(metric, BASELINE)
     if value is None or fp32 is None or record.total is None or record.size_bytes is None:
         return [*names, *[""] * 5, f"{target:g}", "", "", record.status]
     return [
@@ -35,7 +36,7 @@ def _row(record: RunRecord) -> list[str]:
         metric.title,
         metric.show(fp32),
         metric.show(value),
-        " to ".join(map(metric.show, record.interval("ci95") or ())),
+        " to ".join(map(metric.show, record.interval("value") or ())),
         metric.show(target),
         VOID if record.doubt else "yes" if value >= target else "no",
         f"{record.size_bytes / 1000:.1f}",

@@ -101,7 +101,7 @@ def _join(members: Sequence[str]) -> str:
 
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
     lines = []
-    if any(record.interval("delta_ci95") for record in records):
+    if any(record.interval("delta") for record in records):
         lines.append(INTERVAL_NOTE.format(how=task.test.intervals))
     if tested := len(adjusted_p(records)):
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
@@ -125,7 +125,7 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
 
 
 def _on_batches(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    metric, alone = task.metric, f"batch1_{task.metric.name}"
+    metric, alone = task.metric, f"batch1/{task.metric.name}"
     dynamic = [(record.metrics[alone], text) for record, text in named if alone in record.metrics]
     lines = [
         DYNAMIC_NOTE.format(label=label, title=metric.title, value=metric.show(value))

@@ -19,7 +19,7 @@ from resnet8ptq.report.comparison import Cell, Family, indistinguishable
 from resnet8ptq.report.pareto import SAME_SIZE, SAME_SPEED
 from resnet8ptq.report.table import VOID, show_interval
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
-from resnet8ptq.tasks.contract import CHOICE
+from resnet8ptq.tasks.contract import BASELINE, CHOICE
 from resnet8ptq.tasks.statistics import ROUNDING
 
 # Settings whose values the run tunes on the selection samples.
@@ -164,7 +164,7 @@ def why_none(selected: Selection) -> list[str]:
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
     lines = [f"No deployable model is within the limits ({asked}); simulated runs do not count."]
-    for value in sorted({cell.metric(f"baseline_{metric.name}") for cell in measured}):
+    for value in sorted({cell.metric(f"{BASELINE}{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
     if all(selected.outcome(cell) in (FAIL, VOID) for cell in measured):
@@ -218,7 +218,7 @@ def other_choice(selected: Selection) -> str:
     theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
     begin = f"The best are chosen on {samples}, which the reported figures do not use."
-    chosen, reported = (ours.metric(f"{prefix}baseline_{metric.name}") for prefix in (CHOICE, ""))
+    chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         begin += (
             f" FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
@@ -243,8 +243,8 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
     best = selected.best(cells)
     shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
     why = shown + (f" ({fair} with ties at the top broken at random)" if fair != shown else "")
-    if best.record.delta is not None:
-        change = metric.say_change(best.record.delta)
+    if (delta := best.record.delta(metric)) is not None:
+        change = metric.say_change(delta)
         if interval := show_interval(metric, best.record):
             change += f", 95% interval {interval}"
         why += f", against FP32 {change}"
@@ -258,7 +258,7 @@ def _smallest(selected: Selection) -> Recommendation:
     metric = selected.family.metric
     least = min(map(_bytes, selected.within)) * (1 + SAME_SIZE)
     best = selected.best([cell for cell in selected.within if _bytes(cell) <= least])
-    size, saved = _bytes(best) / 1000, best.metric("size_reduction")
+    size, saved = _bytes(best) / 1000, best.record.size_reduction
     value = metric.show(best.metric(metric.name))
     why = f"{size:.1f} kB, {saved:.1%} less than FP32, at {value}"
     others = [cell for cell in selected.candidates if cell not in selected.within]
@@ -333,7 +333,7 @@ def _latency(cell: Cell) -> float:
 
 
 def _baseline_latency(cell: Cell) -> float:
-    return cell.metric("baseline_latency_p50_ms")
+    return cell.metric(f"{BASELINE}latency_p50_ms")
 
 
 def _to_try() -> str:

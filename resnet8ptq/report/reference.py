@@ -13,6 +13,7 @@ from pathlib import Path
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.spread import group_by_configuration, without_seed
+from resnet8ptq.tasks.contract import TOTAL
 
 COLUMNS = ("tool", "configuration", "correct", "expected_correct", "total", "size_bytes")
 HEADINGS = ("tool", "configuration", "draws", "correct", "with ties at random", "size bytes")
@@ -106,9 +107,9 @@ def _own(cells: Sequence[Cell]) -> Entry:
     return Entry(
         tool="this sweep",
         configuration=without_seed(cells[0]) if len(cells) > 1 else cells[0].label,
-        correct=mean("correct"),
-        expected_correct=mean("expected_correct"),
-        total=int(cells[0].metric("total")),
+        correct=mean("counts/correct"),
+        expected_correct=mean("counts/expected_correct"),
+        total=int(cells[0].metric(TOTAL)),
         size_bytes=mean("size_bytes"),
         draws=len(cells),
         own=True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
 from resnet8ptq.report.facts import adjusted_p, best_first, task_of, varied
-from resnet8ptq.tasks.contract import Metric, Task
+from resnet8ptq.tasks.contract import BASELINE, Metric, Task
 from resnet8ptq.tracking.record import RunRecord
 
 PAIRED = ("delta", "interval", "p")  # against FP32
@@ -134,7 +134,7 @@ def _baseline_rows(task: Task, records: Sequence[RunRecord], extra: list[str]) -
     return [
         [
             *(record.combination.framework, "fp32", "", "", *extra),
-            *_metric_cells(task, record, "baseline_"),
+            *_metric_cells(task, record, BASELINE),
             *(_kb(record.baseline_size_bytes), "", _baseline_ms(records, key), ""),
             *("", "float", "baseline"),
         ]
@@ -159,7 +159,8 @@ def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> li
     scored, quantized = _metric_cells(task, record), record.quantized
     costs = [_kb(record.size_bytes), "", _number(record.latency_ms, ".3f"), ""]
     if quantized:
-        delta = "" if record.delta is None else task.metric.show_change(record.delta)
+        change = record.delta(task.metric)
+        delta = "" if change is None else task.metric.show_change(change)
         scored[1:3] = delta, show_interval(task.metric, record)
         costs[1], costs[3] = _number(record.size_reduction, ".1%"), _number(record.speedup, ".2f")
     if p is not None:
@@ -170,7 +171,7 @@ def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> li
 
 def show_interval(metric: Metric, record: RunRecord) -> str:
     """Return the 95% interval of a run's `delta`; empty without one, or without spread."""
-    low, high = record.interval("delta_ci95") or (0, 0)
+    low, high = record.interval("delta") or (0, 0)
     return "" if low == high else f"{metric.show_change(low)} to {metric.show_change(high)}"
 
 

@@ -17,6 +17,7 @@ from resnet8ptq.report import pareto
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import Selection
 from resnet8ptq.report.reference import Entry
+from resnet8ptq.tasks.contract import BASELINE
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 14, 46  # margins, in units of the drawing
@@ -123,9 +124,9 @@ def to_svg(drawn: Sequence[Panel]) -> str:
 
 def _datum(selected: Selection, cell: Cell, row: int, x: float, ringed: set[str]) -> _Datum:
     metric, record = selected.family.metric, cell.record
-    delta = record.delta
+    delta = record.delta(metric)
     loss = cell.metric("drop") if delta is None else metric.cost(delta)
-    interval = record.interval("delta_ci95")
+    interval = record.interval("delta")
     low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
     framework = record.combination.framework
     outcome = selected.outcome(cell)
@@ -136,7 +137,7 @@ def _baselines(family: Family, metric_name: str, scale: float) -> list[_Datum]:
     """Return FP32 in each framework, at the median of what its runs measured."""
     measured: dict[str, list[float]] = {}
     for cell in family.measured:
-        value = cell.record.metrics.get(f"baseline_{metric_name}")
+        value = cell.record.metrics.get(f"{BASELINE}{metric_name}")
         if value is not None:
             measured.setdefault(cell.record.combination.framework, []).append(value)
     return [
@@ -148,7 +149,7 @@ def _baselines(family: Family, metric_name: str, scale: float) -> list[_Datum]:
 def _others(family: Family, others: Sequence[Entry]) -> "list[_Datum]":
     if not others:
         return []
-    name = f"baseline_{family.metric.name}"
+    name = f"{BASELINE}{family.metric.name}"
     fp32 = float(np.mean([cell.metric(name) for cell in family.measured]))
     data = []
     for entry in others:
@@ -171,7 +172,7 @@ def _place(
     name: str, title: str, family: Family, limits: ReportConfig, data: Sequence[_Datum]
 ) -> Panel:
     metric = family.metric
-    values = [cell.metric(f"baseline_{metric.name}") for cell in family.measured]
+    values = [cell.metric(f"{BASELINE}{metric.name}") for cell in family.measured]
     most = metric.allowed(metric.limit(limits), values[0])
     largest = SPAN * most if most else max(d.loss for d in data)
     shown = [d for d in data if d.loss <= largest]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.table import VOID, Judged
-from resnet8ptq.tasks.contract import CHOICE, Metric
+from resnet8ptq.tasks.contract import CHOICE, TOTAL, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin, holm
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
@@ -78,7 +78,7 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
     verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
     judged = [cell for cell in family.measured if not cell.record.doubt]
     cells = [(cell, cell.paired) for cell in judged if cell.paired is not None]
-    totals = [int(cell.metric("total")) for cell, _ in cells]
+    totals = [int(cell.metric(TOTAL)) for cell, _ in cells]
     margins = [
         UNKNOWN if cell.record.grouped else paired.margin(metric, drop, total)
         for (cell, paired), total in zip(cells, totals, strict=True)
@@ -100,7 +100,7 @@ def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
     """Tell whether a model passes individually on the samples that the sweep chooses by."""
     if cell.choice is None:
         return False
-    total = int(cell.metric(f"{CHOICE}total"))
+    total = int(cell.metric(f"{CHOICE}{TOTAL}"))
     return cell.choice.margin(metric, metric.limit(limits), total).p_within <= SIGNIFICANCE
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.contract import TOTAL, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin
 
 FARTHEST = 2.0**20  # the largest loss that is looked at, as a fraction of FP32's value
@@ -71,7 +71,7 @@ def _margin(metric: Metric, cell: Cell, limit: float) -> Margin:
     assert cell.paired is not None  # of every measured cell
     if cell.record.grouped:
         return UNKNOWN
-    return cell.paired.margin(metric, limit, int(cell.metric("total")))
+    return cell.paired.margin(metric, limit, int(cell.metric(TOTAL)))
 
 
 def _upper(metric: Metric, cell: Cell, level: float) -> float | None:

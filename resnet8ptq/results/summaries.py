@@ -20,7 +20,7 @@ from resnet8ptq.report.recommend import Recommendation, Selection, why_none
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED
 from resnet8ptq.results.bounds import Bounds, measure
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
 
 if TYPE_CHECKING:  # half a second to import
@@ -280,7 +280,7 @@ def _summarize(
         samples_needed=None if judged is None else _needed(judged.needed),
         metric=metric,
         value=_finite(record.value(metric)),
-        fp32_value=_finite(record.value(metric, "baseline_")),
+        fp32_value=_finite(record.value(metric, BASELINE)),
         least=verdicts.least_of(metric, limits),
         loss=_finite(record.drop),
         loss_upper_bound=bounds.upper,

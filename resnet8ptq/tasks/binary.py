@@ -122,8 +122,7 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     model, baseline = comparison.model.classes, comparison.baseline.classes
     return {
         **classification.changes(model, baseline),
-        "accuracy_delta": model.value - baseline.value,
-        "accuracy_p_value": model.hits.against(baseline.hits)[1],
+        "paired/accuracy_p_value": model.hits.against(baseline.hits)[1],
         **classification.class_metrics(names, model, baseline),
     }
 

@@ -52,13 +52,14 @@ CONFUSION_CAPTION = "Confusion matrix and its change from FP32"
 def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
     """Return a unique name for each class that MLflow takes within the name of a metric.
 
-    As in `accuracy_{name}`. A character that MLflow refuses becomes `_`, and so does a slash, which
-    its pages show as a folder. Long names are cut, and equal names are numbered: `c++`, `c--` and
-    `c##` are `c__`, `c--` and `c___2`. Depends on the names and their order alone.
+    As in `class/{name}/accuracy`. A character that MLflow refuses becomes `_`, and so does a slash,
+    which its pages show as a folder. `.`, `..` and an empty name, which no folder has, become `_`.
+    Long names are cut, and equal names are numbered: `c++`, `c--` and `c##` are `c__`, `c--` and
+    `c___2`. Depends on the names and their order alone.
     """
     names: list[str] = []
     for name in class_names:
-        clean = re.sub(r"[^\w.\- :]", "_", name)[:MAX_NAME]
+        clean = re.sub(r"^\.{0,2}$|[^\w.\- :]", "_", name)[:MAX_NAME]
         numbered = (f"{clean}_{number}" for number in itertools.count(2))
         names.append(next(name for name in itertools.chain([clean], numbered) if name not in names))
     return tuple(names)
@@ -133,7 +134,7 @@ class ClassScores(Scores):
     def more(self) -> Metrics:
         """Return hits, macro F1, and with more than 5 classes top-5 accuracy."""
         top5 = {"top5_accuracy": self.top5_accuracy} if self.probabilities.shape[1] > TOP else {}
-        return {"correct": self.correct, "macro_f1": self.macro_f1, **top5}
+        return {"counts/correct": self.correct, "macro_f1": self.macro_f1, **top5}
 
     @cached_property
     def _at_top(self) -> NDArray[np.bool_]:
@@ -205,8 +206,8 @@ def changes(model: ClassScores, baseline: ClassScores) -> Metrics:
     """Return the images that changed, and the distance of the outputs."""
     lost, won = flips(baseline.hits.right, model.hits.right)
     return {
-        "right_to_wrong": lost,
-        "wrong_to_right": won,
+        "paired/right_to_wrong": lost,
+        "paired/wrong_to_right": won,
         "agreement": model.agreement(baseline),
         "kl_divergence": model.kl_divergence(baseline),
         "sqnr_db": model.sqnr_db(baseline),
@@ -214,11 +215,12 @@ def changes(model: ClassScores, baseline: ClassScores) -> Metrics:
 
 
 def class_metrics(names: Sequence[str], model: ClassScores, baseline: ClassScores) -> Metrics:
-    """Return the accuracy of each class and its change."""
+    """Return the accuracy of each class and its loss against FP32."""
     metrics: Metrics = {}
     for label, name in enumerate(metric_names(names)):
-        metrics[f"accuracy_{name}"] = model.class_accuracy(label)
-        metrics[f"delta_{name}"] = model.class_change(baseline, label)
+        change = model.class_change(baseline, label)
+        metrics[f"class/{name}/accuracy"] = model.class_accuracy(label)
+        metrics[f"class/{name}/drop"] = None if change is None else -change
     return metrics
 
 
@@ -259,10 +261,10 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     model, baseline = comparison.model, comparison.baseline
     return {
-        "tied": model.tied,
-        "expected_correct": model.expected_correct,
+        "counts/tied": model.tied,
+        "counts/expected_correct": model.expected_correct,
         "expected_accuracy": model.fair,
-        "expected_delta": comparison.fair_delta,
+        "paired/expected_drop": comparison.fair_drop,
         **changes(model, baseline),
         **class_metrics(names, model, baseline),
     }

@@ -23,7 +23,10 @@ if TYPE_CHECKING:  # a run imports matplotlib only when it draws
     from matplotlib.figure import Figure
 
 MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
-CHOICE = "choice_"  # prefix of metrics on the samples that a sweep chooses by
+# Groups of metrics, which MLflow shows apart. The metrics without one lead its table.
+BASELINE = "baseline/"  # of FP32
+CHOICE = "choice/"  # on the samples that a sweep chooses by
+TOTAL = "counts/total"  # scored samples
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
 
@@ -40,7 +43,7 @@ class Metric:
     """A number that models are compared by.
 
     Attributes:
-        name: in MLflow; the baseline's is `baseline_{name}`.
+        name: in MLflow; the baseline's is `baseline/{name}`.
         title: the name in tables and figures.
         maximize: higher is better.
         percent: a fraction that is shown in percent, its differences in points.
@@ -314,7 +317,7 @@ class Scores(ABC):
         return self.fair - baseline.fair
 
     def more(self) -> Metrics:
-        """Return further metrics by MLflow name; the baseline's get the prefix `baseline_`."""
+        """Return further metrics by MLflow name; the baseline's get the prefix `BASELINE`."""
         return {}
 
 
@@ -466,21 +469,20 @@ class Task:
         name, model, baseline = self.metric.name, comparison.model, comparison.baseline
         metrics = {
             name: model.value,
-            f"baseline_{name}": baseline.value,
-            "delta": comparison.delta,
+            f"{BASELINE}{name}": baseline.value,
             "drop": comparison.drop,
-            "p_value": comparison.p_value,
-            "total": model.total,
-            **_ends("ci95", model.per_sample.interval),
-            **_ends("delta_ci95", comparison.interval),
+            "paired/p_value": comparison.p_value,
+            TOTAL: model.total,
+            **_ends("ci95/value", model.per_sample.interval),
+            **_ends("ci95/delta", comparison.interval),
             **model.more(),
-            **{f"baseline_{key}": value for key, value in baseline.more().items()},
+            **{f"{BASELINE}{key}": value for key, value in baseline.more().items()},
             **self.pair_metrics(comparison),
         }
         if self.relate is None:
             return metrics
         # The reference was not measured itself.
-        return {k: v for k, v in metrics.items() if k != "delta" and not k.startswith("baseline_")}
+        return {k: v for k, v in metrics.items() if not k.startswith(BASELINE)}
 
     def describe(self) -> dict[str, str]:
         """Return the task as MLflow params."""

@@ -161,7 +161,7 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     return {
         "sqnr_db": comparison.sqnr_db,
         "drop": float(np.mean(ratios)),
-        **{f"sqnr_db_{name}": distortion.to_db([ratio]) for name, ratio in by_output},
+        **{f"output/{name}/sqnr_db": distortion.to_db([ratio]) for name, ratio in by_output},
     }
 
 

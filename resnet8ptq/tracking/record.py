@@ -8,7 +8,8 @@ from typing import Any, Generic, TypeVar
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.contract import GROUPED, Metric, Task
+from resnet8ptq.tasks.contract import BASELINE, GROUPED, TOTAL, Metric, Task
+from resnet8ptq.tracking import earlier
 from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
 from resnet8ptq.tracking.params import complete
 
@@ -88,23 +89,22 @@ class RunRecord:
     engine = _param("engine")  # torch's
     artifact_sha256 = _param("artifact_sha256")
 
-    total = _metric("total")  # scored samples
+    total = _metric(TOTAL)  # scored samples
     drop = _metric("drop")  # how much worse than FP32; lower is better
-    delta = _metric("delta")
-    p_value = _metric("p_value")
+    p_value = _metric("paired/p_value")
     size_bytes = _metric("size_bytes")
-    size_reduction = _metric("size_reduction")
-    baseline_size_bytes = _metric("baseline_size_bytes")
+    baseline_size_bytes = _metric(f"{BASELINE}size_bytes")
     latency_ms = _metric("latency_p50_ms")
     batch_latency_ms = _metric("latency_batch_p50_ms")
-    baseline_latency_ms = _metric("baseline_latency_p50_ms")
+    baseline_latency_ms = _metric(f"{BASELINE}latency_p50_ms")
     speedup = _metric("speedup")
 
     @classmethod
     def of_mlflow(cls, run: Any) -> "RunRecord":
         """Return the record of an MLflow run."""
         info, data = run.info, run.data
-        values = complete(data.params), dict(data.metrics), dict(data.tags)
+        tags = dict(data.tags)
+        values = complete(data.params), earlier.rename(data.metrics, tags), tags
         return cls(info.run_id, *values, info.artifact_uri, info.status in ENDED)
 
     @classmethod
@@ -112,7 +112,8 @@ class RunRecord:
         """Return the record of a run from its own folder."""
         tags = {**journal.tags, "record": journal.key, "mlflow.runName": journal.name}
         run_id = run_id or journal.run_id or journal.key
-        return cls(run_id, journal.params, journal.metrics, tags, folder.as_uri(), journal.ended)
+        metrics = earlier.rename(journal.metrics, tags)
+        return cls(run_id, journal.params, metrics, tags, folder.as_uri(), journal.ended)
 
     @property
     def combination(self) -> Combination:
@@ -170,12 +171,23 @@ class RunRecord:
         return tuple(names)
 
     def value(self, metric: Metric, prefix: str = "") -> float | None:
-        """Return the run's value of a task's metric; with `baseline_`, that of FP32."""
+        """Return the run's value of a task's metric; with `BASELINE`, that of FP32."""
         return self.metrics.get(prefix + metric.name)
 
+    def delta(self, metric: Metric) -> float | None:
+        """Return the run's value minus FP32's; None if either was not measured."""
+        value, baseline = self.value(metric), self.value(metric, BASELINE)
+        return None if value is None or baseline is None else value - baseline
+
+    @property
+    def size_reduction(self) -> float | None:
+        """The fraction of the FP32 file that the model saves."""
+        size, baseline = self.size_bytes, self.baseline_size_bytes
+        return None if size is None or not baseline else 1 - size / baseline
+
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return a 95% interval: `ci95` of the metric, `delta_ci95` of its difference from FP32."""
-        low, high = (self.metrics.get(f"{name}_{end}") for end in ("low", "high"))
+        """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32."""
+        low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 
     def settings(self, *keys: str) -> tuple[str | None, ...]:

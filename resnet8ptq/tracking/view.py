@@ -12,9 +12,9 @@ TAG = f"mlflow.sharedViewState.{KEY}"
 
 COLUMNS = (
     *("tags.`status`", "params.`dataset`"),
-    *(f"metrics.`{name}`" for name in ("accuracy", "delta", "size_bytes", "latency_p50_ms")),
+    *(f"metrics.`{name}`" for name in ("accuracy", "drop", "size_bytes", "latency_p50_ms")),
     *(f"params.`{name}`" for name in ("backend", "dtype", "calib", "per_channel")),
-    *("metrics.`speedup`", "metrics.`p_value`"),
+    *("metrics.`speedup`", "metrics.`paired/p_value`"),
 )
 _STATE = {
     # Unless sorted by time, the UI unfolds sweeps and lists every run.

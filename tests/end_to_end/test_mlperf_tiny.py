@@ -92,7 +92,12 @@ def test_an_analysis_takes_the_files_of_the_task(analysis, tmp_path):
 
 def test_the_table_says_which_targets_are_met():
     params = {"model": "kws", "backend": "onnx", "dtype": "int8", "benchmark.target": "0.9"}
-    metrics = {"total": 1000.0, "baseline_accuracy": 0.913, "ci95_low": 0.88, "ci95_high": 0.92}
+    metrics = {
+        "counts/total": 1000.0,
+        "baseline/accuracy": 0.913,
+        "ci95/value_low": 0.88,
+        "ci95/value_high": 0.92,
+    }
     metrics |= {"size_bytes": 53936.0}
     found = rows(
         [

@@ -106,26 +106,26 @@ RUNS = {
     "classification": ("seven", "classes", (), "accuracy", ("top5_accuracy", "macro_f1", "drop")),
     "binary": (
         *("two", "pair", ("task=binary", "task.threshold=0.4"), "AUC"),
-        ("accuracy", "baseline_auc", "accuracy_p_value", "delta_ci95_low"),
+        ("accuracy", "baseline/auc", "paired/accuracy_p_value", "ci95/delta_low"),
     ),
     "anomaly": (
         *("clips", "autoencoder", ("task=anomaly", "task.max_fpr=0.2"), "AUC"),
-        ("pauc", "baseline_pauc", "p_value", "sqnr_db"),
+        ("pauc", "baseline/pauc", "paired/p_value", "sqnr_db"),
     ),
-    "regression": ("values", "regressor", (), "MAE", ("rmse", "baseline_mae", "p_value")),
+    "regression": ("values", "regressor", (), "MAE", ("rmse", "baseline/mae", "paired/p_value")),
     "custom": (
         *("values", "regressor"),
         ("task=custom", "task.metric._target_=own_metric.worst", *SCORED),
-        *("worst", ("custom_metric", "baseline_custom_metric", "p_value")),
+        *("worst", ("custom_metric", "baseline/custom_metric", "paired/p_value")),
     ),
     "detection": (
         *("boxes", "detector", ("task.resamples=200",), "AP"),
-        ("ap50", "ap_small", "p_value", "sqnr_db", "classes_lost", "delta_ci95_low"),
+        ("ap50", "ap_small", "paired/p_value", "sqnr_db", "paired/classes_lost", "ci95/delta_low"),
     ),
     "agreement": ("bare", "classes", (), "agreement", ("kl_divergence", "sqnr_db", "drop")),
     "deviation": (
         *("bare", "several", (), "relative error"),
-        ("sqnr_db", "sqnr_db_g2", "sqnr_db_r1", "drop"),
+        ("sqnr_db", "output/g2/sqnr_db", "output/r1/sqnr_db", "drop"),
     ),
 }
 
@@ -158,7 +158,9 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
     for child in done.children:
         assert child.data.params["scored_as"] == task
         metric = child.data.params["metric"]
-        assert {metric, "ci95_low", "ci95_high", "total", *further} <= set(child.data.metrics)
+        assert {metric, "ci95/value_low", "ci95/value_high", "counts/total", *further} <= set(
+            child.data.metrics
+        )
         result = json.loads(done.artifacts(child)["result.json"].read_text())
         assert result["metrics"] == pytest.approx(child.data.metrics)
     measured = [row for row in done.table if row["status"] == "ok"]

@@ -34,10 +34,10 @@ def test_metrics_by_hand():
         "latency_p95_ms": 2.9,
         "latency_batch_p50_ms": 15,
         "latency_batch_p95_ms": 19.5,
-        "baseline_latency_p50_ms": 4,
-        "baseline_latency_p95_ms": 7.6,
-        "baseline_latency_batch_p50_ms": 45,
-        "baseline_latency_batch_p95_ms": 58.5,
+        "baseline/latency_p50_ms": 4,
+        "baseline/latency_p95_ms": 7.6,
+        "baseline/latency_batch_p50_ms": 45,
+        "baseline/latency_batch_p95_ms": 58.5,
         "speedup": 2,
         "speedup_batch": 3,
     }
@@ -64,7 +64,7 @@ def test_a_quantized_model_and_its_baseline(
     backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
 ) -> None:
     found = measure((f"backend={backend}",), shapes, shapes_model, cache_root, tmp_path)
-    baseline = {f"baseline_{name}" for name in OWN}
+    baseline = {f"baseline/{name}" for name in OWN}
     assert set(found) == OWN | baseline | {"speedup", "speedup_batch"}
     assert all(value > 0 for value in found.values())
     for name in OWN | baseline:

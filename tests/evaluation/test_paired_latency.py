@@ -124,13 +124,13 @@ def test_runs_of_a_sweep_score_what_it_chooses_by(sweep: Called) -> None:
     for child in sweep.children:
         assert child.data.params["chosen_by"].endswith("training samples")
         metrics = child.data.metrics
-        assert 190 < metrics["choice_total"] <= 200
-        drop = metrics["choice_baseline_accuracy"] - metrics["choice_accuracy"]
-        assert metrics["choice_drop"] == pytest.approx(drop)
+        assert 190 < metrics["choice/counts/total"] <= 200
+        drop = metrics["choice/baseline/accuracy"] - metrics["choice/accuracy"]
+        assert metrics["choice/drop"] == pytest.approx(drop)
         with np.load(sweep.artifacts(child)["choice.npz"]) as kept:
-            assert len(kept["labels"]) == metrics["choice_total"]
+            assert len(kept["labels"]) == metrics["choice/counts/total"]
             found = (kept["labels"] == kept["predictions"]).mean()
-        assert metrics["choice_accuracy"] == pytest.approx(found)
+        assert metrics["choice/accuracy"] == pytest.approx(found)
 
 
 @pytest.mark.slow

@@ -302,7 +302,7 @@ def test_files_hold_every_tensor(diagnose: Any, tmp_path: Path) -> None:
     assert page.splitlines()[2].startswith("nothing found: ")
     assert (tmp_path / "diagnosis.png").stat().st_size > 0
     metrics = result.to_metrics()
-    assert metrics["findings"] == 0 and metrics["accuracy"] == 1
+    assert metrics["diagnosis/findings"] == 0 and metrics["diagnosis/accuracy"] == 1
 
 
 @pytest.mark.slow
@@ -313,8 +313,8 @@ def test_a_diagnosis_is_logged(tmp_path: Path) -> None:
     assert "what is wrong: clipped activation in " in done.out
     (run,) = done.runs
     assert {"diagnosis.csv", "diagnosis.md", "diagnosis.png"} <= set(done.artifacts(run))
-    assert run.data.metrics["findings"] >= 1
-    assert run.data.metrics["best_sqnr_db"] > run.data.metrics["sqnr_db"]
+    assert run.data.metrics["diagnosis/findings"] >= 1
+    assert run.data.metrics["diagnosis/best_sqnr_db"] > run.data.metrics["diagnosis/sqnr_db"]
     assert run.data.params["held_out_digest"]
 
 

@@ -83,7 +83,12 @@ def test_nothing_is_ranked_where_nothing_has_to_stay_in_float() -> None:
     found = Exclusion([], tuple(tried.steps))
     assert found.to_params() == {"excluded_nodes": "[]"}
     assert found.to_metrics() == {
-        **{"excluded_layers": 0, "excluded_bytes": 0, "exclusion_s": 0, "held_out_drop": 1}
+        **{
+            "exclusion/layers": 0,
+            "exclusion/bytes": 0,
+            "run/exclusion_s": 0,
+            "exclusion/held_out_drop": 1,
+        }
     }
     assert "no layer has to stay in float" in found.summary()
 
@@ -162,8 +167,8 @@ def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
     (logged,) = called.runs
     assert logged.data.params["nodes_to_exclude"] == "auto"
     assert logged.data.params["excluded_nodes"] == "[]"
-    assert logged.data.metrics["excluded_layers"] == 0
-    assert logged.data.metrics["held_out_drop"] < 1
+    assert logged.data.metrics["exclusion/layers"] == 0
+    assert logged.data.metrics["exclusion/held_out_drop"] < 1
     assert exclusion.FILE in called.artifacts(logged)
 
 

@@ -111,17 +111,17 @@ def test_result_holds_every_metric(tmp_path: Path, written: Write) -> None:
     assert record["status"] == "ok"
     assert record["resolved"] == {"weight_dtype": "int8"}
     assert record["metrics"] == result.to_metrics()
-    assert record["metrics"]["correct"] == 4
-    assert record["metrics"]["baseline_correct"] == 4
-    assert record["metrics"]["size_reduction"] == 0.75
-    assert record["metrics"]["delta_cat"] == 0.25
+    assert record["metrics"]["counts/correct"] == 4
+    assert record["metrics"]["baseline/counts/correct"] == 4
+    assert record["metrics"]["baseline/size_bytes"] == 4 * record["metrics"]["size_bytes"]
+    assert record["metrics"]["class/cat/drop"] == -0.25
 
 
 def test_what_was_not_measured_is_left_out(tmp_path: Path, written: Write) -> None:
     written(tmp_path)
     metrics = json.loads((tmp_path / "result.json").read_text())["metrics"]
     assert "peak_memory_bytes" not in metrics
-    assert "accuracy_frog" not in metrics  # not NaN, which is no JSON
+    assert "class/frog/accuracy" not in metrics  # not NaN, which is no JSON
 
 
 def test_confusion_counts_true_classes_down_and_predictions_across(

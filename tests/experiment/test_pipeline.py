@@ -70,7 +70,7 @@ def test_run_is_measured_and_logged(store: Store, tmp_path: Path) -> None:
     assert record.tags["status"] == result.status == "ok"
     assert record.metrics == result.to_metrics()
     assert record.params["weight_dtype"] == record.params["activation_dtype"] == "uint8"
-    drop = record.metrics["baseline_accuracy"] - record.metrics["accuracy"]
+    drop = record.metrics["baseline/accuracy"] - record.metrics["accuracy"]
     assert record.drop == pytest.approx(drop)
     assert found.size_bytes == (tmp_path / "model.onnx").stat().st_size
     assert found.comparison.baseline.value > 0.85
@@ -149,7 +149,7 @@ def test_what_is_evaluated_is_the_file_on_disk(
     comparison = result.measurement.comparison
     assert comparison.model.agreement(comparison.baseline) == 1
     assert record.drop == 0
-    assert record.metrics["size_reduction"] == 0
+    assert record.size_reduction == 0
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ def test_fp32_run_equals_its_baseline(store: Store, tmp_path: Path, backend: str
     comparison = result.measurement.comparison
     assert comparison.model.agreement(comparison.baseline) == 1
     assert record.drop == 0
-    assert record.metrics["p_value"] == 1
-    assert record.metrics["size_reduction"] == 0
-    assert record.metrics["quantized_layers"] == 0
+    assert record.metrics["paired/p_value"] == 1
+    assert record.size_reduction == 0
+    assert record.metrics["counts/quantized_layers"] == 0
 
 
 @pytest.fixture(scope="module")

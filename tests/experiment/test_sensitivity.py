@@ -233,7 +233,8 @@ def test_analysis_ranks_every_layer(
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("resnet8ptq").experiment_id])
     for row, ratio in zip(rows, ratios, strict=True):
-        assert run.data.metrics[f"sqnr_db_{row['layer']}"] == pytest.approx(ratio)
+        short = row["layer"].replace("/", ".")
+        assert run.data.metrics[f"sensitivity/sqnr_db/{short}"] == pytest.approx(ratio)
     assert run.data.params["analysis.mode"] == mode
     assert run.data.params["sqnr_of"] == "logits"
     logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}

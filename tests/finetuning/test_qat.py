@@ -277,10 +277,10 @@ def test_training_changes_every_weight_and_range_and_lowers_the_loss(tuned, few,
     nodes = onnx.load(shapes_model.onnx_path).graph.node
     turned = {name for node in nodes if "input" in node.input for name in node.output}
     assert set(ranges) - set(moved) <= {"input", *turned}
-    losses = run.of("qat_validation_loss")
+    losses = run.of("qat/validation_loss")
     assert len(losses) == 3 and min(losses[1:]) < losses[0]
-    assert len(run.of("qat_validation_accuracy")) == 3
-    assert run.of("qat_learning_rate") == sorted(run.of("qat_learning_rate"), reverse=True)
+    assert len(run.of("qat/validation_accuracy")) == 3
+    assert run.of("qat/learning_rate") == sorted(run.of("qat/learning_rate"), reverse=True)
 
 
 def test_curves_are_drawn(tuned):

@@ -45,21 +45,19 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
     metrics = {
         "accuracy": float((model == LABELS).mean()),
         "expected_accuracy": float((model == LABELS).mean()),
-        "ci95_low": 0.8,
-        "ci95_high": 0.95,
-        "delta": float((model == LABELS).mean() - (BASELINE == LABELS).mean()),
+        "ci95/value_low": 0.8,
+        "ci95/value_high": 0.95,
         "drop": float((BASELINE == LABELS).mean() - (model == LABELS).mean()),
-        "baseline_accuracy": 0.9,
-        "baseline_size_bytes": 300_000.0,
-        "p_value": mcnemar(model == LABELS, BASELINE == LABELS),
+        "baseline/accuracy": 0.9,
+        "baseline/size_bytes": 300_000.0,
+        "paired/p_value": mcnemar(model == LABELS, BASELINE == LABELS),
         "size_bytes": 100_000.0,
-        "size_reduction": 2 / 3,
-        "total": float(IMAGES),
+        "counts/total": float(IMAGES),
     }
     for label, name in enumerate(NAMES):
         members = label == LABELS
         hits, before = (model == LABELS)[members], (BASELINE == LABELS)[members]
-        metrics[f"delta_{name}"] = float(hits.mean() - before.mean())
+        metrics[f"class/{name}/drop"] = float(before.mean() - hits.mean())
     for key, value in changes.items():
         (params if isinstance(value, str) else metrics)[key] = value  # type: ignore[index]
     tags = {"status": "ok", "class_names": json.dumps(NAMES)}
@@ -83,11 +81,13 @@ def sweep(
         made[place] = replace(made[place], choice=paired(model))
         accuracy, before = (model == LABELS).mean(), (BASELINE == LABELS).mean()
         made[place].record.metrics.update(
-            choice_accuracy=accuracy,
-            choice_expected_accuracy=accuracy,
-            choice_baseline_accuracy=before,
-            choice_drop=before - accuracy,
-            choice_total=IMAGES,
+            {
+                "choice/accuracy": accuracy,
+                "choice/expected_accuracy": accuracy,
+                "choice/baseline/accuracy": before,
+                "choice/drop": before - accuracy,
+                "choice/counts/total": IMAGES,
+            }
         )
     return compare(made)
 

@@ -74,7 +74,8 @@ def test_classes_of_any_name_are_tested() -> None:
     (cell,) = odd.cells
     cell.record.tags["class_names"] = json.dumps(names)
     for plain, name in zip(NAMES, metric_names(names), strict=True):
-        cell.record.metrics[f"delta_{name}"] = cell.record.metrics.pop(f"delta_{plain}")
+        moved = cell.record.metrics.pop(f"class/{plain}/drop")
+        cell.record.metrics[f"class/{name}/drop"] = moved
     found = compare(odd.cells)
     assert found.class_deltas(found.cells[0]) == [0, pytest.approx(-0.05)]
     assert found.cells[0].worse_classes == ("c--/",)
@@ -82,7 +83,12 @@ def test_classes_of_any_name_are_tested() -> None:
 
 def test_what_a_cell_knows_of_itself() -> None:
     (cell,) = sweep(("a", predictions(), {})).cells
-    assert (cell.record.backend, cell.record.status, cell.metric("total"), cell.quantized) == (
+    assert (
+        cell.record.backend,
+        cell.record.status,
+        cell.metric("counts/total"),
+        cell.quantized,
+    ) == (
         "onnx",
         "ok",
         1000,

@@ -205,10 +205,10 @@ def test_the_terminal_says_what_it_leaves_out(many: Family) -> None:
 def test_notes_and_figures_name_some_of_many(many: Family) -> None:
     same = [unmeasured(f"{n}", "unsupported", "no kernel").record for n in range(20)]
     assert any(note.endswith("; and 8 more)") for note in notes.collect(same))
-    dynamic = [record(f"{n}", BASELINE, batch1_accuracy=0.9) for n in range(20)]
+    dynamic = [record(f"{n}", BASELINE, **{"batch1/accuracy": 0.9}) for n in range(20)]
     texts = notes.collect(dynamic)
     assert sum("each batch sets its ranges" in note for note in texts) == notes.NAMED
-    assert "The same for 8 more runs (batch1_accuracy in runs.csv)." in texts
+    assert "The same for 8 more runs (batch1/accuracy in runs.csv)." in texts
     figure = class_impact(many)
     assert figure is not None and len(figure.axes[0].get_yticklabels()) == table.FIRST
     told = dict(methodology.describe(many))

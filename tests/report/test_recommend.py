@@ -109,7 +109,7 @@ def test_smallest_passes_on_the_samples_to_choose_by() -> None:
 
 def test_a_loss_as_measured_of_just_the_limit_is_within_it() -> None:
     family = sweep(("a", predictions(), {}), choices=[predictions(lost=16)])
-    loss = family.measured[0].metric("choice_drop")
+    loss = family.measured[0].metric("choice/drop")
     assert "smallest" in {r.key for r in recommend(select(family, limits=ReportConfig(loss)))}
     less = ReportConfig(np.nextafter(loss, 0))
     assert "smallest" not in {r.key for r in recommend(select(family, limits=less))}
@@ -198,7 +198,7 @@ def test_the_samples_that_choose_are_told_by_their_name() -> None:
 def test_samples_that_fp32_knows_are_told() -> None:
     for known, told in ((0.99, True), (0.91, False)):
         family = sweep(("a", predictions(), {}), choices=[predictions()])
-        family.measured[0].record.metrics["choice_baseline_accuracy"] = known
+        family.measured[0].record.metrics["choice/baseline/accuracy"] = known
         said = other_choice(select(family))
         assert (" FP32 has 99.00% on them and 90.00% on the reported samples" in said) is told
 
@@ -217,7 +217,7 @@ def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_
 
 def test_a_change_that_is_not_known_is_not_told() -> None:
     family = sweep(("a", predictions(), {}))
-    del family.measured[0].record.metrics["delta"]
+    del family.measured[0].record.metrics["baseline/accuracy"]
     assert recommend(select(family))[0].why == "90.00%"
 
 
@@ -230,7 +230,7 @@ def race(**times: float) -> PairedLatency:
     return PairedLatency(blocks, {k: [2 * t for t in each] for k, each in blocks.items()}, 64, 1)
 
 
-TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline_latency_p50_ms": 0.3}
+TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline/latency_p50_ms": 0.3}
 
 
 def test_the_fastest_is_that_of_the_race_with_fp32_in_it() -> None:
@@ -296,18 +296,18 @@ def test_without_a_race_the_runs_own_latencies_are_told_as_that() -> None:
 
 
 def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster() -> None:
-    other = {**TIMED, "backend": "torch", "baseline_latency_p50_ms": 0.25}
+    other = {**TIMED, "backend": "torch", "baseline/latency_p50_ms": 0.25}
     cells = (("c", predictions(), {}), ("a", predictions(), TIMED), ("b", predictions(), other))
     found = by_use(*cells)[SINGLE]  # the first was not timed
     assert "1.25 times as fast as torch fp32" in found.why
     assert found.key == "fastest"
-    equal = by_use(("a", predictions(), {**TIMED, "baseline_latency_p50_ms": 0.2}))[SINGLE]
+    equal = by_use(("a", predictions(), {**TIMED, "baseline/latency_p50_ms": 0.2}))[SINGLE]
     assert (equal.choice, equal.label) == (None, "onnx fp32")
 
 
 def test_the_fastest_run_names_those_within_a_twentieth_of_its_latency() -> None:
     def timed(latency: float) -> dict[str, float | str]:
-        both = {"latency_p50_ms": latency, "baseline_latency_p50_ms": 2.0}
+        both = {"latency_p50_ms": latency, "baseline/latency_p50_ms": 2.0}
         return {**TIMED, **both, "seed": str(latency)}
 
     cells = [(str(each), predictions(), timed(each)) for each in (1.0, 1.05, 1.06)]
@@ -392,7 +392,7 @@ def test_advice_is_only_for_what_was_not_tried() -> None:
 
 def test_fp32_is_told_only_where_it_has_less_than_is_asked() -> None:
     cells = [
-        (name, predictions(), {"seed": name, "baseline_accuracy": value})
+        (name, predictions(), {"seed": name, "baseline/accuracy": value})
         for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.95), ("d", 0.85))
     ]
     selected = select(sweep(*cells))
@@ -411,7 +411,7 @@ def test_what_ran_on_no_integer_kernels_is_never_recommended() -> None:
 
 @pytest.mark.parametrize("low", [-0.012, None])
 def test_a_loss_is_told_with_its_interval(low: float | None) -> None:
-    ends = {} if low is None else {"delta_ci95_low": low, "delta_ci95_high": 0.01}
+    ends = {} if low is None else {"ci95/delta_low": low, "ci95/delta_high": 0.01}
     found = by_use(("a", predictions(lost=3), ends))["best accuracy"]
     interval = "" if low is None else ", 95% interval -1.20 to +1.00"
     assert found.why == f"89.70%, against FP32 -0.30 points{interval}"

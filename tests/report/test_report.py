@@ -53,7 +53,7 @@ def test_numbers_equal_the_records(found: Family) -> None:
     text = page.to_markdown(page.select([found], LIMITS), {})
     for cell in found.measured:
         assert f"{cell.metric('accuracy'):.2%}" in text
-        assert f"{100 * cell.metric('delta'):+.2f}" in text
+        assert f"{100 * (cell.record.delta(found.metric) or 0):+.2f}" in text
 
 
 def test_text_from_outside_is_escaped_in_the_page(found: Family) -> None:
@@ -127,7 +127,7 @@ def families() -> list[Family]:
     """Two runs on one set of images, one on another, one that came to none."""
     made = [
         *sweep(("a", predictions(lost=30), {}), ("b", predictions(won=2), {"seed": "2"})).cells,
-        *sweep(("c", predictions(won=40), {"data": "wild pets", "total": 998.0})).cells,
+        *sweep(("c", predictions(won=40), {"data": "wild pets", "counts/total": 998.0})).cells,
     ]
     for cell, digest in zip(made, "112", strict=True):
         cell.record.tags["test_digest"] = digest * 64

@@ -32,10 +32,10 @@ def record(
     if status == "ok":
         params.setdefault("execution", "float" if dtype == "fp32" else "integer")
     metrics = {
-        **{"accuracy": 0.8674, "delta": -0.0046, "p_value": 0.0312, "total": 5000.0},
-        **{"size_bytes": 115_297.0, "size_reduction": 0.6415, "speedup": 1.375},
-        **{"delta_ci95_low": -0.0088, "delta_ci95_high": -0.0004, "latency_p50_ms": 0.08},
-        **{"baseline_accuracy": 0.872, "baseline_size_bytes": 321_574.0},
+        **{"accuracy": 0.8674, "paired/p_value": 0.0312, "counts/total": 5000.0},
+        **{"size_bytes": 115_297.0, "speedup": 1.375},
+        **{"ci95/delta_low": -0.0088, "ci95/delta_high": -0.0004, "latency_p50_ms": 0.08},
+        **{"baseline/accuracy": 0.872, "baseline/size_bytes": 321_574.0},
     }
     tags = {"status": status}
     if status != "ok":
@@ -76,7 +76,7 @@ def test_simulated_and_dynamic_runs_say_what_their_figures_are() -> None:
     simulated = record("torch", "uint8", execution="simulated")
     assert table.rows([simulated])[-1][-2] == "simulated"
     assert notes.SIMULATED_NOTE in notes.collect([simulated])
-    dynamic = with_metrics(OK, batch1_accuracy=0.8712)
+    dynamic = with_metrics(OK, **{"batch1/accuracy": 0.8712})
     (note,) = [note for note in notes.collect([dynamic]) if "87.12%" in note]
     assert note.startswith(f"{facts.labels([dynamic])[0]}: each batch sets its ranges")
     assert notes.SIMULATED_NOTE not in notes.collect([dynamic])
@@ -133,7 +133,7 @@ def test_fp32_run_that_failed_is_no_baseline() -> None:
 def test_a_baseline_has_the_times_of_all_runs_beside_it() -> None:
     times = (0.288, 0.408, 0.3)
     runs = [
-        with_metrics(record(seed=str(seed)), baseline_latency_p50_ms=each)
+        with_metrics(record(seed=str(seed)), **{"baseline/latency_p50_ms": each})
         for seed, each in enumerate(times)
     ]
     heads, place = table.columns(runs), table.columns(runs).index("ms")
@@ -179,7 +179,9 @@ def test_a_run_that_knows_nothing_of_itself_still_has_a_row() -> None:
 def test_p_is_corrected_over_the_measured_quantized_runs() -> None:
     # Holm by hand: three are tested; 0.01 * 3, 0.02 * 2, 0.5 * 1.
     p_values = {"int8": 0.02, "uint8": 0.5, "u8s8": 0.01}
-    tested = [with_metrics(record(dtype=name), p_value=p) for name, p in p_values.items()]
+    tested = [
+        with_metrics(record(dtype=name), **{"paired/p_value": p}) for name, p in p_values.items()
+    ]
     found = table.rows([*tested, UNSUPPORTED, FAILED, FP32])
     assert [row[7] for row in found] == ["", "0.040", "0.500", "0.030", "", "", ""]
     (note,) = [note for note in notes.collect([*tested, FP32]) if note.startswith("p:")]
@@ -236,11 +238,11 @@ def test_what_nobody_chose_by_itself_is_no_column(key: str) -> None:
     [(0.0, "<0.001"), (0.00099, "<0.001"), (0.001, "0.001"), (0.0312, "0.031"), (1.0, "1.000")],
 )
 def test_tiny_p_values_are_not_rounded_to_zero(p_value: float, shown: str) -> None:
-    assert table.rows([with_metrics(OK, p_value=p_value)])[-1][7] == shown
+    assert table.rows([with_metrics(OK, **{"paired/p_value": p_value})])[-1][7] == shown
 
 
 def test_delta_always_has_a_sign() -> None:
-    assert table.rows([with_metrics(OK, delta=0.0006)])[-1][5] == "+0.06"
+    assert table.rows([with_metrics(OK, accuracy=0.8726)])[-1][5] == "+0.06"
 
 
 def test_reasons_are_grouped() -> None:
@@ -280,7 +282,7 @@ def test_title_names_data_model_and_images() -> None:
 
 
 def test_title_names_every_data_set() -> None:
-    text = facts.title([OK, with_metrics(record(data="cifar10"), total=9980.0)])
+    text = facts.title([OK, with_metrics(record(data="cifar10"), **{"counts/total": 9980.0})])
     assert "cifar10" in text
     assert "shapes" in text
     assert "test images" not in text  # they differ
@@ -288,7 +290,7 @@ def test_title_names_every_data_set() -> None:
 
 def test_runs_on_different_images_have_tables_of_their_own() -> None:
     def scored(digest: str, p_value: float, **changes: str) -> RunRecord:
-        found = with_metrics(record(**changes), p_value=p_value)
+        found = with_metrics(record(**changes), **{"paired/p_value": p_value})
         return replace(found, tags={**found.tags, "test_digest": digest})
 
     other = {"evaluate.split": "held_out"}

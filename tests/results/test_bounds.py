@@ -47,7 +47,9 @@ def test_a_model_passes_exactly_if_its_bound_is_within_the_limit(
 
 def family_of(task: str, *values: Paired, **params: str) -> Family:
     records = [
-        RunRecord(str(n), {"scored_as": task, "seed": str(n), **params}, {"total": 400.0}, {})
+        RunRecord(
+            str(n), {"scored_as": task, "seed": str(n), **params}, {"counts/total": 400.0}, {}
+        )
         for n in range(len(values))
     ]
     return Family(tuple(Cell(r, r.run_id, v) for r, v in zip(records, values, strict=True)))

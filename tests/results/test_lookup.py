@@ -62,9 +62,9 @@ def test_the_newest_sweep_has_the_figures_of_its_report(sweep: Called, in_folder
             assert run.verdict == "unsupported" and run.reason and run.artifact is None
             continue
         for key, value in (
-            *(("accuracy", run.value), ("baseline_accuracy", run.fp32_value), ("drop", run.loss)),
+            *(("accuracy", run.value), ("baseline/accuracy", run.fp32_value), ("drop", run.loss)),
             *(("size_bytes", run.size_bytes), ("latency_p50_ms", run.latency_ms)),
-            ("total", run.samples),
+            ("counts/total", run.samples),
         ):
             assert float(row[key]) == value
         assert run.artifact is not None and Path(run.artifact).is_file()

@@ -124,7 +124,7 @@ def test_figures_are_those_of_the_report() -> None:
         assert answered["because"] == recommended.why
         assert answered["commands"]["deploy"] == recommended.command
         assert answered["metric"]["value"] == record.metrics["accuracy"]
-        assert answered["metric"]["fp32"] == record.metrics["baseline_accuracy"]
+        assert answered["metric"]["fp32"] == record.metrics["baseline/accuracy"]
         assert answered["loss"]["value"] == record.drop
         assert answered["loss"]["limit"] == 0.02
         assert answered["size"] == {"bytes": record.size_bytes, "fp32_bytes": 300_000}
@@ -135,7 +135,9 @@ def test_figures_are_those_of_the_report() -> None:
 
 def test_numbers_that_were_not_measured_are_null() -> None:
     nan = float("nan")
-    answered = judged(("a", PASSES, {"latency_p50_ms": nan, "p_value": nan, "speedup": math.inf}))
+    answered = judged(
+        ("a", PASSES, {"latency_p50_ms": nan, "paired/p_value": nan, "speedup": math.inf})
+    )
     assert answered["latency"] == {
         **dict.fromkeys(("ms", "fp32_ms", "speedup", "batch_ms", "cpu")),
     }
@@ -196,7 +198,7 @@ def test_a_use_without_a_recommendation() -> None:
         judge_sweep(summary, "bset")
     with pytest.raises(ConfigError, match="use: got 'fastest'"):  # nothing was timed
         judge_sweep(summary, "fastest")
-    slow = {"latency_p50_ms": 2.0, "baseline_latency_p50_ms": 1.0}
+    slow = {"latency_p50_ms": 2.0, "baseline/latency_p50_ms": 1.0}
     with pytest.raises(ConfigError, match="recommends onnx fp32, the network itself"):
         judge_sweep(summarize(sweep(("a", PASSES, slow))), "fastest")
     two = summarize(sweep(("a", PASSES, {})), sweep(("b", PASSES, {})))
@@ -265,7 +267,7 @@ def test_a_hostile_store_breaks_nothing(hostile: Family, run_id: str) -> None:
 
 
 def test_markdown_is_a_sentence_and_a_table() -> None:
-    times = {"latency_p50_ms": 0.5, "baseline_latency_p50_ms": 0.7}
+    times = {"latency_p50_ms": 0.5, "baseline/latency_p50_ms": 0.7}
     summary = summarize(sweep(("a", predictions(lost=8, won=4), times)))
     lines = document.to_markdown(judge_sweep(summary)).splitlines()
     assert lines[0].startswith(

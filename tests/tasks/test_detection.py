@@ -293,7 +293,7 @@ def test_a_worse_detector_is_found_worse_and_an_equal_one_is_not(folder):
     low, high = comparison.interval
     assert low < comparison.delta < high < 0
     assert comparison.p_value < 0.05
-    assert task.pair_metrics(comparison)["classes_lost"] == 3
+    assert task.pair_metrics(comparison)["paired/classes_lost"] == 3
     assert good.per_sample.replicates.mean() == pytest.approx(good.value)
     same = task.compare(good, good)
     assert (same.delta, same.interval, same.p_value) == (0, (0, 0), 1)

@@ -213,11 +213,11 @@ def test_a_model_beside_itself_differs_in_nothing(case):
     comparison = compare(case, 0.0)
     metrics, value = defined(case.task.metrics(comparison)), comparison.model.value
     assert comparison.delta == metrics["drop"] == 0
-    assert metrics.get("p_value", 1.0) == 1
-    assert metrics.get("delta_ci95_low", 0) <= 0 <= metrics.get("delta_ci95_high", 0)
+    assert metrics.get("paired/p_value", 1.0) == 1
+    assert metrics.get("ci95/delta_low", 0) <= 0 <= metrics.get("ci95/delta_high", 0)
     assert comparison.paired.against(comparison.paired) == 1
     assert metrics[case.task.metric.name] == value
-    assert metrics["ci95_low"] <= value <= metrics["ci95_high"]
+    assert metrics["ci95/value_low"] <= value <= metrics["ci95/value_high"]
 
 
 @every
@@ -241,11 +241,11 @@ def test_a_worse_model_is_told_apart(case):
     metrics = case.task.metrics(comparison)
     assert metrics["drop"] > 0
     if case.task.name in ("agreement", "deviation"):  # FP32 is the reference, and not measured
-        unmeasured = ("baseline_", "p_value", "delta")
+        unmeasured = ("baseline/", "paired/p_value", "ci95/delta")
         assert not [key for key in defined(metrics) if key.startswith(unmeasured)]
     else:
-        assert metrics["p_value"] < 0.01
-        low, high = metrics["delta_ci95_low"], metrics["delta_ci95_high"]
+        assert metrics["paired/p_value"] < 0.01
+        low, high = metrics["ci95/delta_low"], metrics["ci95/delta_high"]
         assert low <= comparison.delta <= high
         assert not low <= 0 <= high
     better = compare(case, 0.05)

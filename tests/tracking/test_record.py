@@ -11,6 +11,7 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.tasks.contract import BASELINE, CHOICE
 from resnet8ptq.tracking import history, sync
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent, start_run
@@ -51,12 +52,12 @@ def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(
 def test_a_record_without_values_has_defaults() -> None:
     bare = RunRecord("id", {}, {}, {})
     assert (bare.status, bare.backend, bare.dataset, bare.reason) == ("?", "?", "?", "")
-    assert (bare.total, bare.drop, bare.interval("ci95")) == (None, None, None)
+    assert (bare.total, bare.drop, bare.interval("value")) == (None, None, None)
     assert not (bare.held_out or bare.is_analysis or bare.grouped)
     assert bare.settings("seed", "dtype") == (None, None)
 
 
-@pytest.mark.parametrize("prefix", ["", "baseline_", "choice_"])
+@pytest.mark.parametrize("prefix", ["", BASELINE, CHOICE])
 def test_the_task_names_the_metric_of_a_record(prefix: str) -> None:
     record = RunRecord("id", {}, {f"{prefix}accuracy": 0.5}, {})
     assert record.value(record.task.metric, prefix) == 0.5

@@ -143,4 +143,5 @@ class DiagnosisResult(RunResult):
         for outcome in self.outcomes[:1]:
             metrics |= {f"best_{name}": outcome.value, "best_sqnr_db": outcome.sqnr_db}
         # The SQNR of an output that did not change is infinite, which no store can keep.
-        return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+        return {f"diagnosis/{key}": float(value) for key, value in finite.items()}

@@ -62,11 +62,11 @@ class Exclusion:
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""
         metrics: dict[str, float | None] = {
-            "excluded_layers": len(self.nodes),
-            "excluded_bytes": self.excluded_bytes,
-            "excluded_ms": self.excluded_ms,
-            "exclusion_s": self.seconds,
-            "held_out_drop": self.chosen.drop,
+            "exclusion/layers": len(self.nodes),
+            "exclusion/bytes": self.excluded_bytes,
+            "exclusion/ms": self.excluded_ms,
+            "run/exclusion_s": self.seconds,
+            "exclusion/held_out_drop": self.chosen.drop,
         }
         return {key: float(value) for key, value in metrics.items() if value is not None}
 

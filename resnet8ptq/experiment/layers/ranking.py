@@ -63,17 +63,18 @@ class SensitivityResult(RunResult):
         if self.whole is None:
             return {}
         metrics: dict[str, float] = {
-            "images": self.images,
-            f"fp32_{self.metric.name}": self.fp32_value,
-            "fp32_size_bytes": self.fp32_size_bytes,
+            "sensitivity/images": self.images,
+            f"sensitivity/fp32_{self.metric.name}": self.fp32_value,
+            "sensitivity/fp32_size_bytes": self.fp32_size_bytes,
         }
         name = self.metric.name
         for layer in (*self.layers, self.whole):
+            short = layer.name.replace("/", ".")  # a slash would open a group for each layer
             metrics |= {
-                f"sqnr_db_{layer.name}": layer.sqnr_db,
-                f"{name}_{layer.name}": layer.value,
-                f"{name}_lost_{layer.name}": layer.lost,
-                f"saved_bytes_{layer.name}": layer.saved_bytes,
+                f"sensitivity/sqnr_db/{short}": layer.sqnr_db,
+                f"sensitivity/{name}/{short}": layer.value,
+                f"sensitivity/{name}_lost/{short}": layer.lost,
+                f"sensitivity/saved_bytes/{short}": layer.saved_bytes,
             }
         # The SQNR of an output that did not change is infinite, which no store can keep.
         return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}

@@ -102,9 +102,9 @@ class Breakdown:
         for each in self.operators():
             name = re.sub(r"[^\w.-]+", "_", each.name)  # MLflow takes no others in a metric
             if each.count:
-                found[f"operator{infix}_ms_{name}"] = each.ms
+                found[f"operator{infix}_ms/{name}"] = each.ms
             if each.fp32_count:
-                found[f"fp32_operator{infix}_ms_{name}"] = each.fp32_ms
+                found[f"fp32_operator{infix}_ms/{name}"] = each.fp32_ms
         return found
 
 
@@ -133,7 +133,7 @@ class ProfileResult(RunResult):
         for infix, each in zip(("", "_batch"), self.breakdowns, strict=False):
             found |= each.to_metrics(infix)
         found["unfused_nodes"] = sum(node.kind == "unfused" for node in self.breakdowns[0].model)
-        return {key: float(value) for key, value in found.items()}
+        return {f"profile/{key}": float(value) for key, value in found.items()}
 
 
 def _by_operator(nodes: Iterable[Node]) -> dict[str, float]:

@@ -106,7 +106,7 @@ class DetectionScores(Scores):
         """Return COCO's other numbers, and the number of detections."""
         others = {name: value for name, value in self.evaluation.metrics.items() if name != "ap"}
         defined = {name: None if math.isnan(value) else value for name, value in others.items()}
-        return {**defined, "detections": len(self.results)}
+        return {**defined, "counts/detections": len(self.results)}
 
 
 @dataclass(frozen=True)

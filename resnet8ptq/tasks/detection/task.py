@@ -79,7 +79,7 @@ def _score(
 
 def _pair_metrics(comparison: Comparison) -> Metrics:
     lost = ClassChanges.of(comparison.model, comparison.baseline).lost
-    return {"sqnr_db": comparison.sqnr_db, "classes_lost": len(lost)}
+    return {"sqnr_db": comparison.sqnr_db, "paired/classes_lost": len(lost)}
 
 
 def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
