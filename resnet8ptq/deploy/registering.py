@@ -1,8 +1,9 @@
 """Registers a run's model in MLflow's registry, under the alias `recommended`."""
 
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.text import escape_markdown, one_line
 from resnet8ptq.deploy.source import Source
+from resnet8ptq.tracking import mlflow_model
 from resnet8ptq.tracking.store import Store
 
 ALIAS = "recommended"
@@ -15,15 +16,16 @@ def register(store: Store, source: Source, name: str) -> str:
         TrackingError: the run has no logged model; the store has no registry, or refuses the name.
     """
     client, run_id = store.client, source.record.run_id
-    logged = client.get_run(run_id).outputs
-    if logged is None or not logged.model_outputs:
+    model_id = mlflow_model.find_model(store, run_id)
+    if model_id is None:
         raise TrackingError(f"register: run {run_id} has logged no model; try a new run")
-    model_id = logged.model_outputs[0].model_id
     try:
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
         uri = client.get_logged_model(model_id).artifact_location
-        version = client.create_model_version(name, uri, run_id, model_id=model_id).version
+        version = client.create_model_version(
+            name, uri, run_id, description=describe(source), model_id=model_id
+        ).version
         if source.use:
             client.set_model_version_tag(name, version, "use", source.use)
         client.set_registered_model_alias(name, ALIAS, version)
@@ -32,3 +34,19 @@ def register(store: Store, source: Source, name: str) -> str:
             f"register: {name!r} cannot be registered ({one_line(error)})"
         ) from None
     return f"models:/{name}@{ALIAS}"
+
+
+def describe(source: Source) -> str:
+    """Return the description of a version, as one paragraph of Markdown."""
+    record = source.record
+    metric, value = record.task.metric, record.value(record.task.metric)
+    facts = [f"{record.model}, {', '.join(filter(None, record.combination.cells))}"]
+    if value is not None:
+        change = record.delta(metric) if record.quantized else None
+        beside = "" if change is None else f" ({metric.say_change(change)} against FP32)"
+        facts.append(f"{metric.title} {metric.show(value)}{beside} on {record.dataset}")
+    if source.verdict:
+        facts.append(f"verdict on the loss: {source.verdict}")
+    if record.size_bytes is not None:
+        facts.append(f"{record.size_bytes / 1000:.1f} kB")
+    return escape_markdown("; ".join([*facts, f"run {record.name} ({record.run_id})"]))

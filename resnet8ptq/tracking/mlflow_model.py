@@ -4,6 +4,7 @@ ONNX files have MLflow's own flavor. TFLite and torch files have a small pyfunc.
 code (`serving_code`) beside the file, so that a server needs only the framework, not this package.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store
 
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
-MODEL = "model"  # the MLflow model's name in its run
+_REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
 _CODE = Path(__file__).parent / "serving_code"
 # By the file's suffix: the module of its pyfunc, and the packages that it imports.
 _SERVED = {
@@ -39,11 +40,21 @@ class _Unchecked:
         pyfunc.save_model(**arguments)
 
 
+def find_model(store: Store, run_id: str) -> str | None:
+    """Return the id of the model that a run has logged, or None."""
+    outputs = store.client.get_run(run_id).outputs
+    logged = outputs.model_outputs if outputs else []
+    return str(logged[0].model_id) if logged else None
+
+
 @interrupts.deferred()
 def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
-    """Log the run's artifact as an MLflow model, once; its folder holds `EXAMPLE` too."""
+    """Log the run's artifact as an MLflow model, once, under the run's name.
+
+    Its folder holds `EXAMPLE` too.
+    """
     described = journal.model
-    if described is None or store.client.get_run(run_id).outputs.model_outputs:
+    if described is None or find_model(store, run_id) is not None:
         return
     import mlflow
     from mlflow.models import Model, ModelSignature
@@ -68,7 +79,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     Model.log(
         None,
         run_id=run_id,
-        name=MODEL,
+        name=_REFUSED.sub("_", journal.name),
         signature=ModelSignature(Schema([takes]), Schema(gives)),
         input_example={name: example},
         # Without the name of a torch build: the registry of pip's default has no `+cpu`.

@@ -6,6 +6,7 @@ Ctrl-C and SIGTERM take effect after a write to the database, not during it.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from resnet8ptq.tracking.store import Store, is_away
 
 log = logging.getLogger(__name__)
 
+DIGEST = 36  # characters of a data set's digest that MLflow takes
 _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
 
 
@@ -38,16 +40,43 @@ def log_batch(
     points: Sequence[Point] = (),
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
+    links: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Log metrics, params and tags, in as many calls as MLflow's limits require."""
+    """Log metrics, params and tags, in as many calls as MLflow's limits require.
+
+    Args:
+        links: the model and the data set of the metrics that lead MLflow's table.
+    """
     from mlflow.entities import Metric, Param, RunTag
 
-    metrics = [Metric(*point) for point in points]
+    metrics = [Metric(*point, **(links if _leads(point) else {})) for point in points]
     named = [Param(key, value) for key, value in (params or {}).items()]
     tagged = [RunTag(key, value) for key, value in (tags or {}).items()]
     for start in range(0, max(len(metrics), len(named), len(tagged)), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         store.client.log_batch(run_id, metrics[part], named[part], tagged[part])
+
+
+def _leads(point: Point) -> bool:
+    """Tell whether a metric is without a group and no point of a curve."""
+    key, _, _, step = point
+    return step == 0 and "/" not in key
+
+
+def log_points(store: Store, run_id: str, points: Sequence[Point], journal: Journal) -> None:
+    """Log the metrics of a run's result; MLflow's page of models compares the leading ones."""
+    model_id = mlflow_model.find_model(store, run_id) if any(map(_leads, points)) else None
+    links = {} if model_id is None else {"model_id": model_id, **_scored(journal)}
+    log_batch(store, run_id, points, links=links)
+
+
+def _scored(journal: Journal) -> dict[str, str]:
+    """Return the name and the digest of the data set that a run was scored on."""
+    for described in journal.datasets:
+        if described["context"] == "test":
+            digest = described["digest"][:DIGEST]
+            return {"dataset_name": described["name"], "dataset_digest": digest}
+    return {}
 
 
 @interrupts.deferred()
@@ -86,7 +115,7 @@ def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
         source=LocalArtifactDatasetSource(described["source"]),
         targets=arrays.get("targets"),
         name=described["name"],
-        digest=described["digest"][:36],  # MLflow's limit; a tag of the run has the whole digest
+        digest=described["digest"][:DIGEST],  # a tag of the run has the whole digest
     ).to_dict()
 
 
@@ -139,10 +168,12 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     """Log an ended run of which the store may have parts; return the run's id."""
     record = history.find_logged(store, journal.key)
     run_id = create(store, journal) if record is None else record.run_id
-    mlflow_model.log_model(store, run_id, journal, folder)  # first: it gets the run's metrics
-    log_datasets(store, run_id, journal.datasets)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
-    log_batch(store, run_id, journal.points, params.select(journal), tags)
+    # MLflow copies the params to the model, and would log those of its code to a run without any.
+    log_batch(store, run_id, (), params.select(journal), tags)
+    mlflow_model.log_model(store, run_id, journal, folder)  # before the metrics, which name it
+    log_datasets(store, run_id, journal.datasets)
+    log_points(store, run_id, journal.points, journal)
     log_folder(store, run_id, folder)
     finish(store, run_id, journal)
     return run_id

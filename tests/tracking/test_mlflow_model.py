@@ -1,0 +1,86 @@
+"""Tests of a run's model in MLflow: its name, its metrics, its description in the registry."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
+from resnet8ptq.deploy import registering
+from resnet8ptq.deploy.source import Source
+from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.classification import ClassScores
+from resnet8ptq.tracking import upload
+from resnet8ptq.tracking.run import Run, start_run
+from resnet8ptq.tracking.store import Store
+from tests.helpers.configs import make_config
+from tests.helpers.results import make_result
+
+NAMES = ("cat", "dog")
+RUN_NAME = "torch-int8-percentile_99.9"
+
+
+@pytest.fixture
+def logged(own_store: Store, tmp_path: Path) -> Run:
+    """A finished run with a model, data sets and a result."""
+    labels = np.array([0, 0, 1, 1])
+    split = Split(np.zeros((4, 2, 2, 3), np.uint8), labels, "made up")
+    data = Dataset("made up", NAMES, split, split)
+    (tmp_path / "model.pt").write_text("what torch would refuse")
+    np.savez(tmp_path / "example.npz", inputs=np.zeros((1, 4), np.float32))
+    task = classification.build(NAMES)
+    scores = [
+        ClassScores(np.eye(2, dtype=np.float32)[hit], labels) for hit in ([0, 1, 1, 1], labels)
+    ]
+    result = make_result(task, task.compare(*scores))
+    with start_run(own_store, RUN_NAME, {}, tmp_path) as run:
+        run.log_config(make_config("data=shapes"))
+        run.log_datasets(data, CalibrationSet(split, np.arange(4)), NAMES)
+        run.log_step(1, {"qat/loss": 0.5})
+        run.log_model(tmp_path / "model.pt", {"scores": [2]}, "onednn")
+        run.log_result(result)
+    return run
+
+
+def test_a_model_has_the_name_of_its_run_and_its_leading_metrics(
+    own_store: Store, logged: Run
+) -> None:
+    (output,) = own_store.client.get_run(logged.run_id).outputs.model_outputs
+    for _ in range(2):
+        model = own_store.client.get_logged_model(output.model_id)
+        assert model.name == "torch-int8-percentile_99_9"  # MLflow refuses a dot
+        metrics = {metric.key: metric for metric in model.metrics}
+        assert len(metrics) == len(model.metrics)
+        assert metrics["accuracy"].value == 0.75
+        assert {"drop", "size_bytes"} <= metrics.keys()
+        assert not [key for key in metrics if "/" in key]
+        test = next(iter(logged.journal.datasets[1:]))
+        sets = {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics}
+        assert sets == {("made up-test", test["digest"][:36])}
+        upload.push(own_store, logged.journal, logged.folder)  # twice does no harm
+
+
+def test_a_later_upload_logs_the_same_model(own_store: Store, logged: Run) -> None:
+    first = own_store.client.get_run(logged.run_id)
+    (output,) = first.outputs.model_outputs
+    logged.journal.key = "sent later"
+    again = own_store.client.get_run(upload.push(own_store, logged.journal, logged.folder))
+    assert again.data.metrics == first.data.metrics
+    assert again.data.params == first.data.params
+    both = [
+        own_store.client.get_logged_model(model_id)
+        for model_id in (output.model_id, again.outputs.model_outputs[0].model_id)
+    ]
+    values = [{metric.key: metric.value for metric in model.metrics} for model in both]
+    assert values[0] == values[1] and both[0].name == both[1].name
+
+
+def test_a_registered_version_says_what_it_is(own_store: Store, logged: Run) -> None:
+    source = Source(logged.record, make_config(), logged.folder / "model.pt", verdict="undecided")
+    registering.register(own_store, source, "pets")
+    version = own_store.client.get_model_version_by_alias("pets", "recommended")
+    plain = str(version.description).replace("\\", "")
+    assert plain == (
+        "resnet8, onnx, int8, minmax, per tensor; accuracy 75.00% (-25.00 points against FP32) on "
+        f"made up; verdict on the loss: undecided; 100.0 kB; run {RUN_NAME} ({logged.run_id})"
+    )
