@@ -147,5 +147,5 @@ def read_run(folder: Path) -> Record:
         "calib": config.calib.name,
         "per_channel": config.per_channel,
         **{key: metrics.get(key) for key in ("accuracy", "peak_memory_bytes")},
-        **{key: metrics.get(f"run/{key}") for key in ("quantize_s", "evaluate_s", "choose_s")},
+        **{key: metrics.get(f"system/{key}") for key in ("quantize_s", "evaluate_s", "choose_s")},
     }

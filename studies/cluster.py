@@ -30,8 +30,8 @@ SWEEP = (
 )
 RUNS = 48
 MEASURED = {
-    *("run/quantize_s", "run/evaluate_s", "run/images_per_s", "peak_memory_bytes"),
-    *("run/evaluate_batch_size", "run/evaluate_threads", "run/prepare_s"),
+    *("system/quantize_s", "system/evaluate_s", "system/images_per_s", "peak_memory_bytes"),
+    *("system/evaluate_batch_size", "system/evaluate_threads", "system/prepare_s"),
 }
 
 

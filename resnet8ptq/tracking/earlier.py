@@ -14,7 +14,7 @@ _RUN = ("quantize_s", "evaluate_s", "choose_s", "prepare_s", "images_per_s")
 _GROUPS = {
     **dict.fromkeys(_COUNTS, "counts/"),
     **dict.fromkeys(_PAIRED, "paired/"),
-    **dict.fromkeys((*_RUN, "evaluate_batch_size", "evaluate_threads"), "run/"),
+    **dict.fromkeys((*_RUN, "evaluate_batch_size", "evaluate_threads"), "system/"),
 }
 
 

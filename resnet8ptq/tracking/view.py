@@ -6,6 +6,7 @@ MLflow that cannot read the tag opens its default page.
 """
 
 import json
+from typing import Any
 
 KEY = "comparison"
 TAG = f"mlflow.sharedViewState.{KEY}"
@@ -16,16 +17,41 @@ COLUMNS = (
     *(f"params.`{name}`" for name in ("backend", "dtype", "calib", "per_channel")),
     *("metrics.`speedup`", "metrics.`paired/p_value`"),
 )
+_TRADE_OFFS, _LEADING = "Trade-offs", "Model metrics"  # MLflow's name for metrics without a group
+# Of the chart view: open first, the groups of metrics folded below.
+_SECTIONS = (_TRADE_OFFS, _LEADING, "paired", "ci95", "counts", "baseline")
+
+
+def _chart(x: str, y: str) -> dict[str, Any]:
+    """Return a scatter plot of two metrics, a point for each run."""
+    axes = {name: {"key": key, "type": "METRIC"} for name, key in (("xaxis", x), ("yaxis", y))}
+    flags = {"isGenerated": False, "deleted": False, "runsCountToCompare": 100}
+    own = {"type": "SCATTER", "uuid": f"{x}-{y}", "metricSectionId": _TRADE_OFFS}
+    return {**own, **axes, **flags}
+
+
 _STATE = {
     # Unless sorted by time, the UI unfolds sweeps and lists every run.
     "orderByKey": "metrics.`accuracy`",
     "orderByAsc": False,
     "selectedColumns": COLUMNS,
     "columnOrder": COLUMNS,
+    "compareRunCharts": [_chart("size_bytes", "accuracy"), _chart("latency_p50_ms", "accuracy")],
+    "compareRunSections": [
+        {"uuid": name, "name": name, "display": name in (_TRADE_OFFS, _LEADING)}
+        | {"isReordered": True, "deleted": False, "isGenerated": name != _TRADE_OFFS}
+        for name in _SECTIONS
+    ],
+    "isAccordionReordered": True,  # else MLflow sorts them by name, and puts its own last
 }
 VALUE = json.dumps({"name": "Comparison", "createdAt": 0, "state": json.dumps(_STATE)})  # of TAG
 
 
 def path(experiment_id: str) -> str:
-    """Return the path of the view's page, to append to the server's address."""
-    return f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}"
+    """Return the path of the view's page, to append to the server's address.
+
+    MLflow's pages are for agents unless the address, or an earlier visit, says otherwise.
+    """
+    return (
+        f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}&workflowType=machine_learning"
+    )

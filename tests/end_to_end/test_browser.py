@@ -69,6 +69,8 @@ def test_comparison_page_lists_parent_and_children_with_columns(
     page: Page,
 ) -> None:
     page.goto(ui + view.path(sweep.parent.info.experiment_id))
+    # A page for agents has others in place of these.
+    expect(page.get_by_role("link", name="Models", exact=True)).to_be_visible(timeout=PATIENCE_MS)
     for run in [sweep.parent, *sweep.children]:
         link = page.get_by_role("link", name=run.info.run_name).first  # other tests add their runs
         expect(link).to_be_visible(timeout=PATIENCE_MS)
@@ -78,6 +80,28 @@ def test_comparison_page_lists_parent_and_children_with_columns(
         if "size_bytes" in run.data.metrics:
             shown = f"{run.data.metrics['size_bytes']:.0f}"
             expect(page.get_by_text(shown, exact=True).first).to_be_visible()
+
+
+def test_charts_of_the_comparison_start_with_the_trade_offs(
+    sweep: Called, ui: str, page: Page
+) -> None:
+    page.goto(ui + view.path(sweep.parent.info.experiment_id) + "&compareRunsMode=CHART")
+    heading = page.get_by_text("Trade-offs", exact=False).first
+    leading = page.get_by_text("Model metrics", exact=False).first
+    expect(heading).to_be_visible(timeout=PATIENCE_MS)
+    expect(leading).to_be_visible(timeout=PATIENCE_MS)
+    boxes = heading.bounding_box(), leading.bounding_box()
+    assert boxes[0] and boxes[1] and boxes[0]["y"] < boxes[1]["y"]
+
+
+def test_models_page_shows_the_metrics_of_each_model(sweep: Called, ui: str, page: Page) -> None:
+    experiment = sweep.parent.info.experiment_id
+    page.goto(f"{ui}/#/experiments/{experiment}/models?workflowType=machine_learning")
+    for run in sweep.children:
+        if run.data.tags["status"] == "ok":
+            link = page.get_by_role("link", name=run.info.run_name).first
+            expect(link).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_role("columnheader", name="accuracy").first).to_be_visible()
 
 
 def test_run_page_shows_metrics_and_figures(sweep: Called, ui: str, page: Page) -> None:

@@ -86,7 +86,7 @@ def test_nothing_is_ranked_where_nothing_has_to_stay_in_float() -> None:
         **{
             "exclusion/layers": 0,
             "exclusion/bytes": 0,
-            "run/exclusion_s": 0,
+            "system/exclusion_s": 0,
             "exclusion/held_out_drop": 1,
         }
     }

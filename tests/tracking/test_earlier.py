@@ -31,7 +31,7 @@ def test_an_earlier_run_reads_as_one_of_today() -> None:
     kept = record.metrics
     assert (kept["choice/counts/total"], kept["choice/baseline/accuracy"]) == (200, 0.6)
     assert (kept["baseline/counts/correct"], kept["class/cat/drop"]) == (900, 0.25)
-    assert kept["run/quantize_s"] == 2
+    assert kept["system/quantize_s"] == 2
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(allow_nan=False)), st.text())

@@ -65,7 +65,7 @@ class Exclusion:
             "exclusion/layers": len(self.nodes),
             "exclusion/bytes": self.excluded_bytes,
             "exclusion/ms": self.excluded_ms,
-            "run/exclusion_s": self.seconds,
+            "system/exclusion_s": self.seconds,
             "exclusion/held_out_drop": self.chosen.drop,
         }
         return {key: float(value) for key, value in metrics.items() if value is not None}
