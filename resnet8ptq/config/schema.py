@@ -28,7 +28,8 @@ OBJECTIVES = {
     **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
     **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
 }
-CORRECTIONS = ("equalization", "adaround", "reconstruction", "bias_correction")  # in this order
+# In this order.
+CORRECTIONS = ("smooth_quant", "equalization", "adaround", "reconstruction", "bias_correction")
 _THREADS = (*limits.COUNT, at_most(1024))
 _ON_BAD = one_of("error", "skip")
 
@@ -352,6 +353,7 @@ class PrecisionConfig:
 class CorrectionsConfig:
     """Changes of the FP32 network that reduce the loss by quantization; see `corrections`."""
 
+    smooth_quant: bool = False
     equalization: bool = False
     bias_correction: bool = False
     adaround: bool = False
@@ -384,6 +386,7 @@ class QuantizationConfig:
     symmetric: SymmetricConfig = limited(SymmetricConfig, only=_QUANTIZED)
     float_output: bool = limited(False, only=_QUANTIZED)
     float_tail: bool | None = limited(False, only=_QUANTIZED)
+    attention: str = limited("weights", one_of("weights", "products", "all"), only=_QUANTIZED)
     op_types: list[str] | None = limited(None, limits.NAMES, only=_QUANTIZED)
     nodes_to_quantize: list[str] | None = limited(None, limits.NAMES, only=_QUANTIZED)
     nodes_to_exclude: Any = limited(list, only=_QUANTIZED)  # list of names, or "auto"

@@ -2,7 +2,8 @@
 
 Each correction takes an ONNX graph and returns a corrected one.
 
-Equalization comes first: it keeps the function, but changes the weights and so their grid. AdaRound
+SmoothQuant and equalization come first: they keep the function, but change the weights and so their
+grid. AdaRound
 or block-wise reconstruction then choose the levels. Bias correction comes last: it removes the mean
 of the remaining error, which depends on the levels.
 """
@@ -15,7 +16,7 @@ import onnx
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CORRECTIONS, CorrectionsConfig
 from resnet8ptq.core import files
-from resnet8ptq.corrections import bias_correction, equalization, layers
+from resnet8ptq.corrections import bias_correction, equalization, layers, smooth_quant
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.models.model import Fp32Model
 
@@ -43,6 +44,8 @@ def correct(
     if not any(vars(chosen)[name] for name in CORRECTIONS):
         return model, None
     fp32 = corrected = onnx.load(model.onnx_path)
+    if chosen.smooth_quant:
+        fp32 = corrected = smooth_quant.smooth(corrected, setting)
     before = layers.errors(fp32, corrected, setting)
     if chosen.equalization:
         fp32 = corrected = equalization.equalize(corrected, setting.selection)

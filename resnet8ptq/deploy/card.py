@@ -21,7 +21,12 @@ FILE = "README.md"
 _SETTINGS = (
     *("backend", "dtype", "calib", "method", "per_channel", "format", "float_output", "slim"),
     *("reduce_range", "op_types", "nodes_to_quantize", "nodes_to_exclude"),
-    *("corrections.equalization", "corrections.bias_correction", "corrections.adaround"),
+    *(
+        "corrections.smooth_quant",
+        "corrections.equalization",
+        "corrections.bias_correction",
+        "corrections.adaround",
+    ),
     "corrections.reconstruction",
 )
 _KINDS = {"classification": "image-classification", "detection": "object-detection"}

@@ -26,6 +26,7 @@ from resnet8ptq.experiment.layers import bits_search, exclusion
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.finetuning import qat
+from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
@@ -150,8 +151,9 @@ def plan_bits(work: Workspace, prepared: Preparation) -> Preparation:
         metrics = {**metrics, "plan/bytes": tried.size_bytes}
     if config.precision.plan is None:
         return prepared
-    layers = find_quantized_layers(onnx.load(work.fp32.onnx_path).graph, Selection.of(config))
-    params = prepared.params | work.plan(config).to_params(layers, config.precision)
+    graph = onnx.load(work.fp32.onnx_path).graph
+    layers, products = find_quantized_layers(graph, Selection.of(config)), attention_products(graph)
+    params = prepared.params | work.plan(config).to_params(layers, config.precision, products)
     return replace(prepared, config=config, params=params, metrics=metrics)
 
 

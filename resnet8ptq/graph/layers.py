@@ -1,7 +1,7 @@
 """The layers of an ONNX graph: convolutions and matrix products with weights, by name."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import onnx
@@ -20,11 +20,16 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """
     weights = {tensor.name for tensor in graph.initializer}
     layers = [n for n in graph.node if n.op_type in LAYERS and weights & set(n.input[1:2])]
-    parts = [node.name.split("/") for node in layers]
+    return dict(zip(short_names(layers), layers, strict=True))
+
+
+def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
+    """Return a short unique name of each node; see `weight_layers`."""
+    parts = [node.name.split("/") for node in nodes]
     differs = [len(set(column)) > 1 for column in zip(*parts, strict=False)]
     shared = differs.index(True) if True in differs else 0
     tails = [name[shared:] for name in parts]
-    return {_shorten(tail, tails): node for tail, node in zip(tails, layers, strict=True)}
+    return [_shorten(tail, tails) for tail in tails]
 
 
 def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:

@@ -25,7 +25,7 @@ def read_weights(graph: onnx.GraphProto, node: onnx.NodeProto) -> Array:
 
 def write_weights(graph: onnx.GraphProto, node: onnx.NodeProto, weights: NDArray[Any]) -> None:
     """Replace a layer's weights by `weights` [output channels, ...]."""
-    _write(graph, node, 1, np.moveaxis(weights, 0, channel_axis(node)))
+    write_input(graph, node, 1, np.moveaxis(weights, 0, channel_axis(node)))
 
 
 def read_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> Array:
@@ -40,10 +40,12 @@ def write_bias(graph: onnx.GraphProto, node: onnx.NodeProto, bias: NDArray[Any])
     """Replace the bias of a Conv or Gemm by `bias` [output channels], or add it."""
     if len(node.input) < 3:
         node.input.append("")
-    _write(graph, node, 2, bias)
+    write_input(graph, node, 2, bias)
 
 
-def _write(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any]) -> None:
+def write_input(
+    graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any]
+) -> None:
     """Replace an initializer; if other nodes read it too, or it is missing, add one."""
     name = node.input[index]
     readers = sum(list(other.input).count(name) for other in graph.node)

@@ -16,6 +16,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.graph.attention import left_by_attention
 from resnet8ptq.graph.layers import RECURRENT, attribute
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch_axis import static_tensors
@@ -58,6 +59,8 @@ class Summary:
             in `FOLDED` are folded, all others stay in float. A backend that does not take the
             format is missing.
         final: the operator that makes the first output.
+        left: number of nodes of each operator that stay in float by default because the network
+            has attention; TFLite's converter quantizes them.
         inner_layers: number of layers inside the graphs of If or Loop, by that operator; no
             backend quantizes these.
     """
@@ -72,12 +75,14 @@ class Summary:
     parameters: int
     quantized: dict[str, frozenset[str]]
     final: str
+    left: dict[str, int] = field(default_factory=dict)
     inner_layers: dict[str, int] = field(default_factory=dict)
 
     def treatment(self, operator: str, backend: str) -> str:
         """Return how a backend computes an operator.
 
-        `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded` or `-`.
+        `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded` or `-`; with
+        attention also such as `8 bits: 25 of 33`.
         """
         if backend not in self.quantized:
             return "-"
@@ -85,7 +90,12 @@ class Summary:
             return "folded"
         if backend == "onnx" and operator in RECURRENT:
             return "dynamic"
-        return "8 bits" if operator in self.quantized[backend] else "float"
+        if operator not in self.quantized[backend]:
+            return "float"
+        count, left = self.operators.get(operator, 0), self.left.get(operator, 0)
+        if not left or backend == "tflite":
+            return "8 bits"
+        return f"8 bits: {count - left} of {count}" if left < count else "float"
 
 
 def summarize(
@@ -110,6 +120,7 @@ def summarize(
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     backends = [b for b in BACKENDS if b != "tflite" or name in sources.TFLITE_FORMATS]
     makers = {output: node.op_type for node in graph.node for output in node.output}
+    left = [n.op_type for n in left_by_attention(graph) if not static.issuperset(n.output)]
     return Summary(
         path=path,
         format=words or f"torch module {module and module.name}",
@@ -121,6 +132,7 @@ def summarize(
         parameters=sum(math.prod(t.dims) for t in gate.find_all(graph, onnx.TensorProto)),
         quantized={backend: quantized_operators(backend) for backend in backends},
         final=makers.get(graph.output[0].name, ""),
+        left=dict(Counter(left)),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
     )
 

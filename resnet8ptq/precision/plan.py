@@ -9,6 +9,7 @@ import onnx
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import PrecisionConfig, QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
+from resnet8ptq.graph.attention import attention_products, left_by_attention
 from resnet8ptq.graph.layers import find_tail, fused_activations, weight_layers
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -49,7 +50,9 @@ class Plan:
         types = {self.default.dtype, *(self.scheme(name).dtype for name in self.bits)}
         return ", ".join(sorted(types))
 
-    def to_params(self, layers: Collection[str], config: PrecisionConfig) -> dict[str, str]:
+    def to_params(
+        self, layers: Collection[str], config: PrecisionConfig, products: Collection[str] = ()
+    ) -> dict[str, str]:
         """Return the plan as MLflow params.
 
         `planned_bits` is the plan as a setting, without the layers that have the dtype's bits.
@@ -57,10 +60,12 @@ class Plan:
         Args:
             layers: short names of the quantized layers.
             config: the settings of this plan.
+            products: short names of the products of attention, which no dtype quantizes.
         """
         assert isinstance(config.plan, Mapping)
         usual = self.default.bits
-        other = ", ".join(f"{name}: {bits}" for name, bits in config.plan.items() if bits != usual)
+        own = [(name, n) for name, n in config.plan.items() if n != usual or name in products]
+        other = ", ".join(f"{name}: {bits}" for name, bits in own)
         schemes = [self.scheme(name) for name in layers]
         bits = {7 if s.reduce_range and s.bits == 8 else s.bits for s in schemes}
         return {
@@ -77,9 +82,16 @@ class Plan:
         symmetric = bits < 8 or self.default.symmetric
         return replace(self.default, dtype=f"int{bits}", symmetric=symmetric)
 
-    def narrow(self, layers: Collection[str]) -> dict[str, WeightScheme]:
-        """Return the schemes of `layers` below 8 bits; raise `ConfigError` for an unknown layer."""
-        check_known("precision.plan", self.bits, [*layers], "layers")
+    def narrow(
+        self, layers: Collection[str], products: Collection[str] = ()
+    ) -> dict[str, WeightScheme]:
+        """Return the schemes of `layers` below 8 bits; raise `ConfigError` for an unknown layer.
+
+        Args:
+            layers: short names of the layers with weights.
+            products: short names of the products of attention.
+        """
+        check_known("precision.plan", self.bits, [*layers, *products], "layers")
         schemes = {name: self.scheme(name) for name in layers}
         return {name: scheme for name, scheme in schemes.items() if scheme.bits < 8}
 
@@ -90,7 +102,11 @@ class Selection:
 
     Attributes:
         float_tail: nodes after the last layers stay in float.
-        float_layers: short names (`weight_layers`) of layers that stay in float.
+        float_layers: short names of layers that stay in float: see `weight_layers` and
+            `attention_products`.
+        bits: of the layers that `precision.plan` quantizes.
+        attention: the part of a network with attention that is quantized: `weights`, `products` or
+            `all`; `op_types` and `nodes_to_quantize` take precedence.
     """
 
     op_types: Sequence[str] | None = None
@@ -98,6 +114,8 @@ class Selection:
     nodes_to_exclude: Sequence[str] = ()
     float_tail: bool = False
     float_layers: Sequence[str] = ()
+    bits: Mapping[str, int] = field(default_factory=dict)
+    attention: str = "weights"
 
     @classmethod
     def of(cls, config: QuantizationConfig) -> "Selection":
@@ -107,7 +125,13 @@ class Selection:
         """
         excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
         named = config.op_types, config.nodes_to_quantize, excluded
-        return cls(*named, bool(config.float_tail), split_plan(config.precision)[1])
+        bits, in_float = split_plan(config.precision)
+        return cls(*named, bool(config.float_tail), in_float, bits, config.attention)
+
+    @property
+    def is_default(self) -> bool:
+        """True if no setting names the operators or nodes to quantize."""
+        return self.op_types is None and self.nodes_to_quantize is None
 
 
 def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
@@ -120,17 +144,18 @@ def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
-    The settings are `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail` and
-    `precision.plan`. A Relu or Clip is quantized with the layer before it: both frameworks fuse
+    The settings are `attention`, `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail`
+    and `precision.plan`. A Relu or Clip is quantized with the layer before it: both frameworks fuse
     the two, and the range before the activation would cost the layer half of its levels. After an
     excluded layer, both frameworks leave it in float.
 
     Raises:
-        ConfigError: an unknown node, layer or operator; lists the nearest names.
+        ConfigError: an unknown node, layer or operator; lists the nearest names. Or a product of
+            attention below 8 bits.
         QuantizationError: no node is left to quantize.
     """
     names = [node.name for node in graph.node]
-    chosen = set(names)
+    chosen = set(names) - {node.name for node in find_left_by_attention(graph, selection)}
     if selection.op_types is not None:
         # Any ONNX operator is allowed, so that one list can serve several networks.
         present = {node.op_type for node in graph.node}
@@ -144,7 +169,7 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
         chosen &= named | _activations_behind(graph, named)
     check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
     chosen -= set(selection.nodes_to_exclude)
-    layers = weight_layers(graph)
+    layers = weight_layers(graph) | attention_products(graph)
     check_known("precision.plan", selection.float_layers, [*layers], "layers")
     chosen -= {layers[name].name for name in selection.float_layers}
     if selection.float_tail:
@@ -155,6 +180,36 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
             "quantize"
         )
     return [name for name in names if name not in chosen]
+
+
+def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list[onnx.NodeProto]:
+    """Return the nodes that stay in float only because the network has attention.
+
+    Raises:
+        ConfigError: `precision.plan` gives a product of attention fewer than 8 bits.
+    """
+    products = attention_products(graph)
+    planned = {name: bits for name, bits in selection.bits.items() if name in products}
+    for name, bits in planned.items():
+        if bits < 8:
+            raise ConfigError(
+                f"precision.plan: got {bits} for {name}, takes 8 or {FLOAT_BITS}: a product of "
+                "attention has no weights"
+            )
+    if selection.attention == "all" or not selection.is_default:
+        return []
+    left = left_by_attention(graph, selection.attention == "products")
+    quantized = {products[name].name for name in planned}
+    return [node for node in left if node.name not in quantized]
+
+
+def find_quantized_products(
+    graph: onnx.GraphProto, selection: Selection
+) -> dict[str, onnx.NodeProto]:
+    """Return the products of attention that do not stay in float, by short name."""
+    in_float = set(find_float_nodes(graph, selection))
+    products = attention_products(graph).items()
+    return {name: node for name, node in products if node.name not in in_float}
 
 
 def find_quantized_layers(

@@ -14,7 +14,7 @@ LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 _SCORED_BY = ("scored_as", "metric", "task.metric._target_")
 _VARY = (  # settings beyond the four of every table
     *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
-    *("format", "reduce_range", "float_output", "float_tail", "slim"),
+    *("format", "reduce_range", "float_output", "float_tail", "attention", "slim"),
     *("max_drop", "held_out_images", "precision.max_bytes", "precision.max_drop"),
     "planned_bits",  # stands for precision.plan, which is a key for each layer
 )

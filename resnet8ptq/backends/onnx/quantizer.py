@@ -27,6 +27,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
@@ -43,6 +44,8 @@ _NARROW_TAKES: Takes = {
     "format": ([None, "qdq", "auto"], "weights below 8 bits take format=qdq"),
     "symmetric.weights": ([None, True], "weights below 8 bits are symmetric"),
 }
+# In a network with attention, float operators follow these: rounding their output gains nothing.
+_FLOAT_OUTPUTS = ["MatMul", "Gemm"]
 _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
 
 
@@ -109,6 +112,8 @@ class OnnxQuantizer:
         plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
         if plan.is_narrow:
             return "weights are below 8 bits"
+        if self._leaves_outputs_in_float(graph):
+            return "matrix products return float before the float operators of attention"
         kinds = {node.op_type for node in graph.node if node.name not in skipped}
         if without := sorted(kinds & QDQRegistry.keys() - QLinearOpsRegistry.keys()):
             return f"qoperator has no integer operator for {', '.join(without)}"
@@ -136,7 +141,8 @@ class OnnxQuantizer:
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
             layers = weight_layers(proto.graph)
-            schemes = Plan.of(config.precision, WeightScheme.of(config)).narrow(layers).items()
+            plan = Plan.of(config.precision, WeightScheme.of(config))
+            schemes = plan.narrow(layers, attention_products(proto.graph)).items()
             narrow = {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
             onnx.save(rewriting.raise_opset(proto, narrow) if narrow else proto, source)
             if config.method == "dynamic":
@@ -148,7 +154,8 @@ class OnnxQuantizer:
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
                 calibrated = activations.find_around(skipped)
-                self._quantize_static(source, temporary, skipped, calibrated)
+                float_outputs = self._leaves_outputs_in_float(proto.graph)
+                self._quantize_static(source, temporary, skipped, calibrated, float_outputs)
             written = onnx.load(temporary)
             if narrow:
                 rewriting.write_narrow_weights(written, proto.graph, narrow)
@@ -170,8 +177,16 @@ class OnnxQuantizer:
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated)
 
+    def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
+        return self.config.attention != "all" and bool(find_attention(graph))
+
     def _quantize_static(
-        self, source: Path, path: Path, skipped: list[str], ranges: dict[str, Range]
+        self,
+        source: Path,
+        path: Path,
+        skipped: list[str],
+        ranges: dict[str, Range],
+        float_outputs: bool,
     ) -> None:
         """Quantize `source`, in a folder where files may be written, into `path`."""
         config = self.config
@@ -196,6 +211,7 @@ class OnnxQuantizer:
                 extra_options={
                     "ActivationSymmetric": bool(config.symmetric.activations),
                     "WeightSymmetric": config.symmetric.weights,
+                    "OpTypesToExcludeOutputQuantization": _FLOAT_OUTPUTS if float_outputs else [],
                 },
             )
 

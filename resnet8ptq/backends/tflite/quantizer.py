@@ -55,6 +55,7 @@ _TAKES: Takes = {
     "op_types": ([None], _OPERATORS),
     "float_output": ([False], _OPERATORS),
     "float_tail": ([False], f"{_OPERATORS}; takes float_tail=false"),
+    "corrections.smooth_quant": ([False], "the converter's file keeps the network's scales"),
     "format": ([None], _ONNX_FILES),
     "reduce_range": ([None, False], "TFLite's kernels take 8 bits"),
     "symmetric.activations": ([None, False], "TFLite's activations have a zero point"),

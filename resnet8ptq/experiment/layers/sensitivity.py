@@ -24,7 +24,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
 from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.plan import Selection, find_quantized_layers
+from resnet8ptq.precision.plan import Selection, find_quantized_layers, find_quantized_products
 from resnet8ptq.tasks.contract import LOGITS
 
 
@@ -105,10 +105,19 @@ class Layers:
 
     @cached_property
     def nodes(self) -> dict[str, str]:
-        """The layers' nodes in the ONNX graph, by short name."""
-        graph = onnx.load(self.network.onnx_path).graph
-        layers = find_quantized_layers(graph, Selection.of(self.config))
-        return {name: node.name for name, node in layers.items()}
+        """The layers' nodes in the ONNX graph, by short name.
+
+        Products of attention are layers too. `+analysis=sensitivity` quantizes each alone, also
+        those that `attention=weights` leaves in float.
+        """
+        graph, selection = onnx.load(self.network.onnx_path).graph, Selection.of(self.config)
+        wider, analysis = selection, self.config.analysis
+        if analysis.name and analysis.mode == "one_at_a_time" and selection.attention == "weights":
+            wider = replace(selection, attention="products")
+        layers = find_quantized_layers(graph, selection) | find_quantized_products(graph, wider)
+        order = {node.name: index for index, node in enumerate(graph.node)}
+        nodes = {name: node.name for name, node in layers.items()}
+        return dict(sorted(nodes.items(), key=lambda item: order[item[1]]))
 
     @cached_property
     def fp32_size_bytes(self) -> int:

@@ -1,0 +1,246 @@
+"""SmoothQuant: channels with outliers are divided, and the next weights multiplied.
+
+Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
+Models", ICML 2023, arXiv:2211.10438. All channels of a layer's input share one range. A
+normalization gives few of them far larger values than the others, which then share few levels. The
+division costs nothing at inference: a scale before the layer absorbs it.
+
+The paper's migration strength alpha says how much of the difficulty moves to the weights. Here each
+input gets its own, which half of the calibration images choose by the error of the layers' outputs;
+the other half give the ranges.
+"""
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from resnet8ptq.corrections import layers
+from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.walk import Walk
+from resnet8ptq.graph.layers import attribute, consumers
+from resnet8ptq.graph.weights import Array, read, read_weights, write_input, write_weights
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.plan import Selection
+
+log = logging.getLogger(__name__)
+
+ALPHAS = (0.0, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)  # 0: unchanged
+_ROWS = 4096  # of an input, for choosing alpha
+_LEAST, _MOST = 1e-4, 1e4  # of a divisor
+_HOMOGENEOUS = ("Relu", "LeakyRelu")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A constant [..., channels] that absorbs a division: an input of a node.
+
+    Attributes:
+        inverse: the constant is multiplied instead, because the node divides by it.
+    """
+
+    node: onnx.NodeProto
+    index: int
+    inverse: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that take the same input [..., channels], and the constants that can scale it."""
+
+    tensor: str
+    layers: dict[str, onnx.NodeProto]
+    edits: Sequence[Edit]
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """One group's choice of alpha.
+
+    Attributes:
+        ranges: smallest and largest value of each channel, each [channels].
+        rows: of the input on other images, [n, channels].
+        weights: of each layer, [output channels, channels], with the scheme of its grid.
+    """
+
+    ranges: tuple[Array, Array]
+    rows: Array
+    weights: Sequence[tuple[Array, WeightScheme]]
+    activations: ActivationScheme
+
+    def divisors(self, alpha: float) -> Array:
+        """Return s = max|X|^alpha / max|W|^(1 - alpha) of each channel: equation 4."""
+        low, high = self.ranges
+        inputs = np.maximum(-low, high)
+        weights = np.max([np.abs(values).max(axis=0) for values, _ in self.weights], axis=0)
+        used = (inputs > 0) & (weights > 0)
+        divisors = np.ones_like(inputs)
+        if alpha > 0:
+            divisors[used] = inputs[used] ** alpha / weights[used] ** (1 - alpha)
+        return np.clip(divisors, _LEAST, _MOST).astype(np.float32)
+
+    def error(self, divisors: Array) -> float:
+        """Return the mean of the layers' squared output errors, each relative to its power."""
+        low, high = (values / divisors for values in self.ranges)
+        rounded = _round(
+            self.rows / divisors, float(low.min()), float(high.max()), self.activations
+        )
+        errors = []
+        for weights, scheme in self.weights:
+            target = self.rows @ weights.T
+            scaled = weights * divisors
+            output = rounded @ scheme.grid(scaled, 0).round(scaled).T
+            power = np.square(target, dtype=np.float64).sum()
+            error = np.square(output - target, dtype=np.float64).sum()
+            errors.append(float(error / max(power, np.finfo(float).tiny)))
+        return sum(errors) / len(errors)
+
+
+def smooth(proto: onnx.ModelProto, setting: Setting) -> onnx.ModelProto:
+    """Return the same function with smoothed inputs of layers."""
+    proto = copy.deepcopy(proto)
+    groups = find_groups(proto.graph, setting.selection)
+    if not groups:
+        log.warning(
+            "corrections.smooth_quant: changes nothing: no matrix product to quantize follows a "
+            "normalization or another scale that only such products take"
+        )
+        return proto
+    images, count = setting.images, len(setting.images)
+    first, second = (images.take(np.arange(start, count, 2)) for start in (0, min(1, count - 1)))
+    walks = [
+        Walk(proto, part, setting.calib.batch_size, setting.runtime.threads)
+        for part in (first, second)
+    ]
+    names = [group.tensor for group in groups]
+    ranges, rows = _find_ranges(walks[0], names), _draw_rows(walks[1], names, len(second))
+    changes = []
+    for group in groups:
+        weights = [
+            (read_weights(proto.graph, node), setting.weights.scheme(name))
+            for name, node in group.layers.items()
+        ]
+        problem = _Problem(ranges[group.tensor], rows[group.tensor], weights, setting.activations)
+        errors = [problem.error(problem.divisors(alpha)) for alpha in ALPHAS]
+        best = int(np.argmin(errors))
+        log.debug("corrections.smooth_quant: %s: alpha %g", group.tensor, ALPHAS[best])
+        if best:
+            _divide(proto.graph, group, problem.divisors(ALPHAS[best]))
+            changes.append(errors[best] / errors[0] - 1)
+    log.info(
+        "corrections.smooth_quant: divided %d of %d inputs; squared error of their layers' "
+        "outputs, with inputs and weights rounded, %+.1f%% on average",
+        *(len(changes), len(groups), 100 * sum(changes) / max(1, len(changes))),
+    )
+    return proto
+
+
+def find_groups(graph: onnx.GraphProto, selection: Selection) -> list[Group]:
+    """Return the inputs that can be divided: only layers to quantize take them."""
+    outputs = {value.name for value in graph.output}
+    groups: dict[str, dict[str, onnx.NodeProto]] = {}
+    for name, node in layers.find(graph, selection).items():
+        if node.op_type != "Conv":
+            groups.setdefault(node.input[0], {})[name] = node
+    divisible = []
+    for tensor, members in groups.items():
+        edits = find_edits(graph, tensor)
+        readers = {node.name for node in consumers(graph, tensor)}
+        if edits and tensor not in outputs and readers == {n.name for n in members.values()}:
+            divisible.append(Group(tensor, members, edits))
+    return divisible
+
+
+def find_edits(graph: onnx.GraphProto, tensor: str) -> list[Edit]:
+    """Return the constants that absorb a division of a tensor's last axis; empty if none can."""
+    nodes = [node for node in graph.node if tensor in node.output]
+    if not nodes:
+        return []
+    (node,) = nodes
+    kind, constant = node.op_type, [_is_constant(graph, name) for name in node.input]
+    if kind == "LayerNormalization":
+        last = attribute(node, "axis", -1) == -1 and all(constant[1:])
+        return [Edit(node, i) for i in range(1, len(node.input))] if last else []
+    if kind == "Mul" and any(constant):
+        return [Edit(node, constant.index(True))]
+    if kind == "Div" and constant[1]:
+        return [Edit(node, 1, inverse=True)]
+    if kind == "MatMul" and constant[1]:
+        return [Edit(node, 1)]
+    source, own = _find_source(node, constant)
+    shared = len(consumers(graph, source)) != 1 or source in {v.name for v in graph.output}
+    if not source or shared:
+        return []
+    behind = find_edits(graph, source)
+    return [*behind, *own] if behind else []
+
+
+def _find_source(node: onnx.NodeProto, constant: Sequence[bool]) -> tuple[str, list[Edit]]:
+    """Return the input whose division divides the output, and the other constants to divide."""
+    if node.op_type in _HOMOGENEOUS:
+        return node.input[0], []
+    if node.op_type in ("Add", "Sub") and any(constant):
+        index = constant.index(True)
+        return node.input[1 - index], [Edit(node, index)]
+    return "", []
+
+
+def _is_constant(graph: onnx.GraphProto, name: str) -> bool:
+    return any(
+        tensor.name == name and tensor.data_type == onnx.TensorProto.FLOAT
+        for tensor in graph.initializer
+    )
+
+
+def _divide(graph: onnx.GraphProto, group: Group, divisors: Array) -> None:
+    """Divide the group's input, and multiply the weights that take it."""
+    for edit in group.edits:
+        values = read(graph, edit.node.input[edit.index])
+        changed = values * divisors if edit.inverse else values / divisors
+        write_input(graph, edit.node, edit.index, changed)
+    for node in group.layers.values():
+        write_weights(graph, node, read_weights(graph, node) * divisors)
+
+
+def _find_ranges(walk: Walk, names: list[str]) -> dict[str, tuple[Array, Array]]:
+    """Return the smallest and the largest value of each channel, by tensor."""
+    ranges: dict[str, tuple[Array, Array]] = {}
+    for part in walk.parts(names):
+        for tensors in walk.run(part, "SmoothQuant: ranges of channels"):
+            for name, values in zip(part, tensors, strict=True):
+                rows = values.reshape(-1, values.shape[-1])
+                low, high = rows.min(axis=0), rows.max(axis=0)
+                before = ranges.get(name, (low, high))
+                ranges[name] = np.minimum(before[0], low), np.maximum(before[1], high)
+    return ranges
+
+
+def _draw_rows(walk: Walk, names: list[str], images: int) -> dict[str, Array]:
+    """Return rows [n, channels] of each tensor, spread evenly over images and positions."""
+    drawn: dict[str, list[Array]] = {name: [] for name in names}
+    for part in walk.parts(names):
+        for tensors in walk.run(part, "SmoothQuant: rows"):
+            for name, values in zip(part, tensors, strict=True):
+                rows = values.reshape(-1, values.shape[-1])
+                wanted = min(len(rows), -(-_ROWS * len(values) // images))
+                picked = np.linspace(0, len(rows) - 1, wanted).astype(int)
+                drawn[name].append(rows[picked])
+    return {name: np.concatenate(parts) for name, parts in drawn.items()}
+
+
+def _round(
+    values: NDArray[np.float32], low: float, high: float, scheme: ActivationScheme
+) -> NDArray[np.float32]:
+    """Return the nearest level of each value, of one range for all."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if scheme.symmetric:
+        high = max(-low, high)
+        low = -high
+    scale = max((high - low) / scheme.steps, float(np.finfo(np.float32).tiny))
+    zero = round(-low / scale)
+    levels = np.clip(np.rint(values / np.float32(scale)), -zero, scheme.steps - zero)
+    return (levels * np.float32(scale)).astype(np.float32)

@@ -1,0 +1,51 @@
+"""Says how a run treats a network with attention: its nodes in float, and stretched ranges."""
+
+import logging
+from collections import Counter
+
+import onnx
+
+from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.graph.attention import find_attention, stretched_by_masks
+from resnet8ptq.precision.plan import Selection, find_float_nodes, find_left_by_attention
+
+log = logging.getLogger(__name__)
+
+
+def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
+    """Log the operators that attention leaves in float; warn of ranges that a mask stretches.
+
+    Silent without attention, and for FP32.
+    """
+    if config.dtype.name == "fp32" or not find_attention(graph):
+        return
+    if config.backend.name == "tflite":
+        if config.attention != "all":
+            log.warning(
+                "attention=%s: TFLite's converter quantizes every operator, attention's too",
+                config.attention,
+            )
+        return
+    selection = Selection.of(config)
+    if left := Counter(node.op_type for node in find_left_by_attention(graph, selection)):
+        listed = ", ".join(f"{name} {count}" for name, count in sorted(left.items()))
+        log.info(
+            "attention=%s: in float: %s; attention=all quantizes them", config.attention, listed
+        )
+    if config.method != "dynamic":
+        _warn_of_masks(graph, selection)
+
+
+def _warn_of_masks(graph: onnx.GraphProto, selection: Selection) -> None:
+    in_float = set(find_float_nodes(graph, selection))
+    stretched = [
+        name
+        for name, around in stretched_by_masks(graph).items()
+        if any(node.name not in in_float for node in around)
+    ]
+    if stretched:
+        log.warning(
+            "a mask's constant, such as -10000, stretches the range of %d tensors that are "
+            "quantized, so that scores share few levels: %s%s; try attention=weights",
+            *(len(stretched), ", ".join(stretched[:3]), ", ..." if stretched[3:] else ""),
+        )

@@ -1,0 +1,144 @@
+"""Attention in ONNX graphs: its matrix products, its masks, and the layers around it.
+
+Attention multiplies computed tensors: queries by keys, whose product reaches a Softmax, and the
+result of that Softmax by values (Vaswani et al., "Attention Is All You Need", NeurIPS 2017).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from resnet8ptq.graph.layers import LAYERS, fused_activations, short_names, weight_layers
+
+_WHOLE = ("Attention", "MultiHeadAttention", "GroupQueryAttention")  # in one operator
+_PRODUCTS = ("MatMul", "Einsum")
+_MASKING = ("Add", "Sub", "Mul", "Where")
+# Between a product and a Softmax: scaling, masks, and operators that only move values.
+_PASSING = {
+    *(*_MASKING, "Div", "Clip", "Min", "Max", "Tanh", "Cast", "Identity", "Dropout"),
+    *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice", "Concat"),
+}
+_MASK = 1e3  # smallest magnitude of a mask's constant; exporters write 1e4 and more
+
+_Step = Callable[[onnx.NodeProto], Iterable[onnx.NodeProto]]
+
+
+def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """Return the MatMuls of attention by a short unique name; see `layers.weight_layers`."""
+    products = [node for node in find_attention(graph) if node.op_type == "MatMul"]
+    layers = [*weight_layers(graph).values()]
+    names = short_names([*layers, *products])[len(layers) :]
+    return dict(zip(names, products, strict=True))
+
+
+def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the products of attention and its whole operators; empty without attention."""
+    computed, walk = _computed(graph), _Neighbours(graph)
+    both = [n for n in graph.node if n.op_type in _PRODUCTS and computed.issuperset(n.input[:2])]
+    outputs = {name for node in both for name in node.output}
+    products: set[str] = set()
+    for softmax in graph.node if both else ():
+        if softmax.op_type == "Softmax":
+            scores, values = (
+                {node.output[0] for node in _reach(softmax, step) if node.output[0] in outputs}
+                for step in (walk.makers, walk.readers)
+            )
+            products |= scores | values if scores and values else set()
+    return [n for n in graph.node if n.op_type in _WHOLE or not products.isdisjoint(n.output)]
+
+
+def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[onnx.NodeProto]:
+    """Return the nodes that stay in float in a network with attention; none without attention.
+
+    Normalizations, Softmax, GELU, masks and sums have outliers in few channels, which cost 8 bits
+    most of their levels (Bondarenko et al., "Understanding and Overcoming the Challenges of
+    Efficient Transformer Quantization", EMNLP 2021). The layers with weights hold nearly all of the
+    work; they stay quantized, with the activations that are fused behind them.
+
+    Args:
+        products: the products of attention are quantized too.
+    """
+    attention = find_attention(graph)
+    if not attention:
+        return []
+    computed = _computed(graph)
+    kept = [n for n in graph.node if n.op_type in LAYERS and n.input[1] not in computed]
+    kept += attention if products else []
+    outputs = {node.output[0] for node in kept}
+    kept += [node for node in fused_activations(graph) if node.input[0] in outputs]
+    quantized = {node.output[0] for node in kept}
+    return [node for node in graph.node if quantized.isdisjoint(node.output)]
+
+
+def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+    """Map each tensor that a mask's constant stretches to the nodes that make and take it.
+
+    A mask adds about -10,000, or minus infinity, before a Softmax: in 8 bits, the scores that it
+    keeps share one or two levels.
+    """
+    walk, large = _Neighbours(graph), _large_constants(graph)
+    softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
+    before = {node.output[0] for softmax in softmaxes for node in _reach(softmax, walk.makers)}
+    stretched: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        taken = {*node.input} & (large | stretched.keys())
+        passes = not taken.isdisjoint(stretched) or node.op_type in _MASKING
+        if taken and passes and node.output[0] in before:
+            stretched[node.output[0]] = [node, *walk.readers(node)]
+    return stretched
+
+
+class _Neighbours:
+    """The nodes that make and take tensors."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._makers = {name: node for node in graph.node for name in node.output}
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in node.input:
+                self._readers.setdefault(name, []).append(node)
+
+    def makers(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Return the nodes that make the inputs of a node."""
+        return [self._makers[name] for name in node.input if name in self._makers]
+
+    def readers(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Return the nodes that take the outputs of a node."""
+        return [reader for name in node.output for reader in self._readers.get(name, ())]
+
+
+def _reach(start: onnx.NodeProto, step: _Step) -> list[onnx.NodeProto]:
+    """Return the nodes on the way from a node through passing ones, each way's end included."""
+    reached: dict[str, onnx.NodeProto] = {}
+    waiting = [*step(start)]
+    while waiting:
+        node = waiting.pop()
+        if node.output[0] not in reached:
+            reached[node.output[0]] = node
+            waiting += step(node) if node.op_type in _PASSING else ()
+    return [*reached.values()]
+
+
+def _computed(graph: onnx.GraphProto) -> set[str]:
+    """Return the tensors that depend on an input of the network."""
+    computed = {value.name for value in graph.input} - {item.name for item in graph.initializer}
+    for node in graph.node:
+        if not computed.isdisjoint(node.input):
+            computed.update(node.output)
+    return computed
+
+
+def _large_constants(graph: onnx.GraphProto) -> set[str]:
+    constants: dict[str, Sequence[onnx.TensorProto]] = {t.name: [t] for t in graph.initializer}
+    for node in graph.node:
+        if node.op_type in ("Constant", "ConstantOfShape"):
+            constants[node.output[0]] = [item.t for item in node.attribute if item.HasField("t")]
+    return {name for name, tensors in constants.items() if any(map(_is_large, tensors))}
+
+
+def _is_large(tensor: onnx.TensorProto) -> bool:
+    values = numpy_helper.to_array(tensor)
+    floating = np.issubdtype(values.dtype, np.floating) and values.size > 0
+    return bool(floating and np.abs(values).max() >= _MASK)
