@@ -21,8 +21,12 @@ READS = {
 }
 # Operators that changed their meaning, but not their attributes or inputs -> opset of the change.
 _MEANS_OTHERWISE = {"AveragePool": (19,), "GridSample": (20,), "Resize": (18, 19)}
-# Bits of MatMulNBits' weights -> the first ONNX Runtime 1.x with a CPU kernel for them.
-_BLOCKS_SINCE = {4: 17, 8: 22}
+# Operators on weights in blocks, with their bits -> the first ONNX Runtime 1.x with a CPU kernel.
+_BLOCKS_SINCE = {
+    ("MatMulNBits", 4): 17,
+    ("MatMulNBits", 8): 22,
+    ("GatherBlockQuantized", 4): 20,
+}
 NUMPY_2 = 19  # the first ONNX Runtime 1.x that runs with NumPy 2
 
 
@@ -100,13 +104,13 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
 def _check_blocks(graph: onnx.GraphProto, version: int) -> None:
     """Raise `UnsupportedError` if the version has no kernel for weights in blocks."""
     for node in graph.node:
-        if node.op_type == "MatMulNBits":
-            bits = layers.attribute(node, "bits", 4)
-            if version < _BLOCKS_SINCE[bits]:
-                raise UnsupportedError(
-                    f"target.onnxruntime=1.{version}: operator MatMulNBits ({node.name}) runs "
-                    f"weights of {bits} bits from ONNX Runtime 1.{_BLOCKS_SINCE[bits]} on"
-                )
+        bits = layers.attribute(node, "bits", 4)
+        since = _BLOCKS_SINCE.get((node.op_type, bits), 0)
+        if version < since:
+            raise UnsupportedError(
+                f"target.onnxruntime=1.{version}: operator {node.op_type} ({node.name}) runs "
+                f"weights of {bits} bits from ONNX Runtime 1.{since} on"
+            )
 
 
 def _is_default(attribute: onnx.AttributeProto, schema: defs.OpSchema) -> bool:

@@ -62,22 +62,39 @@ def mixer(tmp_path: Path, cache_root: Path) -> tuple[Fp32Model, Split]:
     return load(write_mixer(tmp_path / "mixer.onnx"), cache_root, samples)
 
 
+@pytest.fixture
+def sentences(tmp_path: Path, cache_root: Path) -> tuple[Fp32Model, Split]:
+    """The mean of 7 embeddings, and a MatMul."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], "words"),
+        helper.make_node("ReduceMean", ["e"], ["m"], "mean", axes=[1], keepdims=0),
+        helper.make_node("MatMul", ["m", "w"], ["y"], "only"),
+    ]
+    constants = {"table": RANDOM.normal(size=(500, 40)), "w": WEIGHTS}
+    takes = {"ids": ["N", 7]}
+    path = write(tmp_path / "words.onnx", nodes, constants, takes, {"y": ["N", 6]}, integers=True)
+    return load(path, cache_root, RANDOM.integers(0, 500, (20, 7)))
+
+
 # Settings
+
+
+IN_FLOAT = "weights only, float activations"
 
 
 @pytest.mark.parametrize(
     ("words", "weights", "activations", "execution"),
     [
-        (("dtype=w4",), "int4", "float32", "weights only, float activations"),
-        (("dtype=w8",), "int8", "float32", "weights only, float activations"),
-        (("dtype=w4", "symmetric.weights=false"), "uint4", "float32", "weights only, float "
-         "activations"),
-        (("dtype=w4", "weight_only.algorithm=hqq"), "uint4", "float32", "weights only, float "
-         "activations"),
-        (("dtype=w8", "weight_only.int8_products=true"), "int8", "int8 (dynamic)",
-         "weights only, int8 products"),
+        (("dtype=w4",), "uint4", "float32", IN_FLOAT),
+        (("dtype=w8",), "uint8", "float32", IN_FLOAT),
+        (("dtype=w4", "symmetric.weights=true"), "int4", "float32", IN_FLOAT),
+        (("dtype=w4", "weight_only.algorithm=hqq"), "uint4", "float32", IN_FLOAT),
+        (
+            ("dtype=w8", "weight_only.int8_products=true"),
+            *("uint8", "int8 (dynamic)", "weights only, int8 products"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_resolved(words: tuple[str, ...], weights: str, activations: str, execution: str) -> None:
     resolved = quantizer_of(make_config("method=weight_only", *words)).resolve()
     assert (resolved.weight_dtype, resolved.activation_dtype) == (weights, activations)
@@ -100,6 +117,8 @@ def test_resolved(words: tuple[str, ...], weights: str, activations: str, execut
         (("dtype=w8", "weight_only.algorithm=hqq"), "dtype=w8: .*hqq"),
         (("symmetric.weights=true", "weight_only.algorithm=hqq"), "symmetric.weights=true: .*hqq"),
         (("weight_only.int8_products=true", "weight_only.algorithm=hqq"), "int8_products=true: "),
+        (("dtype=w8", "op_types=[MatMul,Gather]"), "dtype=w8: .*Gather"),
+        (("op_types=[MatMul,Gather]", "weight_only.algorithm=hqq"), "algorithm=hqq: .*Gather"),
     ],
 )
 def test_settings_without_meaning_are_unsupported(words: tuple[str, ...], reason: str) -> None:
@@ -131,8 +150,8 @@ def test_other_block_sizes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "step"),
     [
-        (("dtype=w4",), 1 / 8),  # the largest weight of a block is a level, -8
-        (("dtype=w4", "symmetric.weights=false"), 1 / 7),
+        (("dtype=w4", "symmetric.weights=true"), 1 / 8),  # the largest weight is a level, -8
+        (("dtype=w4",), 1 / 7),
         (("dtype=w4", "weight_only.algorithm=hqq"), 1 / 3),
         (("dtype=w8", "weight_only.block_size=16"), 1 / 127),
     ],
@@ -191,6 +210,35 @@ def test_products_are_in_blocks_and_convolutions_in_float(
     before = onnxruntime.InferenceSession(fp32.onnx_path).run(None, {"pixels": batch})[0]
     after = quantizer_of(config).load(artifact.path, THREADS).predict(batch)[0]
     np.testing.assert_allclose(after, before, atol=0.02 * np.abs(before).max())
+
+
+@pytest.mark.parametrize("more", [(), ("slim=true",)], ids=str)
+def test_embeddings_are_in_blocks_if_they_are_named(
+    sentences: tuple[Fp32Model, Split],
+    more: tuple[str, ...],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The opset rises to one with 4 bits; operators that changed before it still load."""
+    fp32, split = sentences
+    outputs, sizes = [], []
+    for name, words in (("left", W4), ("taken", (*W4, "op_types=[MatMul,Gather]"))):
+        (folder := tmp_path / name).mkdir()
+        config = make_config("data=arrays", *words, *more)
+        artifact = quantize(config, fp32, split, folder)
+        assert artifact.quantized_layers == 1
+        assert artifact.details == ({"float_operators": "Gather 1"} if name == "left" else {})
+        batch = split.inputs(slice(None))
+        outputs.append(quantizer_of(config).load(artifact.path, THREADS).predict(batch)[0])
+        sizes.append(artifact.size_bytes)
+    assert "layers in float: Gather 1" in caplog.text
+    assert sizes[1] < sizes[0] / 4
+    np.testing.assert_allclose(*outputs, atol=0.2 * np.abs(outputs[0]).max())
+    assert not np.array_equal(*outputs)
+    proto = onnx.load(artifact.path)
+    assert "GatherBlockQuantized" in {node.op_type for node in proto.graph.node}
+    with pytest.raises(UnsupportedError, match=r"GatherBlockQuantized .* from ONNX Runtime 1\.20"):
+        older_runtime.lower(proto, 19)
 
 
 def test_layers_stay_in_float_by_name(mixer: tuple[Fp32Model, Split], tmp_path: Path) -> None:
@@ -298,7 +346,7 @@ def test_it_is_deployed(sweep: Called, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "predictions equal to the run's" in done.out
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "int4 weights, float32 activations" in card
+    assert "uint4 weights, float32 activations" in card
     assert "weight_only.block_size=16" in card
 
 

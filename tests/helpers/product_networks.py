@@ -40,12 +40,14 @@ def write(
     constants: dict[str, NDArray],
     takes: dict[str, list[int | str]],
     gives: dict[str, list[int | str]],
+    integers: bool = False,
 ) -> Path:
-    """Write a network of opset 17 with float inputs, outputs and constants."""
+    """Write a network of opset 17 with float outputs and constants; inputs may be `integers`."""
+    kind = TensorProto.INT64 if integers else TensorProto.FLOAT
     graph = helper.make_graph(
         nodes,
         "products",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in takes.items()],
+        [helper.make_tensor_value_info(name, kind, s) for name, s in takes.items()],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in gives.items()],
         [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items()],
     )

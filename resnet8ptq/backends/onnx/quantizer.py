@@ -108,9 +108,10 @@ class OnnxQuantizer:
         graph = onnx.load(model.onnx_path).graph
         skipped = find_float_nodes(graph, Selection.of(config))
         if config.method == "weight_only":
-            weight_only.check(graph, skipped)
-            taken = [name for name in weight_only.LAYERS if name in (config.op_types or [name])]
-            return replace(config, op_types=taken)
+            operators = weight_only.find_operators(config)
+            others = [node.name for node in graph.node if node.op_type not in operators]
+            weight_only.check(graph, [*skipped, *others])
+            return replace(config, op_types=operators)
         if config.float_output:
             rewriting.find_output_nodes(graph)
         if config.format == "auto":
@@ -158,7 +159,8 @@ class OnnxQuantizer:
             narrow = {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
             if config.method == "weight_only":
                 narrow, details = {}, weight_only.describe_left(proto.graph, skipped)
-            onnx.save(rewriting.raise_opset(proto, narrow) if narrow else proto, source)
+            least = min((scheme.bits for scheme in narrow.values()), default=8)
+            onnx.save(rewriting.raise_opset(proto, least) if narrow else proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, temporary, skipped, config)
             elif config.method == "weight_only":

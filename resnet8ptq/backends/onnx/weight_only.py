@@ -1,7 +1,8 @@
-"""Weight-only quantization in ONNX Runtime: blocks of weights share a scale, activations are float.
+"""Weight-only quantization in ONNX Runtime: weights in blocks that share a scale.
 
-ONNX Runtime's operator MatMulNBits multiplies float activations by weights of 4 or 8 bits:
-https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#commicrosoftmatmulnbits
+ONNX Runtime's operator MatMulNBits multiplies float activations by weights of 4 or 8 bits, and
+GatherBlockQuantized looks up rows of a table of 4 bits:
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 import logging
@@ -13,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.backends.contract import Resolved, Takes, refuse_others
+from resnet8ptq.backends.onnx import rewriting
 from resnet8ptq.config.schema import CORRECTIONS, DTYPES, WEIGHT_ONLY, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import attribute, weight_layers
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 OPERATOR = "MatMulNBits"
 LAYERS = ("Gemm", "MatMul")
+_EMBEDDING = "Gather"
 _ACCURACY_LEVEL = 4  # the kernel rounds its activations to int8, one scale per block and row
 _BLOCKS = "with method=weight_only each block of weights has a scale"
 _FLOAT = "with method=weight_only activations are float"
@@ -40,6 +43,10 @@ _TAKES: Takes = {
         f"corrections.{name}": ([False], f"{_BLOCKS}, unlike the grid of a correction")
         for name in CORRECTIONS
     },
+}
+_EMBEDDING_TAKES: Takes = {
+    "dtype.name": (["w4"], "ONNX Runtime's function has 4 bits for op_types=[Gather]"),
+    "weight_only.algorithm": (["rtn"], "op_types=[Gather] takes rtn"),
 }
 _HQQ_TAKES: Takes = {
     "dtype.name": (["w4"], "weight_only.algorithm=hqq has float zero points, 8 bits no kernel"),
@@ -57,6 +64,8 @@ def resolve(config: QuantizationConfig) -> Resolved:
     refuse_others(config, _TAKES)
     if config.weight_only.algorithm == "hqq":
         refuse_others(config, _HQQ_TAKES)
+    if _EMBEDDING in find_operators(config):
+        refuse_others(config, _EMBEDDING_TAKES)
     symmetric, in_int8 = _is_symmetric(config), config.weight_only.int8_products
     bits = _bits(config)
     return Resolved(
@@ -67,6 +76,12 @@ def resolve(config: QuantizationConfig) -> Resolved:
         execution=f"weights only, {'int8 products' if in_int8 else 'float activations'}",
         file_format=OPERATOR,
     )
+
+
+def find_operators(config: QuantizationConfig) -> list[str]:
+    """Return the operators that the settings quantize; embedding tables only if they are named."""
+    taken = LAYERS if config.op_types is None else (*LAYERS, _EMBEDDING)
+    return [name for name in taken if name in (config.op_types or taken)]
 
 
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
@@ -85,6 +100,15 @@ def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[o
         and ranks[node.input[1]] == 2
         and not attribute(node, "transA", 0)
     ]
+
+
+def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
+    """Return the lookups in a constant table of floats [words, values]; see `find_layers`."""
+    tables = {
+        t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2
+    }
+    lookups = [n for n in graph.node if n.op_type == _EMBEDDING and n.input[0] in tables]
+    return [n for n in lookups if n.name not in skipped and attribute(n, "axis", 0) == 0]
 
 
 def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
@@ -111,9 +135,10 @@ def describe_left(graph: onnx.GraphProto, skipped: Collection[str]) -> dict[str,
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
-    """Count the layers that stay in float, such as convolutions, by operator."""
-    layers = Counter(node.op_type for node in weight_layers(graph).values())
-    return layers - Counter(node.op_type for node in find_layers(graph, skipped))
+    """Count the convolutions, matrix products and embeddings that stay in float, by operator."""
+    layers = [*weight_layers(graph).values(), *find_embeddings(graph)]
+    taken = [*find_layers(graph, skipped), *find_embeddings(graph, skipped)]
+    return Counter(n.op_type for n in layers) - Counter(n.op_type for n in taken)
 
 
 def quantize(source: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig) -> None:
@@ -122,12 +147,16 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     from onnxruntime.quantization import matmul_nbits_quantizer as library
 
     proto = onnx.load(source)
-    graph = proto.graph
-    chosen = {node.name for node in find_layers(graph, skipped)}
-    write_as_products(graph, chosen)
-    others = [node.name for node in graph.node if node.name not in chosen]
+    chosen = {node.name for node in find_layers(proto.graph, skipped)}
+    named = _EMBEDDING in find_operators(config)
+    embeddings = {n.name for n in find_embeddings(proto.graph, skipped)} if named else set()
+    if embeddings:  # the library changes the number of the opset, and no operator
+        proto = rewriting.raise_opset(proto, 4)
+    chosen |= embeddings
+    write_as_products(proto.graph, chosen)
+    others = [node.name for node in proto.graph.node if node.name not in chosen]
     quantizer = library.MatMulNBitsQuantizer(
-        proto, algo_config=_algorithm(library, config), nodes_to_exclude=others
+        proto, algo_config=_algorithm(library, config, bool(embeddings)), nodes_to_exclude=others
     )
     library.logger.setLevel(logging.WARNING)  # it logs several lines for each node
     with warnings.catch_warnings():
@@ -179,7 +208,7 @@ def _split(graph: onnx.GraphProto, gemm: onnx.NodeProto) -> list[onnx.NodeProto]
     ]
 
 
-def _algorithm(library: Any, config: QuantizationConfig) -> Any:
+def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> Any:
     """Return the settings in the library's words."""
     chosen, bits = config.weight_only, _bits(config)
     if chosen.algorithm == "hqq":
@@ -188,6 +217,7 @@ def _algorithm(library: Any, config: QuantizationConfig) -> Any:
         block_size=chosen.block_size,
         is_symmetric=_is_symmetric(config),
         accuracy_level=_ACCURACY_LEVEL if chosen.int8_products else None,
+        op_types_to_quantize=("MatMul", _EMBEDDING) if embeddings else ("MatMul",),
         bits=bits,
     )
 
@@ -197,7 +227,8 @@ def _bits(config: QuantizationConfig) -> int:
 
 
 def _is_symmetric(config: QuantizationConfig) -> bool:
-    return config.weight_only.algorithm == "rtn" and config.symmetric.weights is not False
+    """Zero points cost under 2% of a file; with them, 4 bits lose less: the library's default."""
+    return config.symmetric.weights is True
 
 
 def _list(counts: Counter[str]) -> str:
