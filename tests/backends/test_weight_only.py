@@ -293,6 +293,28 @@ def test_a_gemm_is_a_product_and_a_sum(
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
 
 
+def test_layers_whose_constants_do_not_allow_it_stay_in_float() -> None:
+    """A bias that is computed cannot be scaled; a table cannot be in blocks of two kinds."""
+    proto = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 4] x, int64[N] i) => (float[N, 4] y) <float[4, 4] w = {1, 1, 1, 1, 1, 1, 1, 1,
+        1, 1, 1, 1, 1, 1, 1, 1}>
+        {
+            [lookup] a = Gather(w, i)
+            [scaled] b = Gemm <beta = 0.5> (x, w, a)
+            [plain] c = Gemm (b, w, a)
+            [turned] d = Gemm <transA = 1> (c, w)
+            [product] y = MatMul(d, w)
+        }
+        """
+    )
+    assert [node.name for node in weight_only.find_layers(proto.graph)] == ["plain", "product"]
+    assert weight_only.find_embeddings(proto.graph) == []
+    del proto.graph.node[-1]
+    assert [node.name for node in weight_only.find_embeddings(proto.graph)] == ["lookup"]
+
+
 def test_profile_and_kernels_are_float(product: tuple[Fp32Model, Split], tmp_path: Path) -> None:
     path = quantize(make_config("data=arrays", *W4), *product, tmp_path).path
     assert profiler.count_kernels(path) == (0, 1)

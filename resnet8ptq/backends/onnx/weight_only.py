@@ -99,14 +99,20 @@ def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[o
         and node.name not in skipped
         and ranks[node.input[1]] == 2
         and not attribute(node, "transA", 0)
+        # beta becomes part of the bias, which is then a constant
+        and (attribute(node, "beta", 1.0) == 1 or {*node.input[2:]} <= ranks.keys())
     ]
 
 
 def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """Return the lookups in a constant table of floats [words, values]; see `find_layers`."""
+    """Return the lookups in a constant table of floats [words, values]; see `find_layers`.
+
+    A table that is also the weights of a MatMul is not among them: its blocks would have the
+    same name.
+    """
     tables = {
         t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2
-    }
+    } - {name for node in graph.node if node.op_type == "MatMul" for name in node.input}
     lookups = [n for n in graph.node if n.op_type == _EMBEDDING and n.input[0] in tables]
     return [n for n in lookups if n.name not in skipped and attribute(n, "axis", 0) == 0]
 
@@ -227,7 +233,7 @@ def _bits(config: QuantizationConfig) -> int:
 
 
 def _is_symmetric(config: QuantizationConfig) -> bool:
-    """Zero points cost under 2% of a file; with them, 4 bits lose less: the library's default."""
+    # Zero points cost under 2% of a file, and 4 bits lose less: the library's default.
     return config.symmetric.weights is True
 
 
