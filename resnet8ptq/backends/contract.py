@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.calibration.statistics import Range, Ranges
-from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, QuantizationConfig
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
@@ -20,6 +20,12 @@ from resnet8ptq.models.model import Fp32Model
 # Runs a network on a batch; returns its outputs.
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
 Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, and why no others
+_ALONE = "weights alone are quantized by backend=onnx method=weight_only dtype=w4 | w8"
+# The settings of a framework or a method that quantizes weights and activations.
+WITH_ACTIVATIONS: Takes = {
+    "method": (["static", "dynamic", "qat"], _ALONE),
+    "dtype.name": ([name for name in DTYPES if name not in WEIGHT_ONLY], _ALONE),
+}
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,9 @@ class Resolved:
 
     Attributes:
         execution: `integer` if the artifact is meant for integer kernels, `simulated` if it
-            simulates them in float, `float` for dtype=fp32. The kernels that actually run are
-            counted later, see `describe_execution`.
+            simulates them in float, `float` for dtype=fp32; with method=weight_only it begins
+            with `weights only`. The kernels that actually run are counted later, see
+            `describe_execution`.
         weight_bits, activation_bits: 8, or 7 with a reduced range; None for float, or if the
             framework does not tell.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
@@ -58,7 +65,7 @@ class Artifact:
 
     Attributes:
         quantized_layers: number of convolutions and matrix products with quantized weights and
-            activations; 0 for FP32.
+            activations, with method=weight_only of those with quantized weights; 0 for FP32.
         ranges: activation ranges from calibration, by ONNX tensor name.
         details: further MLflow params from the framework.
     """

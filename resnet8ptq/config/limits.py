@@ -99,6 +99,7 @@ def _is_plan(got: Any) -> bool:
 
 FLOAT_BITS = 32
 BITS = (2, 3, 4, 8, FLOAT_BITS)  # of weights
+BLOCKS = (16, 32, 64, 128, 256)  # weights that share a scale
 COUNT = (at_least(1), at_most(2**31 - 1))
 SEED = Limit("0 <= seed < 2**32", lambda got: 0 <= got < 2**32)
 FRACTION = Limit("a fraction, 0 to 1", lambda got: 0 <= got <= 1)
@@ -121,6 +122,7 @@ SIZES = Limit("null or sizes of at least 1", lambda got: got and min(got) >= 1)
 ANCHORS = Limit(
     "null, or [[width, height, ...], ...] in pixels, a list for each stride", _are_anchors
 )
+BLOCK = Limit(" | ".join(map(str, BLOCKS)), lambda got: got in BLOCKS)
 COLUMNS = Limit("null, a column or a list of columns", _is_columns)
 PLAN = Limit(f"null | auto | bits by layer, such as {{conv2d: 4}}, of {BITS}", _is_plan)
 CLASSES = Limit("null or two or more different names", lambda got: len(set(got)) == len(got) >= 2)

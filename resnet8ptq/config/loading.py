@@ -212,7 +212,8 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
         require("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
     if analysis == "profile":
         require("latency.enabled", False, config.latency.enabled, f"true {with_it}")
-        require("method", config.method, config.method != "qat", f"static | dynamic {with_it}")
+        takes = f"static | dynamic | weight_only {with_it}"
+        require("method", config.method, config.method != "qat", takes)
 
 
 def _check_plan(config: RunConfig) -> None:

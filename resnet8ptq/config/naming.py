@@ -47,6 +47,8 @@ class Combination:
         if self.method == "qat":
             calibration = f"qat, {self.calib}"
         granularity = "per channel" if self.per_channel else "per tensor"
+        if self.method == "weight_only":
+            granularity = "in blocks"
         return [self.framework, self.dtype, calibration, granularity]
 
     @property

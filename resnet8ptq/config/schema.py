@@ -18,7 +18,10 @@ DTYPES = {
     "uint8": ("uint8", "uint8"),
     "u8s8": ("uint8", "int8"),
     "w4a8": ("uint8", "int4"),
+    "w4": ("float32", "int4"),
+    "w8": ("float32", "int8"),
 }
+WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 # The metrics that a search can optimize, with their direction.
 OBJECTIVES = {
     **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
@@ -50,6 +53,7 @@ _SUITE = {"benchmark.name": limits.SET}
 _TIMED = {"latency.enabled": limits.TRUE}
 _ADAROUND = {"corrections.adaround": limits.TRUE}
 _RECONSTRUCTION = {"corrections.reconstruction": limits.TRUE}
+_WEIGHT_ONLY = {**_QUANTIZED, **_with("method", "weight_only")}
 
 
 @dataclass
@@ -363,6 +367,15 @@ class CorrectionsConfig:
 
 
 @dataclass
+class WeightOnlyConfig:
+    """Quantization of weights alone by `method=weight_only`; see `backends.onnx.weight_only`."""
+
+    block_size: int = limited(32, limits.BLOCK)
+    algorithm: str = limited("rtn", one_of("rtn", "hqq"))
+    int8_products: bool = False
+
+
+@dataclass
 class QatConfig:
     """Fine-tuning by `method=qat`."""
 
@@ -379,7 +392,8 @@ class QuantizationConfig:
     backend: BackendConfig = MISSING
     dtype: DtypeConfig = MISSING
     calib: CalibConfig = limited(MISSING, only=_CALIBRATED)
-    method: str = limited("static", one_of("static", "dynamic", "qat"))
+    method: str = limited("static", one_of("static", "dynamic", "qat", "weight_only"))
+    weight_only: WeightOnlyConfig = limited(WeightOnlyConfig, only=_WEIGHT_ONLY)
     per_channel: bool = limited(False, only=_QUANTIZED)
     format: str | None = limited(None, one_of("auto", "qdq", "qoperator"), only=_QUANTIZED)
     reduce_range: bool | None = limited(None, only=_QUANTIZED)

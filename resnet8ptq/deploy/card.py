@@ -29,6 +29,10 @@ _SETTINGS = (
     ),
     "corrections.reconstruction",
 )
+_IN_BLOCKS = (
+    *("weight_only.block_size", "weight_only.algorithm", "weight_only.int8_products"),
+    "symmetric.weights",
+)
 _KINDS = {"classification": "image-classification", "detection": "object-detection"}
 
 
@@ -50,7 +54,8 @@ def render(source: Source, model: Path, facts: Facts) -> str:
     record, vectors = source.record, facts.vectors
     task = record.task
     name = _name(source)
-    settings = dict(zip(_SETTINGS, record.settings(*_SETTINGS), strict=True))
+    keys = _SETTINGS + (_IN_BLOCKS if record.combination.method == "weight_only" else ())
+    settings = dict(zip(keys, record.settings(*keys), strict=True))
     settings["precision.plan"] = record.planned_bits
     text = templates.load("resnet8ptq.deploy", "README.md.j2").render(
         header=_header(source, task, name),

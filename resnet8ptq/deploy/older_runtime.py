@@ -12,6 +12,7 @@ import onnx
 from onnx import defs
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.graph import layers
 
 # ONNX Runtime 1.x -> (opset, IR) that it reads, by its table of compatibility with ONNX.
 READS = {
@@ -20,6 +21,12 @@ READS = {
 }
 # Operators that changed their meaning, but not their attributes or inputs -> opset of the change.
 _MEANS_OTHERWISE = {"AveragePool": (19,), "GridSample": (20,), "Resize": (18, 19)}
+# Operators on weights in blocks, with their bits -> the first ONNX Runtime 1.x with a CPU kernel.
+_BLOCKS_SINCE = {
+    ("MatMulNBits", 4): 17,
+    ("MatMulNBits", 8): 22,
+    ("GatherBlockQuantized", 4): 20,
+}
 NUMPY_2 = 19  # the first ONNX Runtime 1.x that runs with NumPy 2
 
 
@@ -52,6 +59,7 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     """
     opset, ir_version = READS[version]
     before = f"opset {_opset(proto)}, IR {proto.ir_version}"
+    _check_blocks(proto.graph, version)
     for entry in proto.opset_import:
         if entry.domain in ("", "ai.onnx") and entry.version > opset:
             for node in proto.graph.node:
@@ -91,6 +99,18 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
         raise UnsupportedError(f"{refused} has {part}, which opset {new.since_version} introduced")
     for attribute in added:
         node.attribute.remove(attribute)
+
+
+def _check_blocks(graph: onnx.GraphProto, version: int) -> None:
+    """Raise `UnsupportedError` if the version has no kernel for weights in blocks."""
+    for node in graph.node:
+        bits = layers.attribute(node, "bits", 4)
+        since = _BLOCKS_SINCE.get((node.op_type, bits), 0)
+        if version < since:
+            raise UnsupportedError(
+                f"target.onnxruntime=1.{version}: operator {node.op_type} ({node.name}) runs "
+                f"weights of {bits} bits from ONNX Runtime 1.{since} on"
+            )
 
 
 def _is_default(attribute: onnx.AttributeProto, schema: defs.OpSchema) -> bool:

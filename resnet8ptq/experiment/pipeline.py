@@ -195,7 +195,8 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
     By the settings, or because the framework has no 8-bit kernel for them; known with `float_tail`.
     """
     config = prepared.config
-    if not config.float_tail or config.dtype.name == "fp32" or config.method == "dynamic":
+    without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
+    if not config.float_tail or without:
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
     left = {*find_float_nodes(graph, Selection.of(config))}
@@ -225,7 +226,8 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -
     """
     changes = config.corrections
     corrected = changes.bias_correction or changes.adaround or changes.reconstruction
-    if corrected or config.method == "qat" or (resolved.weight_bits or 8) >= 8:
+    elsewhere = config.method in ("qat", "weight_only")  # trained, or in float
+    if corrected or elsewhere or (resolved.weight_bits or 8) >= 8:
         return
     nodes = onnx.load(fp32.onnx_path).graph.node
     grouped = sum(node.op_type == "Conv" and attribute(node, "group", 1) > 1 for node in nodes)
@@ -241,5 +243,6 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
     """Warn where the quantized network's outputs are far from FP32's, whatever it is scored by."""
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
-        settings = "nodes_to_exclude=auto" if config.per_channel else "per_channel=true"
+        finest = config.per_channel or config.method == "weight_only"
+        settings = "nodes_to_exclude=auto" if finest else "per_channel=true"
         log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)

@@ -177,7 +177,7 @@ def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 # ONNX Runtime's quantizer names its tensors by a tensor's name and such a suffix.
-_SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|quant_scaled_output")
+_SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|_Q[48]|quant_scaled_output")
 
 
 def avoid_quantizer_names(graph: onnx.GraphProto) -> bool:

@@ -20,7 +20,7 @@ _VARY = (  # settings beyond the four of every table
 )
 _VARY_BELOW = (
     *("backend.", "calib.", "model.", "evaluate.", "latency."),
-    *("symmetric.", "corrections.", "qat.", "task."),
+    *("symmetric.", "corrections.", "weight_only.", "qat.", "task."),
 )
 
 

@@ -16,7 +16,7 @@ from resnet8ptq.report.table import FIRST, MANY
 
 _CALIBRATIONS = {
     **{"minmax": "C0", "entropy": "C1", "percentile": "C2", "histogram": "C4"},
-    **{"mse": "C3", "moving_average": "C5", "dynamic": "C6"},
+    **{"mse": "C3", "moving_average": "C5", "dynamic": "C6", "weight_only": "C7"},
 }
 
 

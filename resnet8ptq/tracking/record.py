@@ -75,7 +75,7 @@ class RunRecord:
     model = _param("model", "?")
     seed = _param("seed")
     split = _param("evaluate.split")
-    execution = _param("execution")  # integer, float or simulated
+    execution = _param("execution")  # see `backends.contract.Resolved`
     doubt = _param("doubt")  # why FP32 is broken and the verdict void
     chosen_by = _param("chosen_by")
     scored_as = _param("scored_as", "classification")  # the task's name

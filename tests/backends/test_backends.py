@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from resnet8ptq.backends.registry import BACKENDS
-from resnet8ptq.config.schema import DTYPES
+from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from tests.helpers.configs import make_config
@@ -38,7 +38,11 @@ DTYPE_TABLE = {
     ("torch_inductor", "uint8"): None,
     ("torch_inductor", "u8s8"): ("int8", "uint8"),
     ("torch_inductor", "w4a8"): None,
+    # Weights alone: method=weight_only, see test_weight_only.py.
+    **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
+    **{(f"torch_{flow}", dtype): None for flow in ("pt2e", "inductor") for dtype in WEIGHT_ONLY},
 }
+_REASONS = r"qint8 weights|int8 kernels|below 8 bits|weights alone"
 INTERPRETED = (*BACKENDS, "torch_pt2e")
 OPTIONS = (
     *INTERPRETED,
@@ -67,7 +71,7 @@ def test_resolves_as_the_dtype_table_says(backend: str, dtype: str) -> None:
     quantizer = quantizer_of(config)
     promised = DTYPE_TABLE[backend, dtype]
     if promised is None:
-        with pytest.raises(UnsupportedError, match=r"qint8 weights|int8 kernels|below 8 bits"):
+        with pytest.raises(UnsupportedError, match=_REASONS):
             quantizer.resolve()
     else:
         resolved = quantizer.resolve()

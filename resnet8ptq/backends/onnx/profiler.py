@@ -15,6 +15,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Node, Profiler, to_nodes
+from resnet8ptq.backends.onnx import weight_only
 from resnet8ptq.graph.session import OPTIMIZED, open_session
 
 _CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
@@ -85,6 +86,8 @@ def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> 
 def _kind(args: Mapping[str, Any]) -> str:
     if args["op_name"] in _CONVERSIONS:
         return "conversion"
+    if args["op_name"] == weight_only.OPERATOR:  # its 8-bit tensor holds weights alone
+        return "float"
     dtypes = {dtype for tensor in args.get("input_type_shape", ()) for dtype in tensor}
     if dtypes & {"int8", "uint8"}:
         return "integer"

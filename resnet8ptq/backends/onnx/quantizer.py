@@ -1,4 +1,4 @@
-"""ONNX Runtime: static and dynamic quantization; the artifact is one ONNX file."""
+"""ONNX Runtime: static, dynamic and weight-only quantization; the artifact is one ONNX file."""
 
 import logging
 import shutil
@@ -14,8 +14,15 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
-from resnet8ptq.backends.contract import Artifact, Resolved, Takes, check_same, refuse_others
-from resnet8ptq.backends.onnx import dynamic, predictor, profiler, rewriting
+from resnet8ptq.backends.contract import (
+    WITH_ACTIVATIONS,
+    Artifact,
+    Resolved,
+    Takes,
+    check_same,
+    refuse_others,
+)
+from resnet8ptq.backends.onnx import dynamic, predictor, profiler, rewriting, weight_only
 from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
@@ -67,6 +74,9 @@ class OnnxQuantizer:
         config = self.config
         if config.dtype.name == "fp32":
             return Resolved()
+        if config.method == "weight_only":
+            return weight_only.resolve(config)
+        refuse_others(config, WITH_ACTIVATIONS)
         weights = WeightScheme.of(config, bool(config.reduce_range))
         dtype, symmetric = DTYPES[config.dtype.name][0], config.symmetric.activations
         # `fit` replaces `auto`, which depends on the network.
@@ -91,12 +101,20 @@ class OnnxQuantizer:
         )
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Choose the format if it is `auto`; see `contract.Quantizer`."""
+        """Choose the format if it is `auto`; see `contract.Quantizer`.
+
+        With method=weight_only, `op_types` becomes the operators that it takes.
+        """
         config = self.config
         if config.dtype.name == "fp32" or config.method == "dynamic":
             return config
         graph = onnx.load(model.onnx_path).graph
         skipped = find_float_nodes(graph, Selection.of(config))
+        if config.method == "weight_only":
+            operators = weight_only.find_operators(config)
+            others = [node.name for node in graph.node if node.op_type not in operators]
+            weight_only.check(graph, [*skipped, *others])
+            return replace(config, op_types=operators)
         if config.float_output:
             rewriting.find_output_nodes(graph)
         if config.format == "auto":
@@ -133,6 +151,7 @@ class OnnxQuantizer:
         path, config = folder / MODEL_FILE, self.config
         proto = onnx.load(model.onnx_path)
         calibrated: dict[str, Range] = {}
+        details: dict[str, str] = {}
         with files.atomic(path) as temporary, tempfile.TemporaryDirectory() as scratch:
             if config.dtype.name == "fp32":
                 shutil.copyfile(model.onnx_path, temporary)
@@ -144,9 +163,14 @@ class OnnxQuantizer:
             plan = Plan.of(config.precision, WeightScheme.of(config))
             schemes = plan.narrow(layers, attention_products(proto.graph)).items()
             narrow = {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
-            onnx.save(rewriting.raise_opset(proto, narrow) if narrow else proto, source)
+            if config.method == "weight_only":
+                narrow, details = {}, weight_only.describe_left(proto.graph, skipped)
+            least = min((scheme.bits for scheme in narrow.values()), default=8)
+            onnx.save(rewriting.raise_opset(proto, least) if narrow else proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, temporary, skipped, config)
+            elif config.method == "weight_only":
+                weight_only.quantize(source, temporary, skipped, config)
             else:
                 if config.float_output:
                     outputs = rewriting.find_output_nodes(proto.graph)
@@ -175,7 +199,7 @@ class OnnxQuantizer:
                 threads = self.runtime.threads
                 whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
-        return Artifact(path, count, calibrated)
+        return Artifact(path, count, calibrated, details)
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))
@@ -254,13 +278,13 @@ def _lines_counted() -> Iterator[None]:
 
 
 def count_quantized_layers(proto: onnx.ModelProto) -> int:
-    """Count convolutions and matrix products on integers.
+    """Count convolutions and matrix products on integers, and those with weights in blocks.
 
     In QDQ format these are float operators with dequantized data and weights.
     """
     nodes = proto.graph.node
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
-    integer = (*_INTEGER_LAYERS, *dynamic.LAYERS)
+    integer = (*_INTEGER_LAYERS, *dynamic.LAYERS, weight_only.OPERATOR)
     return sum(
         node.op_type in integer or (node.op_type in LAYERS and set(node.input[:2]) <= dequantized)
         for node in nodes

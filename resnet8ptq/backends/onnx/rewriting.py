@@ -28,13 +28,13 @@ _EIGHT_BITS = (
 )
 
 
-def raise_opset(proto: onnx.ModelProto, schemes: Mapping[str, WeightScheme]) -> onnx.ModelProto:
-    """Return the network in an opset that has the types of the schemes.
+def raise_opset(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
+    """Return the network in an opset that has a type of so many bits, below 8.
 
     Raises:
         UnsupportedError: an operator cannot be converted.
     """
-    _, opset, ir_version = _TYPES[2 if any(s.bits == 2 for s in schemes.values()) else 4]
+    _, opset, ir_version = _TYPES[2 if bits == 2 else 4]
     (version,) = [entry.version for entry in proto.opset_import if not entry.domain]
     raised = proto
     if version < opset:

@@ -21,7 +21,14 @@ from typing import Any, ClassVar, NoReturn
 import onnx
 from ai_edge_litert.schema_py_generated import TensorType
 
-from resnet8ptq.backends.contract import Artifact, Resolved, Takes, check_same, refuse_others
+from resnet8ptq.backends.contract import (
+    WITH_ACTIVATIONS,
+    Artifact,
+    Resolved,
+    Takes,
+    check_same,
+    refuse_others,
+)
 from resnet8ptq.backends.tflite import contents, converter, predictor, rewriting, slim
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
@@ -45,6 +52,7 @@ MODEL_FILE = "model.tflite"
 _ONNX_FILES = "only for ONNX files"
 _OPERATORS = "the converter quantizes every operator"
 _TAKES: Takes = {
+    "method": WITH_ACTIVATIONS["method"],
     "dtype.name": (
         ["int8", "w4a8"],
         "TFLite's specification has int8 kernels only, for weights of 8 or 4 bits",

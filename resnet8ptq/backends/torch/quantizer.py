@@ -16,6 +16,7 @@ import onnx
 import torch
 
 from resnet8ptq.backends.contract import (
+    WITH_ACTIVATIONS,
     Artifact,
     Predictor,
     Profiler,
@@ -40,6 +41,7 @@ from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # torch's choice, before any run sets it
 
 _TAKES: Takes = {
+    **WITH_ACTIVATIONS,
     "format": ([None], "QDQ and QOperator are ONNX's"),
     "slim": ([False], "for ONNX files; backend.freeze and backend.debug_records are torch's"),
 }

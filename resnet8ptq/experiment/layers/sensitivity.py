@@ -17,6 +17,7 @@ from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.experiment.compatibility import fit_settings
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
@@ -34,6 +35,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     # A layer that the settings name must be one that the framework takes.
     resolved = make_quantizer(vary(config, "a layer"), settings.runtime).resolve()
     evaluator, samples = open_subject(settings, run)
+    if config.method == "weight_only":  # takes some of the layers only
+        config = fit_settings(settings, evaluator.network).config
     with tempfile.TemporaryDirectory() as scratch:
         layers = Layers.cut(config, evaluator, evaluator.network, samples, Path(scratch))
         result = layers.analyse()

@@ -1,0 +1,241 @@
+"""Weight-only quantization in ONNX Runtime: weights in blocks that share a scale.
+
+ONNX Runtime's operator MatMulNBits multiplies float activations by weights of 4 or 8 bits, and
+GatherBlockQuantized looks up rows of a table of 4 bits:
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+"""
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from resnet8ptq.backends.contract import Resolved, Takes, refuse_others
+from resnet8ptq.backends.onnx import rewriting
+from resnet8ptq.config.schema import CORRECTIONS, DTYPES, WEIGHT_ONLY, QuantizationConfig
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.graph.layers import attribute, weight_layers
+from resnet8ptq.graph.weights import read, read_weights
+
+log = logging.getLogger(__name__)
+
+OPERATOR = "MatMulNBits"
+LAYERS = ("Gemm", "MatMul")
+_EMBEDDING = "Gather"
+_ACCURACY_LEVEL = 4  # the kernel rounds its activations to int8, one scale per block and row
+_BLOCKS = "with method=weight_only each block of weights has a scale"
+_FLOAT = "with method=weight_only activations are float"
+_TAKES: Takes = {
+    "dtype.name": (WEIGHT_ONLY, f"method=weight_only takes dtype={' | '.join(WEIGHT_ONLY)}"),
+    "per_channel": ([False], f"{_BLOCKS}; takes weight_only.block_size"),
+    "reduce_range": ([None, False], "method=weight_only takes all bits"),
+    "precision.plan": ([None], "method=weight_only takes the bits of dtype for all layers"),
+    "format": ([None], f"has no meaning: {_FLOAT}"),
+    "symmetric.activations": ([None], f"has no meaning: {_FLOAT}"),
+    "float_output": ([False], f"has no meaning: {_FLOAT}"),
+    **{
+        f"corrections.{name}": ([False], f"{_BLOCKS}, unlike the grid of a correction")
+        for name in CORRECTIONS
+    },
+}
+_EMBEDDING_TAKES: Takes = {
+    "dtype.name": (["w4"], "ONNX Runtime's function has 4 bits for op_types=[Gather]"),
+    "weight_only.algorithm": (["rtn"], "op_types=[Gather] takes rtn"),
+}
+_HQQ_TAKES: Takes = {
+    "dtype.name": (["w4"], "weight_only.algorithm=hqq has float zero points, 8 bits no kernel"),
+    "symmetric.weights": ([None, False], "weight_only.algorithm=hqq has zero points"),
+    "weight_only.int8_products": ([False], "weight_only.algorithm=hqq computes in float"),
+}
+
+
+def resolve(config: QuantizationConfig) -> Resolved:
+    """Return the effect of the settings.
+
+    Raises:
+        UnsupportedError: a setting has no meaning for weights in blocks.
+    """
+    refuse_others(config, _TAKES)
+    if config.weight_only.algorithm == "hqq":
+        refuse_others(config, _HQQ_TAKES)
+    if _EMBEDDING in find_operators(config):
+        refuse_others(config, _EMBEDDING_TAKES)
+    symmetric, in_int8 = _is_symmetric(config), config.weight_only.int8_products
+    bits = _bits(config)
+    return Resolved(
+        weight_dtype=f"int{bits}" if symmetric else f"uint{bits}",
+        weight_scheme="symmetric" if symmetric else "affine",
+        weight_bits=bits,
+        activation_dtype="int8 (dynamic)" if in_int8 else "float32",
+        execution=f"weights only, {'int8 products' if in_int8 else 'float activations'}",
+        file_format=OPERATOR,
+    )
+
+
+def find_operators(config: QuantizationConfig) -> list[str]:
+    """Return the operators that the settings quantize; embedding tables only if they are named."""
+    taken = LAYERS if config.op_types is None else (*LAYERS, _EMBEDDING)
+    return [name for name in taken if name in (config.op_types or taken)]
+
+
+def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
+    """Return the matrix products that `quantize` takes.
+
+    Args:
+        graph: the FP32 network.
+        skipped: names of the nodes that stay in float.
+    """
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    return [
+        node
+        for node in weight_layers(graph).values()
+        if node.op_type in LAYERS
+        and node.name not in skipped
+        and ranks[node.input[1]] == 2
+        and not attribute(node, "transA", 0)
+        # beta becomes part of the bias, which is then a constant
+        and (attribute(node, "beta", 1.0) == 1 or {*node.input[2:]} <= ranks.keys())
+    ]
+
+
+def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
+    """Return the lookups in a constant table of floats [words, values]; see `find_layers`.
+
+    A table that is also the weights of a MatMul is not among them: its blocks would have the
+    same name.
+    """
+    tables = {
+        t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2
+    } - {name for node in graph.node if node.op_type == "MatMul" for name in node.input}
+    lookups = [n for n in graph.node if n.op_type == _EMBEDDING and n.input[0] in tables]
+    return [n for n in lookups if n.name not in skipped and attribute(n, "axis", 0) == 0]
+
+
+def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
+    """Check that there is a layer to quantize; warn of the layers that stay in float.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    left = count_left(graph, skipped)
+    if not find_layers(graph, skipped):
+        listed = f": {_list(left)} stay in float" if left else ""
+        raise UnsupportedError(
+            "method=weight_only: ONNX Runtime quantizes MatMul and Gemm with constant weights, and "
+            f"the network has none to quantize{listed}"
+        )
+    if left:
+        log.warning("method=weight_only: layers in float: %s", _list(left))
+
+
+def describe_left(graph: onnx.GraphProto, skipped: Collection[str]) -> dict[str, str]:
+    """Return the layers that stay in float, with their number, as a param; empty without any."""
+    left = count_left(graph, skipped)
+    return {"float_operators": _list(left)} if left else {}
+
+
+def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
+    """Count the convolutions, matrix products and embeddings that stay in float, by operator."""
+    layers = [*weight_layers(graph).values(), *find_embeddings(graph)]
+    taken = [*find_layers(graph, skipped), *find_embeddings(graph, skipped)]
+    return Counter(n.op_type for n in layers) - Counter(n.op_type for n in taken)
+
+
+def quantize(source: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig) -> None:
+    """Write the model with weights in blocks to `path`."""
+    # It sets up logging as it is imported; under a run, this has no effect.
+    from onnxruntime.quantization import matmul_nbits_quantizer as library
+
+    proto = onnx.load(source)
+    chosen = {node.name for node in find_layers(proto.graph, skipped)}
+    named = _EMBEDDING in find_operators(config)
+    embeddings = {n.name for n in find_embeddings(proto.graph, skipped)} if named else set()
+    if embeddings:  # the library changes the number of the opset, and no operator
+        proto = rewriting.raise_opset(proto, 4)
+    chosen |= embeddings
+    write_as_products(proto.graph, chosen)
+    others = [node.name for node in proto.graph.node if node.name not in chosen]
+    quantizer = library.MatMulNBitsQuantizer(
+        proto, algo_config=_algorithm(library, config, bool(embeddings)), nodes_to_exclude=others
+    )
+    library.logger.setLevel(logging.WARNING)  # it logs several lines for each node
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it only reads
+        quantizer.process()
+    written = quantizer.model.model
+    _drop_copies(written.graph)
+    onnx.save(written, path)
+
+
+def _drop_copies(graph: onnx.GraphProto) -> None:
+    """Keep one of the equal constants that the library writes for layers with shared weights."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    if len(tensors) < len(graph.initializer):
+        kept = [*tensors.values()]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+
+
+def write_as_products(graph: onnx.GraphProto, names: Collection[str]) -> None:
+    """Replace each named Gemm by a MatMul of the same name and an Add, in place.
+
+    ONNX Runtime's function takes MatMul only. alpha and beta become part of the constants.
+    """
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        products = _split(graph, node) if node.name in names and node.op_type == "Gemm" else [node]
+        nodes.extend(products)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _split(graph: onnx.GraphProto, gemm: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return a MatMul and, with a bias, an Add that compute a Gemm; add their constants."""
+    alpha, beta = (attribute(gemm, name, 1.0) for name in ("alpha", "beta"))
+    weights = np.ascontiguousarray(read_weights(graph, gemm).T * np.float32(alpha))
+    name, (output,) = f"{gemm.name}__weights", gemm.output
+    graph.initializer.append(numpy_helper.from_array(weights, name))
+    if len(gemm.input) < 3 or not gemm.input[2]:
+        return [helper.make_node("MatMul", [gemm.input[0], name], [output], gemm.name)]
+    bias, product = gemm.input[2], f"{gemm.name}__product"
+    if beta != 1:
+        scaled = read(graph, bias) * np.float32(beta)
+        bias = f"{gemm.name}__bias"
+        graph.initializer.append(numpy_helper.from_array(scaled, bias))
+    return [
+        helper.make_node("MatMul", [gemm.input[0], name], [product], gemm.name),
+        helper.make_node("Add", [product, bias], [output], f"{gemm.name}__Add"),
+    ]
+
+
+def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> Any:
+    """Return the settings in the library's words."""
+    chosen, bits = config.weight_only, _bits(config)
+    if chosen.algorithm == "hqq":
+        return library.HQQWeightOnlyQuantConfig(block_size=chosen.block_size, bits=bits)
+    return library.DefaultWeightOnlyQuantConfig(
+        block_size=chosen.block_size,
+        is_symmetric=_is_symmetric(config),
+        accuracy_level=_ACCURACY_LEVEL if chosen.int8_products else None,
+        op_types_to_quantize=("MatMul", _EMBEDDING) if embeddings else ("MatMul",),
+        bits=bits,
+    )
+
+
+def _bits(config: QuantizationConfig) -> int:
+    return int(DTYPES[config.dtype.name][1].removeprefix("int"))
+
+
+def _is_symmetric(config: QuantizationConfig) -> bool:
+    # Zero points cost under 2% of a file, and 4 bits lose less: the library's default.
+    return config.symmetric.weights is True
+
+
+def _list(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

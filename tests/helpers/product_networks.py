@@ -1,0 +1,56 @@
+"""Networks of matrix products."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.helpers.own_data import CLASSES
+
+Array = NDArray[np.float32]
+
+
+def write_mixer(path: Path) -> Path:
+    """Pictures [N, 3, 8, 6] to logits: a convolution, two MatMuls that share weights, a Gemm.
+
+    It scores the data of `own_data.write_data`: the mean of each channel, and some noise.
+    """
+    random = np.random.default_rng(0)
+    mixing = np.eye(CLASSES) + random.normal(0, 0.05, (CLASSES, CLASSES))
+    kernel = np.zeros((CLASSES, 3, 1, 1))
+    kernel[range(CLASSES), range(3)] = 1
+    nodes = [
+        helper.make_node("Conv", ["pixels", "kernel"], ["c"], "conv"),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("MatMul", ["f", "mixing"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["r"], "relu"),
+        helper.make_node("MatMul", ["r", "mixing"], ["b"], "second"),
+        helper.make_node("Gemm", ["b", "head", "bias"], ["scores"], "head", transB=1),
+    ]
+    constants = {"kernel": kernel, "mixing": mixing, "head": mixing, "bias": np.zeros(CLASSES)}
+    return write(path, nodes, constants, {"pixels": ["N", 3, 8, 6]}, {"scores": ["N", CLASSES]})
+
+
+def write(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, NDArray],
+    takes: dict[str, list[int | str]],
+    gives: dict[str, list[int | str]],
+    integers: bool = False,
+) -> Path:
+    """Write a network of opset 17 with float outputs and constants; inputs may be `integers`."""
+    kind = TensorProto.INT64 if integers else TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "products",
+        [helper.make_tensor_value_info(name, kind, s) for name, s in takes.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in gives.items()],
+        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
