@@ -93,7 +93,7 @@ def fold_into_products(graph: onnx.GraphProto) -> bool:
             layers[node.output[0]] = node
         taken = next((name for name in node.input if name in layers), "")
         values = [numpy_helper.to_array(constants[n]) for n in node.input if n in constants]
-        if node.op_type not in ("Mul", "Add") or uses[taken] != 1 or len(values) != 1:
+        if node.op_type not in ("Mul", "Add") or not taken or uses[taken] != 1 or len(values) != 1:
             continue
         layer = layers[taken]
         if _fold_into(graph, layer, node, values[0]):

@@ -430,6 +430,22 @@ def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transpose
         assert np.allclose(found, wanted, atol=1e-5)
 
 
+def test_a_graph_with_one_empty_optional_input_is_folded():
+    constants = {"low": np.float32(0), "c": RANDOM.normal(size=(1, 4)).astype(np.float32)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Clip", ["x", "low", ""], ["y0"]),
+            helper.make_node("Mul", ["y0", "c"], ["y1"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4])],
+        [helper.make_tensor_value_info("y1", TensorProto.FLOAT, [3, 4])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    assert not folding.fold_into_products(graph)
+    assert [node.op_type for node in graph.node] == ["Clip", "Mul"]
+
+
 # What is refused: contract
 
 
