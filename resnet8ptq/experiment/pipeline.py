@@ -21,7 +21,7 @@ from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.experiment import attention, outputs, preparation, preprocessing_check
+from resnet8ptq.experiment import attention_report, outputs, preparation, preprocessing_check
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
@@ -58,7 +58,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     config, resolved = settings.config, settings.quantizer.resolve()
     _warn_of_saturation(resolved, network)
     _warn_of_depthwise(config, resolved, network)
-    attention.report(config, onnx.load(network.onnx_path).graph)
+    attention_report.report(config, onnx.load(network.onnx_path).graph)
     training = f"the training samples of {data.name}"
     check = partial(make_task, config.task, data, network, name=training)
     samples = draw(config, data, preparation.tunes(config), check)

@@ -28,6 +28,8 @@ _Step = Callable[[onnx.NodeProto], Iterable[onnx.NodeProto]]
 def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Return the MatMuls of attention by a short unique name; see `layers.weight_layers`."""
     products = [node for node in find_attention(graph) if node.op_type == "MatMul"]
+    if not products:  # short names of all layers take time that grows with the square of them
+        return {}
     layers = [*weight_layers(graph).values()]
     names = short_names([*layers, *products])[len(layers) :]
     return dict(zip(names, products, strict=True))

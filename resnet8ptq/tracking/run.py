@@ -113,8 +113,7 @@ class Run:
             self.journal.tags["reason"] = result.reason
         note = {journal.NOTE_TAG: escape_markdown(result.summary())}
         self.journal.tags |= note
-        self._send(upload.log_batch, (), result.resolved, note)
-        self._send(upload.log_points, points, self.journal)
+        self._send(upload.log_result, points, self.journal, result.resolved, note)
 
     def _send(self, call: Callable[..., object], *arguments: Any) -> None:
         background.put(sender.send, self.store, self.folder, call, *arguments)

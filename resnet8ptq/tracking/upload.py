@@ -63,11 +63,18 @@ def _leads(point: Point) -> bool:
     return step == 0 and "/" not in key
 
 
-def log_points(store: Store, run_id: str, points: Sequence[Point], journal: Journal) -> None:
-    """Log the metrics of a run's result; MLflow's page of models compares the leading ones."""
+def log_result(
+    store: Store,
+    run_id: str,
+    points: Sequence[Point],
+    journal: Journal,
+    params: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    """Log a run's result; MLflow's page of models compares the leading metrics."""
     model_id = mlflow_model.find_model(store, run_id) if any(map(_leads, points)) else None
     links = {} if model_id is None else {"model_id": model_id, **_scored(journal)}
-    log_batch(store, run_id, points, links=links)
+    log_batch(store, run_id, points, params, tags, links)
 
 
 def _scored(journal: Journal) -> dict[str, str]:
@@ -173,7 +180,7 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     log_batch(store, run_id, (), params.select(journal), tags)
     mlflow_model.log_model(store, run_id, journal, folder)  # before the metrics, which name it
     log_datasets(store, run_id, journal.datasets)
-    log_points(store, run_id, journal.points, journal)
+    log_result(store, run_id, journal.points, journal)
     log_folder(store, run_id, folder)
     finish(store, run_id, journal)
     return run_id

@@ -50,7 +50,7 @@ VALUE = json.dumps({"name": "Comparison", "createdAt": 0, "state": json.dumps(_S
 def path(experiment_id: str) -> str:
     """Return the path of the view's page, to append to the server's address.
 
-    MLflow's pages are for agents unless the address, or an earlier visit, says otherwise.
+    MLflow opens its pages for agents unless the address or an earlier visit selects training.
     """
     return (
         f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}&workflowType=machine_learning"

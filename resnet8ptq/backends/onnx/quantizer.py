@@ -159,18 +159,14 @@ class OnnxQuantizer:
             skipped = find_float_nodes(proto.graph, Selection.of(config))
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
-            layers = weight_layers(proto.graph)
-            plan = Plan.of(config.precision, WeightScheme.of(config))
-            schemes = plan.narrow(layers, attention_products(proto.graph)).items()
-            narrow = {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
-            if config.method == "weight_only":
-                narrow, details = {}, weight_only.describe_left(proto.graph, skipped)
+            narrow = self._find_narrow(proto.graph, skipped)
             least = min((scheme.bits for scheme in narrow.values()), default=8)
             onnx.save(rewriting.raise_opset(proto, least) if narrow else proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, temporary, skipped, config)
             elif config.method == "weight_only":
                 weight_only.quantize(source, temporary, skipped, config)
+                details = weight_only.describe_left(proto.graph, skipped)
             else:
                 if config.float_output:
                     outputs = rewriting.find_output_nodes(proto.graph)
@@ -200,6 +196,17 @@ class OnnxQuantizer:
                 whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated, details)
+
+    def _find_narrow(
+        self, graph: onnx.GraphProto, skipped: Collection[str]
+    ) -> dict[str, WeightScheme]:
+        """Return the schemes of layers below 8 bits; none with method=weight_only, see there."""
+        if self.config.method == "weight_only":
+            return {}
+        layers, products = weight_layers(graph), attention_products(graph)
+        plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
+        schemes = plan.narrow(layers, products).items()
+        return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))

@@ -1,4 +1,4 @@
-"""Says how a run treats a network with attention: its nodes in float, and stretched ranges."""
+"""Logs the operators that attention leaves in float, and warns of ranges that a mask stretches."""
 
 import logging
 from collections import Counter
