@@ -20,6 +20,7 @@ from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files, memory
 from resnet8ptq.core.machine import Runtime
+from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import float_inputs, float_tensors
 from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
@@ -111,8 +112,8 @@ class Activations:
                 observe = partial(
                     TensorStats.observe, stage=stage, config=self.calib, new_batch=first
                 )
-                for name in inputs:
-                    observe(stats[name], samples)
+                for name, values in feed(samples, inputs).items() if inputs else ():
+                    observe(stats[name], values)
                 for run, part in zip(runs, parts, strict=True):
                     list(pool.map(observe, [stats[name] for name in part], run(samples)))
         every = stats.values()

@@ -214,14 +214,11 @@ def run_pass(
         Samples, and whether they start a batch.
     """
     size = min(config.batch_size, calibration.at_once or config.batch_size)
-    step, count = min(size, at_once or calibration.limit(size)), len(calibration)
-    starts = [
-        (start, min(start + step, begin + size, count), start == begin)
-        for begin in range(0, count, size)
-        for start in range(begin, min(begin + size, count), step)
-    ]
-    for start, end, first in track(starts, f"Calibrating: {stage}"):
-        yield calibration.inputs(slice(start, end)), first
+    step, every = min(size, at_once or calibration.limit(size)), np.arange(len(calibration))
+    parts = [every[part] for part in calibration.parts(size, padded=False)]
+    steps = [(part[i : i + step], i == 0) for part in parts for i in range(0, len(part), step)]
+    for chosen, first in track(steps, f"Calibrating: {stage}"):
+        yield calibration.inputs(chosen), first
 
 
 def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, Batch]]:

@@ -8,6 +8,7 @@ import onnx
 
 from resnet8ptq.core import memory
 from resnet8ptq.core.console import track
+from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import find_cuts, float_tensors
 from resnet8ptq.graph.session import between, expose, fit, group, open_runner
@@ -33,8 +34,9 @@ class Walk:
         """
         self._proto, self._images, self._threads = proto, images, threads
         self._cuts = find_cuts(proto.graph)
-        self._source = proto.graph.input[0].name
-        self._kept: Array | None = None  # the source of all images; None: the images themselves
+        self._inputs = [value.name for value in proto.graph.input]
+        self._source = self._inputs[0]  # stands for all inputs
+        self._kept: list[Array] | None = None  # the source, by batch; None: the images themselves
         (sample,) = images.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
         if len(group(proto, names)) == 1:
@@ -58,15 +60,11 @@ class Walk:
         source = self._cuts.get(cut, self._source)
         if source == self._source:
             return
-        kept: Array | None = None
-        done, count = 0, len(self._images)
+        kept: list[Array] = []
         for [batch] in self.run([source], label):
-            if kept is None:
-                if count * batch[0].nbytes > memory.step():
-                    return
-                kept = np.empty((count, *batch.shape[1:]), batch[0].dtype)
-            kept[done : done + len(batch)] = batch
-            done += len(batch)
+            if len(self._images) * batch[0].nbytes > memory.step():
+                return
+            kept.append(batch)
         self._source, self._kept = source, kept
 
     def parts(self, names: list[str]) -> list[list[str]]:
@@ -75,15 +73,16 @@ class Walk:
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
         """Yield tensors after the walk's position, by batch; a label shows a progress bar."""
-        computed = [name for name in names if name != self._source]
+        ready = self._inputs if self._kept is None else [self._source]
+        computed = [name for name in names if name not in ready]
         part = between(self._proto, self._source, computed)
         arena = self._at_once > 1  # the memory of one large sample is returned
         run = open_runner(part, self._threads, arena) if computed else lambda _: []
         for batch in track(self._batches(), label) if label else self._batches():
-            tensors = {self._source: batch, **dict(zip(computed, run(batch), strict=True))}
+            tensors = feed(batch, ready) | dict(zip(computed, run(batch), strict=True))
             yield [tensors[name] for name in names]
 
     def _batches(self) -> Iterable[Array]:
         if self._kept is None:
-            return self._images.batches(self._at_once)
-        return np.split(self._kept, range(self._at_once, len(self._kept), self._at_once))
+            return self._images.batches(self._at_once, padded=False)
+        return self._kept

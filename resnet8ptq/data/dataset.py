@@ -1,7 +1,8 @@
 """Samples with optional labels (`Split`), and data sets of two splits (`Dataset`)."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,21 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core import cache, code
+from resnet8ptq.core.records import names_of
+from resnet8ptq.data import fields
+from resnet8ptq.data.fields import Fields, Layout
 from resnet8ptq.data.lazy import AT_ONCE, Batches, Images, LazyImages
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
 Labels = NDArray[Any]
 Side = Literal["train", "test"]
 SIDES: tuple[Side, ...] = ("train", "test")
-Layout = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Split:
     """Stored samples [N, ...], their labels and their source.
 
-    Pictures are [N, H, W, C] uint8. The samples may be mapped from files, so code that needs many
-    of them reads batches.
+    Pictures are [N, H, W, C] uint8, samples of several inputs are records [N] (`core.records`).
+    The samples may be mapped from files, so code that needs many of them reads batches.
 
     Attributes:
         labels: classes [N] int64, values [N, ...] of floats, or boxes (see `boxes`); None: no
@@ -33,6 +36,7 @@ class Split:
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
         dtype: of the network's input.
+        fields: the inputs of a network of records, which then take the place of layout and dtype.
         at_once: the most samples that the network takes at once; None: any number.
         within_memory: the most samples at once that keep its tensors within the memory budget.
         groups: [N] int64, equal for samples that belong together, such as the windows of one clip;
@@ -46,6 +50,7 @@ class Split:
     preprocessing: Preprocessing = RAW
     layout: Layout | None = None
     dtype: str = "float32"
+    fields: Fields | None = None
     at_once: int | None = None
     groups: NDArray[np.int64] | None = None
     hashes: NDArray[np.bytes_] | None = None
@@ -62,7 +67,7 @@ class Split:
         """
         images, described = self.images, str(self.images.shape)
         if images.dtype != np.uint8:
-            described += images.dtype.str
+            described += str(images.dtype.descr) if self.has_records else images.dtype.str
         if self.preprocessing != RAW:
             described += repr(self.preprocessing)
         digest = hashlib.sha256(described.encode())
@@ -79,15 +84,37 @@ class Split:
         return hash_samples(self.images) if self.hashes is None else self.hashes
 
     @property
+    def has_records(self) -> bool:
+        """Whether a sample has several inputs, see `core.records`."""
+        return bool(names_of(self.images.dtype))
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64] | None:
+        """The length of each sample, [N]; None where the network takes all in one length."""
+        if self.fields is None or not self.fields.any_length or self.fields.mask is None:
+            return None
+        starts = range(0, len(self), AT_ONCE)
+        parts = [self.images[start : start + AT_ONCE][self.fields.mask] for start in starts]
+        return np.concatenate([np.zeros(0, np.int64), *map(fields.lengths, parts)])
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one network input."""
+        """The shape of one network input; () of a record."""
         return self.zeros.shape[1:]
+
+    @property
+    def sample_bytes(self) -> int:
+        """The memory of one sample, with values of float32."""
+        if self.has_records:
+            return self.images.dtype.itemsize
+        return 4 * math.prod(self.images.shape[1:])
 
     @property
     def zeros(self) -> NDArray[Any]:
         """One network input [1, ...] of zeros, with which frameworks trace networks."""
         stored = np.zeros((1, *self.images.shape[1:]), self.images.dtype)
-        return np.zeros_like(self.prepare(stored))
+        whole = self.prepare if self.fields is None else self.fields.whole
+        return np.zeros_like(whole(stored))
 
     @property
     def has_pictures(self) -> bool:
@@ -123,6 +150,8 @@ class Split:
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
         """Return stored samples [n, ...] as network inputs [n, ...] of `dtype`, contiguous."""
+        if self.fields is not None:
+            return self.fields.prepare(stored)
         values = self.preprocessing.apply(stored, self.dtype)
         return np.ascontiguousarray(arrange(values, self.layout))
 
@@ -134,9 +163,32 @@ class Split:
         """Return `size`, or less if the network or the memory takes fewer samples at once."""
         return min(size, self.at_once or size, self.within_memory or size)
 
-    def batches(self, size: int) -> Batches:
-        """Return batches of network inputs [<=size, ...] of `dtype`; see `limit`."""
-        return Batches(self.images, self.limit(size), self.prepare)
+    def batches(self, size: int, padded: bool = True) -> Batches:
+        """Return batches of network inputs [<=size, ...] of `dtype`; see `limit` and `parts`."""
+        parts = self.parts(self.limit(size), padded)
+        order = None if self.lengths is None else np.concatenate([*map(np.asarray, parts)])
+        return Batches(self.images, parts, self.prepare, order)
+
+    def parts(self, size: int, padded: bool = True) -> Sequence[slice | NDArray[np.int64]]:
+        """Return the samples of each batch of at most `size`.
+
+        Samples of different lengths come in another order, the longest first, and each batch is as
+        long as its longest sample.
+
+        Args:
+            padded: False: all samples of a batch have the same length, so that statistics of its
+                tensors count no padding.
+        """
+        lengths = self.lengths
+        if lengths is None:
+            return [slice(i, i + size) for i in range(0, len(self), size)]
+        order = np.argsort(-lengths, kind="stable")
+        ends = np.flatnonzero(np.diff(lengths[order])) + 1 if not padded else np.zeros(0, np.int64)
+        return [
+            some[start : start + size]
+            for some in np.split(order, ends)
+            for start in range(0, len(some), size)
+        ]
 
 
 def hash_samples(samples: Images) -> NDArray[np.bytes_]:
@@ -171,18 +223,24 @@ class Dataset:
         return self.test.images.shape[1:]
 
     def arranged(
-        self, layout: Layout | None, at_once: int | None = None, dtype: str = "float32"
+        self,
+        layout: Layout | None,
+        at_once: int | None = None,
+        dtype: str = "float32",
+        fields: Fields | None = None,
     ) -> "Dataset":
         """Return the data set for a network whose input has this order of axes.
 
         Args:
-            at_once, dtype: see `Split`.
+            at_once, dtype, fields: see `Split`.
         """
         test = self.test
-        if (layout, at_once, dtype) == (test.layout, test.at_once, test.dtype):
+        if (layout, at_once, dtype, fields) == (
+            *(test.layout, test.at_once, test.dtype, test.fields),
+        ):
             return self
         return self.with_splits(
-            lambda split: replace(split, layout=layout, at_once=at_once, dtype=dtype)
+            lambda split: replace(split, layout=layout, at_once=at_once, dtype=dtype, fields=fields)
         )
 
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":

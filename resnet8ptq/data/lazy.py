@@ -1,6 +1,6 @@
 """Views of samples in an array, which may be mapped from a file, without copies."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,17 +52,31 @@ class LazyImages:
 Images = NDArray[Any] | LazyImages
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batches:
-    """Batches of samples as network inputs, prepared one at a time to save memory."""
+    """Batches of samples as network inputs, prepared one at a time to save memory.
+
+    Attributes:
+        parts: the samples of each batch.
+        order: all samples in the order of the batches; None: their own order.
+    """
 
     images: Images
-    size: int
+    parts: Sequence[slice | NDArray[np.int64]]
     prepare: Callable[[NDArray[Any]], NDArray[Any]]
+    order: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return -(-len(self.images) // self.size)
+        return len(self.parts)
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        for start in range(0, len(self.images), self.size):
-            yield self.prepare(self.images[start : start + self.size])
+        for part in self.parts:
+            yield self.prepare(self.images[part])
+
+    def restore(self, results: NDArray[Any]) -> NDArray[Any]:
+        """Return results [N, ...] of the batches, joined, in the order of the samples."""
+        if self.order is None:
+            return results
+        restored = np.empty_like(results)
+        restored[self.order] = results
+        return restored

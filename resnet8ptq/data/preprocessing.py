@@ -36,11 +36,13 @@ class Preprocessing:
         """Return samples [n, ...] as float32, rounded once; integer types keep the stored values.
 
         Args:
-            dtype: of the network's input: `float32`, an integer type or `bool`.
+            dtype: of the network's input: `float32`, `float16`, an integer type or `bool`.
 
         Raises:
             DataError: an integer is outside the range of `dtype`.
         """
+        if dtype == "float16":
+            return self.apply(stored).astype(np.float16)
         if dtype != "float32":
             return to_integers(stored, dtype)
         if self == RAW:

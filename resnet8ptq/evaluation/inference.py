@@ -54,20 +54,21 @@ def infer(
     start = time.perf_counter()
     kept: list[Sequence[Array]] = []
     raw: list[Sequence[Array]] = []
-    batches = track(split.batches(batching.batch_size), label)
-    for outputs in run_all([copy.predict for copy in copies], batches):
+    batches = split.batches(batching.batch_size)
+    for outputs in run_all([copy.predict for copy in copies], track(batches, label)):
         if reduction is not None:
             if sum(values.nbytes for batch in raw for values in batch) < RAW_BYTES:
                 raw.append(outputs)
             outputs = reduction(outputs)
         kept.append(outputs)
     seconds = time.perf_counter() - start
-    joined = _join(kept)
+    joined = tuple(map(batches.restore, _join(kept)))
     if not joined:
         raise ModelError(
             "returns another number of values for each sample; task=detection takes it"
         )
-    return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching, copies)
+    first = tuple(map(batches.restore, _join(raw))) if len(raw) == len(kept) else _join(raw)
+    return Evaluation(Outputs(joined, None, final, first), seconds, batching, copies)
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
@@ -102,6 +103,7 @@ def collect_logits(
     sums over every class of each image; a pass over all images would double the evaluation's time.
     """
     images = split.take(np.arange(min(LOGIT_IMAGES, len(split))))
-    outputs = run_all([copy.logits for copy in copies], images.batches(batch_size))
+    batches = images.batches(batch_size)
+    outputs = run_all([copy.logits for copy in copies], batches)
     arrays = [logits for logits in outputs if logits is not None]
-    return np.concatenate(arrays) if arrays else None
+    return batches.restore(np.concatenate(arrays)) if arrays else None

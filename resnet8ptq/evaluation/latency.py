@@ -103,7 +103,7 @@ def find_batch_size(settings: LatencyConfig, split: Split) -> int:
     """
     if settings.batch_size is not None:
         return settings.batch_size
-    fitting = split.limit(max(BATCH_BYTES // (4 * math.prod(split.input_shape)), 1))
+    fitting = split.limit(max(BATCH_BYTES // split.sample_bytes, 1))
     return min(BATCH_SIZE, 2 ** int(math.log2(fitting)))
 
 

@@ -12,7 +12,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.footprint import samples_at_once
 from resnet8ptq.models import model
-from resnet8ptq.models.contract import find_dtype, find_layout
+from resnet8ptq.models.contract import match
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
@@ -32,10 +32,11 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
             f"{fp32.source}: takes {contract.batch} samples at once, and its batch cannot be freed "
             f"({fp32.conversion.why_fixed})"
         )
-    layout, test = find_layout(dataset.test.input_shape, contract), dataset.test
-    dtype = find_dtype(test.images.dtype, test.preprocessing, contract)
-    arranged = dataset.arranged(layout, contract.batch, dtype)
-    most = samples_at_once(onnx.load(fp32.onnx_path))
+    test = dataset.test
+    matched = match(test.images[:1], test.preprocessing, contract)
+    arranged = dataset.arranged(matched.layout, contract.batch, matched.dtype, matched.fields)
+    longest = None if matched.fields is None else matched.fields.longest(test.images.dtype)
+    most = samples_at_once(onnx.load(fp32.onnx_path), longest)
     return arranged.with_splits(lambda split: replace(split, within_memory=most))
 
 

@@ -3,14 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
+from resnet8ptq.core.records import names_of
 from resnet8ptq.data import registry
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment.settings import settle_data, settle_suite
-from resnet8ptq.models.contract import IF_PICTURES, Contract, arranged, find_dtype, find_layout
+from resnet8ptq.models.contract import IF_PICTURES, Contract, Samples, arranged, match
 from resnet8ptq.models.model import module_of
 from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.summary import print_summary, summarize
@@ -36,8 +39,8 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     cache_root = cache.folder(config.cache_dir)
     path = locate(config.model, config.data.name)
     samples = _find_samples(config, cache_root)
-    shape = None if isinstance(samples, str) else samples.shape
-    summary = summarize(path, cache_root, shape, module_of(config.model))
+    sample = None if isinstance(samples, str) else samples.one
+    summary = summarize(path, cache_root, sample, module_of(config.model))
     if not data_given:
         lines = [NO_DATA]
     elif isinstance(samples, str):
@@ -54,19 +57,17 @@ class _Samples:
     """The facts of a data set that must fit the network.
 
     Attributes:
-        shape: of one sample.
+        one: a stored sample, [1, ...].
         classes: number of classes; 0 without labels.
         named: see `Dataset`.
         pictures: the samples are pictures, which can be resized.
-        dtype: of the stored samples.
         steps: their preprocessing.
     """
 
-    shape: tuple[int, ...]
+    one: Samples
     classes: int
     named: bool = True
     pictures: bool = True
-    dtype: str = "uint8"
     steps: Preprocessing = RAW
 
 
@@ -76,24 +77,24 @@ def _find_samples(config: RunConfig, cache_root: Path) -> _Samples | str:
         size = config.preprocess.size or 32
         height, width = size if isinstance(size, list) else (size, size)
         channels = 1 if config.preprocess.channels == "grey" else 3
-        return _Samples((height, width, channels), len(CLASS_NAMES))
+        return _Samples(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
     try:
         settled = settle_data(config)
         data = registry.read(settled.data, settled.preprocess, cache_root)
     except PtqError as error:
         return f"data={config.data.name}: {error}"
     test = data.test
-    described = (test.has_pictures, test.images.dtype.name, test.preprocessing)
-    return _Samples(test.input_shape, len(data.class_names), data.named, *described)
+    described = (test.has_pictures, test.preprocessing)
+    return _Samples(test.images[:1], len(data.class_names), data.named, *described)
 
 
 def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[str]:
     data = f"data={config.data.name}"
     try:
-        layout = find_layout(samples.shape, contract)
-        find_dtype(samples.dtype, samples.steps, contract)
-        moved = f" as {list(arranged(samples.shape, layout))}" if layout is not None else ""
-        lines = [f"{data}: samples {list(samples.shape)} fit{moved}"]
+        matched, shape = match(samples.one, samples.steps, contract), samples.one.shape[1:]
+        moved = f" as {list(arranged(shape, matched.layout))}" if matched.layout else ""
+        of = ", ".join(names_of(samples.one.dtype)) or list(shape)
+        lines = [f"{data}: samples {of} fit{moved}"]
     except ModelError as error:
         reason, _, advice = str(error).partition(IF_PICTURES)
         advice = f"; {advice} makes pictures fit" if advice and samples.pictures else ""
@@ -102,7 +103,7 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
     copies = shapes == [tensor.shape for tensor in contract.inputs]  # for task=anomaly
     if samples.classes and not copies and len(shapes) == 1 and len(shapes[0]) == 1:
         lines.append(f"{data}: {_compare_classes(samples, shapes[0][0])}")
-    if contract.inputs[0].is_integer:
+    if all(tensor.is_integer for tensor in contract.inputs):
         return lines  # integers are not preprocessed
     lines.append(
         f"preprocess={config.preprocess.name}: is it what the network was trained with? "

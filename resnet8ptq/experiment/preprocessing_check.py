@@ -11,7 +11,7 @@ from resnet8ptq.data.dataset import Dataset, Labels, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.inference import targets_of
-from resnet8ptq.graph.session import open_session
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Outputs, Reduction, Scores
 
@@ -132,9 +132,7 @@ def _tells_apart(labels: Labels | None) -> bool:
 
 
 def _run(fp32: Fp32Model, split: Split, reduction: Reduction | None, threads: int) -> Outputs:
-    session = open_session(str(fp32.onnx_path), threads)
-    name = session.get_inputs()[0].name
-    found = [session.run(None, {name: batch}) for batch in split.batches(BATCH_SIZE)]
-    if reduction is not None:
-        found = [reduction(outputs) for outputs in found]
-    return Outputs(tuple(map(np.concatenate, zip(*found, strict=True))), None, fp32.final)
+    run, batches = open_runner(str(fp32.onnx_path), threads), split.batches(BATCH_SIZE)
+    outputs = [run(batch) if reduction is None else reduction(run(batch)) for batch in batches]
+    joined = map(np.concatenate, zip(*outputs, strict=True))
+    return Outputs(tuple(map(batches.restore, joined)), None, fp32.final)

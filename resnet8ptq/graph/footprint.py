@@ -1,5 +1,6 @@
 """The memory of an ONNX graph's tensors, for one sample, from their shapes."""
 
+import copy
 import math
 
 import onnx
@@ -8,11 +9,19 @@ from onnx import helper
 from resnet8ptq.core import memory
 
 
-def tensor_bytes(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the bytes of the input and of each tensor that a node makes, by name.
+def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str, int]:
+    """Return the bytes of the inputs and of each tensor that a node makes, by name.
 
     A free axis counts as 1. Tensors of unknown shape are left out.
+
+    Args:
+        length: of samples of any length: the size of the inputs' free axes behind the batch.
     """
+    if length is not None:
+        proto = copy.deepcopy(proto)
+        for value in proto.graph.input:
+            for axis in value.type.tensor_type.shape.dim[1:]:
+                axis.dim_value = axis.dim_value or length
     graph = onnx.shape_inference.infer_shapes(proto).graph
     constants = {tensor.name for tensor in graph.initializer}
     return {
@@ -23,12 +32,12 @@ def tensor_bytes(proto: onnx.ModelProto) -> dict[str, int]:
     }
 
 
-def live_bytes(proto: onnx.ModelProto) -> int:
-    """Return the peak of the bytes of live tensors.
+def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
+    """Return the peak of the bytes of live tensors; `length` as in `tensor_bytes`.
 
     Nodes run in order; a tensor is freed after the last node that takes it.
     """
-    sizes, nodes = tensor_bytes(proto), proto.graph.node
+    sizes, nodes = tensor_bytes(proto, length), proto.graph.node
     last = {name: index for index, node in enumerate(nodes) for name in node.input}
     last |= {value.name: len(nodes) for value in proto.graph.output}
     live = peak = sum(sizes.get(value.name, 0) for value in proto.graph.input)
@@ -40,10 +49,10 @@ def live_bytes(proto: onnx.ModelProto) -> int:
     return peak
 
 
-def samples_at_once(proto: onnx.ModelProto) -> int:
+def samples_at_once(proto: onnx.ModelProto, length: int | None = None) -> int:
     """Return how many samples a network can run at once within the memory budget.
 
     Frameworks need up to four times `live_bytes`: their allocators grow by doubling, and kernels
     copy their inputs into another layout.
     """
-    return memory.fitting(4 * live_bytes(proto), memory.budget())
+    return memory.fitting(4 * live_bytes(proto, length), memory.budget())

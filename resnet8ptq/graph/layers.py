@@ -40,9 +40,9 @@ def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
 
 
 def float_inputs(graph: onnx.GraphProto) -> list[str]:
-    """Return the name of the input if it is float: integers have no range to calibrate."""
-    value = graph.input[0]
-    return [value.name] if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT else []
+    """Return the names of the float inputs: integers have no range to calibrate."""
+    float_type = onnx.TensorProto.FLOAT
+    return [v.name for v in graph.input if v.type.tensor_type.elem_type == float_type]
 
 
 def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:

@@ -5,19 +5,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from resnet8ptq.core import memory
+from resnet8ptq.core.records import feed
 from resnet8ptq.graph.footprint import tensor_bytes
 
 OPTIMIZED = "optimized.onnx"
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")
 
-Runner = Callable[[NDArray[np.float32]], list[NDArray[Any]]]  # from its input to its outputs
+# From samples, which are records for a model of several inputs, to the outputs.
+Runner = Callable[[NDArray[Any]], list[NDArray[Any]]]
 
 
 def open_session(
@@ -54,14 +55,14 @@ def open_session(
 def open_runner(
     model: str | bytes | onnx.ModelProto, threads: int = 0, arena: bool = True
 ) -> Runner:
-    """Load a model of one input, as a function; `arena` as in `open_session`."""
+    """Load a model as a function; `arena` as in `open_session`."""
     content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
     session = open_session(content, threads, arena=arena)
-    name = session.get_inputs()[0].name
-    return lambda batch: session.run(None, {name: batch})
+    names = [value.name for value in session.get_inputs()]
+    return lambda batch: session.run(None, feed(batch, names))
 
 
-def fit(runners: Sequence[Runner], sample: NDArray[np.float32]) -> int:
+def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
     """Return the number of samples whose inputs and outputs stay within a step's memory budget.
 
     Args:
@@ -80,13 +81,13 @@ def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
 
 
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
-    """Return the part of a graph that computes tensors from `source` or from the graph's input."""
+    """Return the part of a graph that computes tensors from `source` or from the graph's inputs."""
     graph, needed, nodes = proto.graph, {*names}, []
     for node in reversed(graph.node):
         if source not in node.output and not needed.isdisjoint(node.output):
             nodes.append(node)
             needed.update(node.input)
-    inputs = [value for value in graph.input if value.name == source]
+    inputs = [value for value in graph.input if value.name in {*needed, source}]
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = graph.name
     part.graph.node.extend(reversed(nodes))

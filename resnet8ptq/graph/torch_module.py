@@ -12,11 +12,20 @@ from typing import Any, NoReturn
 
 import onnx
 import torch
+from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.core.text import one_line
 
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
+
+
+def as_tensors(samples: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+    """Return samples, values of one input or records of several, as the arguments of a module."""
+    names = names_of(samples.dtype)
+    arrays = unpack(samples).values() if names else [samples]
+    return tuple(map(torch.from_numpy, arrays))
 
 
 def load_torch_module(onnx_path: Path) -> Any:
@@ -90,11 +99,12 @@ def name_tensors(
     outputs = {node.name: node.output[0] for node in graph.node}
     relus = {node.input[0]: node.output[0] for node in graph.node if node.op_type == "Relu"}
     last: dict[str, str] = {}  # tensor -> node
+    placeholders = iter(value.name for value in graph.input)
     for node in traced.nodes:
         path = paths.get(node.name, "")
         tensor = outputs.get(path) or outputs.get(path.removesuffix(".1"))
         if node.op == "placeholder":
-            tensor = graph.input[0].name
+            tensor = next(placeholders, None)
         if tensor is not None:
             last[relus[tensor] if node.name in fused else tensor] = node.name
     names = {name: tensor for tensor, name in last.items()}

@@ -1,13 +1,14 @@
 """Frees the batch axis of a graph where it is fixed, and makes every other size constant.
 
 Exporters write the shape of one example into a graph, or let the graph compute shapes from its
-input. Tensors that depend on shapes and constants alone are computed here for two batch sizes:
-those that are equal for both become constants, the others follow the batch size.
+inputs. Tensors that depend on shapes and constants alone are computed here for two batch sizes (and
+two lengths, where a network takes texts of any length): those that are equal for all become
+constants, the others follow the sizes.
 """
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,18 @@ from onnx import helper, numpy_helper
 
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.graph.session import expose, open_runner
-from resnet8ptq.models.contract import read_contract
+from resnet8ptq.core.records import feed
+from resnet8ptq.graph.session import expose, open_session
+from resnet8ptq.models.contract import Samples, read_contract
 from resnet8ptq.models.gates.onnx import find_all
 from resnet8ptq.models.normalization import drop_attribute, write_paddings
 
-Samples = NDArray[Any]  # of the dtype of the network's input
 Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
 Predict = Callable[[Samples], Outputs]
 
 _SIZES = (2, 3)  # of the batch
+_LENGTH = "length"  # name of the axis of any length
 _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 _RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")
 
@@ -82,11 +84,15 @@ def in_full_batches(predict: Predict, size: int) -> Predict:
     return run
 
 
-def fix_sizes(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None) -> onnx.ModelProto:
-    """Return a copy of a normalized graph for inputs [batch, *shape], all other sizes constant.
+def fix_sizes(
+    proto: onnx.ModelProto, sample: Samples, batch: int | None, any_length: Sequence[str] = ()
+) -> onnx.ModelProto:
+    """Return a copy of a normalized graph for inputs like `sample`, all other sizes constant.
 
     Args:
+        sample: [1, ...], as the network takes it.
         batch: the fixed batch size; None frees it.
+        any_length: names of the inputs whose first axis behind the batch stays free.
 
     Raises:
         ModelError: an output lacks a batch axis, and the batch size is not 1.
@@ -97,24 +103,35 @@ def fix_sizes(proto: onnx.ModelProto, shape: tuple[int, ...], batch: int | None)
     static = static_tensors(graph)
     if batch is None:
         _free_reshapes(graph, read_contract(graph).batch, static)
-    _set_shape(graph.input[0], ("N" if batch is None else batch, *shape))
+    sizes: Sequence[int] = _SIZES if batch is None else (batch,)
+    given = [feed(_zeros(sample, size), [v.name for v in graph.input]) for size in sizes]
+    for value in graph.input:
+        shape: list[int | str] = ["N" if batch is None else batch, *given[0][value.name].shape[1:]]
+        if value.name in any_length:
+            shape[1] = _LENGTH
+        _set_shape(value, shape)
     others = [node for node in graph.node if not static.issuperset(node.output)]
     wanted = sorted(static.intersection(name for node in others for name in _inputs(node)))
     names = [*(value.name for value in graph.output), *wanted]
-    run = open_runner(expose(fixed, names))
-    sizes = _SIZES if batch is None else (batch,)
-    dtype = read_contract(graph).inputs[0].dtype
-    outputs = [run(np.zeros((size, *shape), dtype)) for size in sizes]
-    tensors = [dict(zip(names, values, strict=True)) for values in outputs]  # one for each size
+    if any_length:
+        given += [_shortened(given[0], any_length)]
+        names += sorted({node.input[0] for node in _reshapes(graph, wanted)} - {*names, *given[0]})
+    session = open_session(expose(fixed, names).SerializeToString(), 0)
+    outputs = [session.run(None, feeds) for feeds in given]
+    # One for each size.
+    tensors = [
+        feeds | dict(zip(names, values, strict=True))
+        for feeds, values in zip(given, outputs, strict=True)
+    ]
     for name in wanted:
-        _replace(graph, name, [values[name] for values in tensors])
+        _replace(graph, name, tensors, bool(any_length))
     _prune(graph)
     data_sized = find_data_sized(fixed)
     for value in graph.output:
         example = tensors[0][value.name]
         shape_of = data_sized.get(value.name, example.shape)
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)
-        if example.shape[:1] == sizes[:1]:
+        if example.shape[:1] == (sizes[0],):
             _set_shape(value, ("N" if batch is None else batch, *shape_of[1:]))
         elif batch == 1:
             _add_batch_axis(graph, value, shape_of)
@@ -198,25 +215,59 @@ def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.i
     node.input[1] = tensor.name
 
 
-def _replace(graph: onnx.GraphProto, name: str, values: list[NDArray[Any]]) -> None:
+def _zeros(sample: Samples, size: int) -> Samples:
+    """Return a batch of zeros."""
+    return np.zeros((size, *sample.shape[1:]), sample.dtype)
+
+
+def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return inputs with the named ones one shorter, or longer if they have one value."""
+    shorter = dict(feeds)
+    for name in names:
+        values = feeds[name]
+        longer = np.concatenate([values, values], axis=1)
+        shorter[name] = values[:, :-1] if values.shape[1] > 1 else longer
+    return shorter
+
+
+def _reshapes(graph: onnx.GraphProto, shapes: Collection[str]) -> list[onnx.NodeProto]:
+    """Return each Reshape whose target shape is one of these tensors."""
+    return [n for n in graph.node if n.op_type == "Reshape" and n.input[1] in shapes]
+
+
+def _replace(
+    graph: onnx.GraphProto,
+    name: str,
+    tensors: Sequence[Mapping[str, NDArray[Any]]],
+    any_length: bool,
+) -> None:
     """Replace a tensor by a constant, or the shape of each Reshape that takes it.
 
     Args:
-        values: of the tensor, for each batch size.
+        tensors: by name, for each batch size, then for another length if `any_length`.
     """
-    if all(np.array_equal(values[0], value) for value in values):
+    first, *more = (values[name] for values in tensors)
+    if all(np.array_equal(first, value) for value in more):
         for node in graph.node:
             node.output[:] = ["" if output == name else output for output in node.output]
-        graph.initializer.append(numpy_helper.from_array(values[0], name))
+        graph.initializer.append(numpy_helper.from_array(first, name))
         return
-    first, second = values
-    if first.ndim != 1 or first.shape != second.shape or np.count_nonzero(first != second) != 1:
+    if first.ndim != 1 or any(first.shape != value.shape for value in more):
         return
-    varying, dims = np.flatnonzero(first != second), np.array(first, np.int64)
-    dims[varying] = 0 if (dims == -1).any() and varying[0] == 0 else -1
-    for node in graph.node:
-        if node.op_type == "Reshape" and node.input[1] == name:
-            _set_target(graph, node, dims)
+    differs = [np.flatnonzero(first != value).tolist() for value in more]
+    by_batch = differs[0] if len(more) > any_length else []
+    by_length = differs[-1] if any_length else []
+    dims, reshapes = np.array(first, np.int64), _reshapes(graph, [name])
+    if by_batch == [0] and (by_length or (dims == -1).any()):
+        if by_length and any(len(tensors[0][node.input[0]]) != dims[0] for node in reshapes):
+            return
+        by_batch, dims[0] = [], 0  # as the Reshape's input
+    varying = by_batch + by_length
+    if len(varying) > 1 or (varying and (dims == -1).any()):
+        return
+    dims[varying] = -1
+    for node in reshapes:
+        _set_target(graph, node, dims)
 
 
 def _prune(graph: onnx.GraphProto) -> None:

@@ -6,16 +6,20 @@ Also defines the layout and dtype of its samples. Shapes omit the batch axis (ax
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.records import names_of
+from resnet8ptq.data.fields import Field, Fields, Layout, find_mask, steps_of
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 from resnet8ptq.models.gates.onnx import graph_inputs
 
 Shape = tuple[int | None, ...]
+Samples = NDArray[Any]  # values [n, ...] of one input, or records [n] of several
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Tensor:
         return f"{self.name} [{_show(self.shape)[1:-1]}] {self.dtype}"
 
 
-INPUT_DTYPES = ("float32", "int8", "int32", "int64", "uint8", "bool")
+INPUT_DTYPES = ("float32", "float16", "int8", "int32", "int64", "uint8", "bool")
 
 IF_PICTURES = "; if they are pictures: "  # introduces the settings that make pictures fit
 
@@ -50,7 +54,7 @@ class Contract:
     """The inputs and outputs of a network.
 
     Attributes:
-        batch: the fixed batch size of the first input, which takes the samples; None: any size.
+        batch: the fixed batch size of the inputs; None: any size.
     """
 
     inputs: tuple[Tensor, ...]
@@ -97,20 +101,88 @@ def _sizes(value: onnx.ValueInfoProto) -> Shape:
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in dims)
 
 
-def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, contract: Contract) -> str:
-    """Return the dtype in which the network takes the samples.
+@dataclass(frozen=True)
+class Match:
+    """The way from stored samples to the inputs of a network; see `data.dataset.Split`."""
+
+    layout: Layout | None = None
+    dtype: str = "float32"
+    fields: Fields | None = None
+
+    def prepare(self, stored: Samples, steps: Preprocessing) -> Samples:
+        """Return stored samples [n, ...] as network inputs."""
+        if self.fields is not None:
+            return self.fields.prepare(stored)
+        return arrange(steps.apply(stored, self.dtype), self.layout)
+
+
+def match(stored: Samples, steps: Preprocessing, contract: Contract) -> Match:
+    """Match stored samples with the inputs of a network, records by name.
+
+    Args:
+        stored: at least one sample, [n, ...].
+        steps: the preprocessing before the network; of records, it serves pictures.
+
+    Raises:
+        ModelError: see `find_layout` and `find_dtype`, or an input lacks a field of its name.
+    """
+    names = names_of(stored.dtype)
+    if not names:
+        if len(contract.inputs) != 1:
+            listed = ", ".join(tensor.name for tensor in contract.inputs)
+            raise ModelError(
+                f"takes {len(contract.inputs)} inputs ({listed}), the samples are one array; try "
+                f"data=arrays with an array for each, or {ask_for_values(contract.inputs[1:])}"
+            )
+        [tensor] = contract.inputs
+        return Match(find_layout(stored.shape[1:], tensor), find_dtype(stored.dtype, steps, tensor))
+    fields = tuple(_fill(tensor, stored.dtype, steps) for tensor in contract.inputs)
+    mask = find_mask(stored.dtype)
+    return Match(fields=Fields(fields, mask, _any_length(contract, stored.dtype, mask)))
+
+
+def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing) -> Field:
+    """Return the field of records that fills an input."""
+    names = names_of(stored)
+    if tensor.name not in names:
+        raise ModelError(
+            f"takes an input {tensor.name!r}, the samples have {', '.join(names)}; name them by "
+            f"data.inputs={{{tensor.name}: ...}}"
+        )
+    kind = stored[tensor.name]
+    taken = steps_of(kind, steps)
+    try:
+        layout = find_layout(kind.shape, tensor)
+        return Field(tensor.name, find_dtype(kind.base, taken, tensor), layout, taken)
+    except ModelError as error:
+        raise ModelError(f"input {tensor.name}: {error}") from None
+
+
+def _any_length(contract: Contract, stored: np.dtype[Any], mask: str | None) -> tuple[str, ...]:
+    """Return the inputs with a free first axis that is as long as the mask, which is one of them.
+
+    A network that does not take the mask cannot ignore padding.
+    """
+    if mask is None:
+        return ()
+    free = [tensor.name for tensor in contract.inputs if tensor.shape[:1] == (None,)]
+    long = tuple(name for name in free if stored[name].shape[:1] == stored[mask].shape)
+    return long if mask in long else ()
+
+
+def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -> str:
+    """Return the dtype in which an input takes the samples.
 
     Args:
         stored: dtype of the samples as the data set stores them.
         preprocessing: the steps before the network.
 
     Raises:
-        ModelError: the network takes integers, and the samples are not integers or preprocessing
+        ModelError: the input takes integers, and the samples are not integers or preprocessing
             would change them. Integers may be pixels or indices; only the user knows which.
     """
-    [takes] = contract.inputs
     if not takes.is_integer:
-        return "float32"
+        return takes.dtype
     kind = np.dtype(stored)
     if kind.kind not in "iub":
         raise ModelError(
@@ -124,8 +196,8 @@ def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, contract: Contra
     return takes.dtype
 
 
-def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int, ...] | None:
-    """Return the permutation of a sample's axes that fits the network's one input.
+def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
+    """Return the permutation of a sample's axes that fits an input.
 
     For samples [H, W, C] and a network that takes [C, H, W] it is `(2, 0, 1)`, the other way round
     `(1, 2, 0)`; likewise for any number of axes. If the sample lacks a channel axis of size 1, as
@@ -136,12 +208,10 @@ def find_layout(sample_shape: tuple[int, ...], contract: Contract) -> tuple[int,
         The permutation; None if samples fit unchanged.
 
     Raises:
-        ModelError: no layout fits, or the network has several inputs; names both shapes, and the
-            settings that would make pictures fit.
+        ModelError: no layout fits; names both shapes, and the settings that would make pictures
+            fit.
     """
-    if len(contract.inputs) != 1:
-        raise ModelError(f"takes {len(contract.inputs)} inputs, the samples are one")
-    takes = contract.inputs[0].shape
+    takes = tensor.shape
     if _fits(sample_shape, takes):
         return None
     rank = len(sample_shape)

@@ -4,6 +4,7 @@ Runs in a separate process (see `model.load`): the main process never imports Te
 """
 
 import json
+import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,23 +14,25 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from resnet8ptq.core import memory
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import DataError, ModelError, ParityError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data.preprocessing import RAW, arrange
+from resnet8ptq.data.fields import Fields, lengths
+from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis
 from resnet8ptq.models.batch_axis import Outputs, Predict
-from resnet8ptq.models.contract import Contract, find_dtype, find_layout, is_scalar, read_contract
+from resnet8ptq.models.contract import Contract, Samples, is_scalar, match, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases, name_nodes, opset
 from resnet8ptq.models.sources import Module, Network, read
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
+
+log = logging.getLogger(__name__)
 
 PARITY_SAMPLES = 1000
 PARITY_BYTES = 2**24  # of samples: 27 pictures of 224 x 224
@@ -82,7 +85,7 @@ def read_record(folder: Path) -> Conversion:
 def convert(
     source: Path,
     folder: Path,
-    samples: NDArray[Any],
+    samples: Samples,
     module: Module | None = None,
     inputs: Mapping[str, Any] | None = None,
     steps: Arithmetic = RAW,
@@ -94,7 +97,7 @@ def convert(
     Args:
         source: the network's file or folder; with `module`, its weights.
         folder: an existing, empty folder.
-        samples: [n, ...], as stored: the frameworks must agree on them.
+        samples: [n, ...], as stored: the frameworks must agree on them. Records name their inputs.
         module: the class of a torch network; `source` holds its weights.
         inputs: see `sources.onnx.read`.
         steps: preprocessing of the samples.
@@ -106,11 +109,9 @@ def convert(
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
         with waiting("Reading and converting the network"):
-            network = read(source, samples.shape[1:], module, inputs)
-        contract = read_contract(network.proto.graph)
-        layout = find_layout(samples.shape[1:], contract)
-        values = steps.apply(samples, find_dtype(samples.dtype, steps, contract))
-        _convert(network, folder, arrange(values, layout))
+            network = read(source, samples[:1], module, inputs)
+        matched = match(samples, steps, read_contract(network.proto.graph))
+        _convert(network, folder, matched.prepare(samples, steps), matched.fields)
     except DataError:
         raise
     except ModelError as error:
@@ -120,12 +121,14 @@ def convert(
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
 
 
-def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
+def _convert(
+    network: Network, folder: Path, samples: Samples, fields: Fields | None = None
+) -> None:
     """Do the work of `convert`; the samples have the network's dtype and layout."""
     name_nodes(network.proto.graph)
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
-    proto, why_fixed = _fix_sizes(network, samples)
+    proto, why_fixed = _fix_sizes(network, samples, fields)
     added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
         network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
@@ -135,7 +138,7 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
     at_once = min(AT_ONCE, memory.fitting(live_bytes(proto), memory.step()))
     expected = batch_axis.in_batches(network.predict, samples, at_once, "Running the original")
-    contract, final = read_contract(proto.graph), find_final(expected, samples.shape[1:])
+    contract, final = read_contract(proto.graph), find_final(expected, samples)
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
@@ -153,7 +156,7 @@ def _convert(network: Network, folder: Path, samples: NDArray[Any]) -> None:
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
-def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
+def _find_batch(network: Network, samples: Samples) -> Network:
     """Fix the batch size at 1 if the file declares it free but the graph takes one sample only.
 
     A scalar output is one number for the whole batch, so that only a batch of 1 tells it by sample.
@@ -165,27 +168,57 @@ def _find_batch(network: Network, samples: NDArray[Any]) -> Network:
         with suppress(Exception):  # ONNX Runtime's own, a dozen
             network.predict(samples[:2])
             return network
-    graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    for value in graph.input:
+        value.type.tensor_type.shape.dim[0].dim_value = 1
     return replace(network, predict=batch_axis.in_full_batches(network.predict, 1))
 
 
-def _fix_sizes(network: Network, samples: NDArray[Any]) -> tuple[onnx.ModelProto, str | None]:
+def _fix_sizes(
+    network: Network, samples: Samples, fields: Fields | None
+) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with constant sizes, and the reason if its batch size stays fixed."""
-    fixed, shape = read_contract(network.proto.graph).batch, samples.shape[1:]
+    fixed, some = read_contract(network.proto.graph).batch, samples[:3]
+    if fields is not None and fields.any_length:
+        try:
+            return _free_length(network, samples, fixed, fields), None
+        except Exception as error:  # ONNX Runtime's own, a dozen, and ParityError
+            log.warning(
+                "%s: all samples are as long as the longest one: %s",
+                *(", ".join(fields.any_length), one_line(error)),
+            )
     try:
-        freed = batch_axis.fix_sizes(network.proto, shape, None)
-        compare(open_runner(freed)(samples[:3]), network.predict(samples[:3]), VALUES, "freed")
+        freed = batch_axis.fix_sizes(network.proto, samples[:1], None)
+        compare(open_runner(freed)(some), network.predict(some), VALUES, "freed")
     except Exception as error:  # ONNX Runtime's own, a dozen
         if fixed is None:
             raise
         try:
-            return batch_axis.fix_sizes(network.proto, shape, fixed), one_line(error)
+            return batch_axis.fix_sizes(network.proto, samples[:1], fixed), one_line(error)
         except Exception as again:
+            shape = samples.shape[1:] or samples.dtype
             raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
     return freed, None
 
 
-def find_final(outputs: Outputs, sample: tuple[int, ...]) -> str:
+def _free_length(
+    network: Network, samples: Samples, batch: int | None, fields: Fields
+) -> onnx.ModelProto:
+    """Return the graph with constant sizes but for the length of the samples.
+
+    Raises:
+        ParityError: padding changes the outputs, so that no sample may be cut.
+    """
+    freed = batch_axis.fix_sizes(network.proto, samples[:1], batch, fields.any_length)
+    shortest = np.argsort(lengths(samples[fields.mask]), kind="stable")[:3]
+    run = open_runner(freed)
+    for padded in (samples[index : index + 1] for index in shortest):
+        expected = network.predict(padded)
+        for inputs, label in ((padded, "a free length"), (fields.cut(padded), "less padding")):
+            compare(run(inputs), expected, VALUES, label)
+    return freed
+
+
+def find_final(outputs: Outputs, samples: Samples) -> str:
     """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
     A single float output [n, classes] holds probabilities if its rows are not negative and sum to
@@ -193,7 +226,7 @@ def find_final(outputs: Outputs, sample: tuple[int, ...]) -> str:
     such as a reconstruction of the input, which has a sample's shape.
     """
     single = len(outputs) == 1 and outputs[0].ndim == 2 and outputs[0].dtype.kind == "f"
-    if not single or outputs[0].shape[1:] == sample:
+    if not single or outputs[0].shape == samples.shape:
         return VALUES
     [scores] = outputs
     if scores.shape[1] == 1:
@@ -203,7 +236,7 @@ def find_final(outputs: Outputs, sample: tuple[int, ...]) -> str:
 
 
 def _run(
-    predict: Predict, samples: NDArray[Any], contract: Contract, at_once: int, label: str
+    predict: Predict, samples: Samples, contract: Contract, at_once: int, label: str
 ) -> Outputs:
     if contract.batch is not None:
         predict = batch_axis.in_full_batches(predict, contract.batch)
@@ -213,13 +246,13 @@ def _run(
 def _torch_runner(path: Path) -> Predict:
     import torch
 
-    from resnet8ptq.graph.torch_module import load_torch_module
+    from resnet8ptq.graph.torch_module import as_tensors, load_torch_module
 
     module = load_torch_module(path)
 
-    def predict(batch: NDArray[Any]) -> Outputs:
+    def predict(batch: Samples) -> Outputs:
         with torch.inference_mode():
-            outputs = module(torch.from_numpy(batch))
+            outputs = module(*as_tensors(batch))
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
         return [output.numpy() for output in outputs]
 

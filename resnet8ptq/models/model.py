@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     source = locate(config, data.name)
     digest = hash_source(config, source)
     split = data.calibrating if len(data.calibrating) else data.test
-    size = 4 * math.prod(split.images.shape[1:])  # of float32
+    size = split.sample_bytes
     count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
     checked = split.take(np.arange(count))  # the frameworks must agree on these samples
     module = module_of(config)

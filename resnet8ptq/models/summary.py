@@ -25,7 +25,7 @@ from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.network_path import digest, locate
 from resnet8ptq.models.normalization import opset
-from resnet8ptq.models.sources import Module, Shape
+from resnet8ptq.models.sources import Module, Sample
 
 # Operators with integer kernels in torch's FX quantization and TFLite's converter, by ONNX name.
 _SHARED = {
@@ -99,12 +99,12 @@ class Summary:
 
 
 def summarize(
-    path: Path, cache_root: Path, shape: Shape = None, module: Module | None = None
+    path: Path, cache_root: Path, sample: Sample = None, module: Module | None = None
 ) -> Summary:
     """Read a network's file or folder.
 
     Args:
-        shape: of a sample; used if the file does not declare the network's input.
+        sample: [1, ...]; used if the file does not declare the network's inputs.
         module: the class of a torch network; `path` holds its weights.
 
     Raises:
@@ -115,7 +115,7 @@ def summarize(
         raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
     name = file_format.name if file_format else "module"
     words = file_format.takes.split(" ", 1)[1] if file_format else ""
-    proto = _export(path, name, cache_root, shape, module)
+    proto = _export(path, name, cache_root, sample, module)
     graph, static = proto.graph, static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     backends = [b for b in BACKENDS if b != "tflite" or name in sources.TFLITE_FORMATS]
@@ -156,7 +156,7 @@ def find_picture_size(
 
 
 def _export(
-    path: Path, name: str, cache_root: Path, shape: Shape, module: Module | None
+    path: Path, name: str, cache_root: Path, sample: Sample, module: Module | None
 ) -> onnx.ModelProto:
     config = (
         ModelConfig(module=module.name, module_args=module.arguments) if module else ModelConfig()
@@ -164,21 +164,21 @@ def _export(
     key: cache.Key = {
         "model": digest(config, path),
         "format": name,
-        "shape": str(shape) if module else "",
+        "shape": "" if sample is None or not module else f"{sample.shape} {sample.dtype}",
         "code": code.behind(__name__),
         **machine.versions(),
     }
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: {CRASHED}")
-        arguments, network = (path, name, shape, module), module is not None  # which may download
+        arguments, network = (path, name, sample, module), module is not None  # which may download
         exported = isolation.call(_read, *arguments, crashed=crashed, network=network)
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
-def _read(path: Path, name: str, shape: Shape, module: Module | None) -> bytes:
+def _read(path: Path, name: str, sample: Sample, module: Module | None) -> bytes:
     """Return the graph with inferred shapes; an ONNX file is not converted."""
     import warnings
 
@@ -187,7 +187,7 @@ def _read(path: Path, name: str, shape: Shape, module: Module | None) -> bytes:
         if name == "onnx":
             proto = gate.read(path)
         else:
-            proto = sources.read(path, shape if module else None, module).proto
+            proto = sources.read(path, sample if module else None, module).proto
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
 
 
@@ -206,7 +206,10 @@ def requirements(summary: Summary) -> list[str]:
     lines = [f"samples that are {_describe(tensor)}" for tensor in contract.inputs]
     if len(contract.inputs) > 1:
         setting = ask_for_values(contract.inputs[1:])
-        lines.append(f"one input, and values for the others, the same for every sample: {setting}")
+        lines.append(
+            "an array for each input (data=arrays, or data=table with data.tokenizer), or values "
+            f"that are the same for every sample: {setting}"
+        )
     if [value.shape for value in contract.inputs] == [value.shape for value in contract.outputs]:
         lines.append("no labels, or labels of anomalies: input and output have the same shape")
     elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:

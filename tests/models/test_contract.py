@@ -6,13 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.models.contract import Contract, Tensor, arrange, arranged, find_layout
+from resnet8ptq.core.records import pack
+from resnet8ptq.data.preprocessing import RAW, Preprocessing
+from resnet8ptq.models.contract import Contract, Tensor, arrange, arranged, find_layout, match
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 
-def takes(*shape: int | None, inputs: int = 1) -> Contract:
-    return Contract(tuple(Tensor(f"x{i}", shape, "float32") for i in range(inputs)), ())
+def takes(*shape: int | None) -> Tensor:
+    return Tensor("x", shape, "float32")
 
 
 @pytest.mark.parametrize(
@@ -81,10 +83,61 @@ def test_a_channel_axis_of_1_is_added_or_left_out(shape):
             "if they are rows of a table: data.shape=[28,28]",
         ),
         ((5, 6), takes(None, 7), "takes (?, 7), the samples are (5, 6)"),
-        ((5,), takes(5, inputs=2), "takes 2 inputs, the samples are one"),
     ],
 )
 def test_samples_that_fit_in_no_layout_are_refused_with_both_shapes(sample, contract, says):
     with pytest.raises(ModelError) as caught:
         find_layout(sample, contract)
     assert str(caught.value) == says
+
+
+# Records
+
+IDS = Tensor("ids", (None,), "int64")
+MASK = Tensor("mask", (None,), "int32")
+TEXTS = pack({"mask": np.ones((2, 6), np.bool_), "ids": np.ones((2, 6), np.int32)})
+
+
+def test_records_fill_inputs_by_name_in_the_networks_order_and_dtypes():
+    fields = match(TEXTS, RAW, Contract((IDS, MASK), ())).fields
+    inputs = fields.prepare(TEXTS)
+    assert inputs.dtype.names == ("ids", "mask")
+    assert (inputs["ids"].dtype, inputs["mask"].dtype) == (np.int64, np.int32)
+    assert fields.any_length == ("ids", "mask")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (IDS,),  # without the mask, the network cannot know the padding
+        (IDS, Tensor("mask", (6,), "int64")),
+        (Tensor("ids", (6,), "int64"), Tensor("mask", (6,), "int64")),
+    ],
+)
+def test_samples_keep_their_length_unless_the_network_takes_any_and_the_mask(inputs):
+    fields = match(TEXTS, RAW, Contract(inputs, ())).fields
+    assert fields.prepare(TEXTS).dtype["ids"].shape == (6,)
+
+
+def test_pictures_among_the_inputs_are_preprocessed_and_laid_out():
+    samples = pack({"picture": np.full((1, 4, 5, 3), 255, np.uint8), "size": np.ones((1, 2))})
+    contract = Contract(
+        (Tensor("picture", (3, 4, 5), "float32"), Tensor("size", (2,), "float32")), ()
+    )
+    inputs = match(samples, Preprocessing(scale=1 / 255), contract).fields.prepare(samples)
+    assert inputs["picture"].shape == (1, 3, 4, 5)
+    assert inputs["picture"].max() == inputs["size"].max() == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "inputs", "says"),
+    [
+        (np.ones((2, 6)), (IDS, MASK), "takes 2 inputs (ids, mask), the samples are one array"),
+        (TEXTS, (IDS, Tensor("types", (6,), "int64")), "takes an input 'types', the samples have"),
+        (TEXTS, (Tensor("ids", (7,), "int64"), MASK), "input ids: takes (7), the samples are (6)"),
+    ],
+)
+def test_samples_that_lack_an_input_are_refused(samples, inputs, says):
+    with pytest.raises(ModelError) as caught:
+        match(samples, RAW, Contract(inputs, ()))
+    assert str(caught.value).startswith(says)

@@ -585,7 +585,7 @@ def test_the_top_1_class_of_values_is_nobodys():
     ],
 )
 def test_what_the_output_holds_is_found(outputs, final):
-    assert conversion.find_final(outputs, (10,)) == final
+    assert conversion.find_final(outputs, np.zeros((2, 10))) == final
 
 
 # The real network

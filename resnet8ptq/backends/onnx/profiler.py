@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Node, Profiler, to_nodes
 from resnet8ptq.backends.onnx import weight_only
+from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import OPTIMIZED, open_session
 
 _CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
@@ -52,7 +53,8 @@ class _Profiler:
     folder: Path
 
     def predict(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
-        return list(self.session.run(None, {self.session.get_inputs()[0].name: batch}))
+        names = [value.name for value in self.session.get_inputs()]
+        return list(self.session.run(None, feed(batch, names)))
 
     def nodes(self, runs: int) -> list[Node]:
         events = json.loads(Path(self.session.end_profiling()).read_text())

@@ -27,7 +27,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import fused_activations
-from resnet8ptq.graph.torch_module import name_tensors
+from resnet8ptq.graph.torch_module import as_tensors, name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
 _PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
@@ -107,7 +107,7 @@ def quantize(
     Raises:
         UnsupportedError: FX cannot trace the network.
     """
-    example = torch.from_numpy(activations.calibration.zeros)
+    example = as_tensors(activations.calibration.zeros)
     qconfig = QConfig(_activation_observer(config.calib, scheme), weight_observer(config))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
     # Constants are quantized only with the node that takes them.
@@ -115,7 +115,7 @@ def quantize(
         mapping.set_module_name(name, None)
     with known_warnings():
         try:
-            prepared = prepare_fx(module, mapping, (example,))
+            prepared = prepare_fx(module, mapping, example)
         except (TraceError, TypeError) as error:  # code that depends on values of tensors
             why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
             raise UnsupportedError(why) from error
@@ -203,4 +203,4 @@ def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
         for stage, batch in run_passes(calibration, config) if observers else ():
             for observer in observers:
                 observer.stage = stage
-            prepared(torch.from_numpy(batch))
+            prepared(*as_tensors(batch))

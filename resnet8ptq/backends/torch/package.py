@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.backends.kernels import is_x86
 from resnet8ptq.backends.torch.program import export
-from resnet8ptq.backends.torch.torchscript import infer, known_warnings
+from resnet8ptq.backends.torch.torchscript import Example, infer, known_warnings
 from resnet8ptq.core import files, machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.text import one_line
@@ -62,16 +62,24 @@ def check_machine() -> None:
         )
 
 
-def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
-    """Compile a network into `path`, all or nothing; raise `QuantizationError` if that fails."""
+def save(module: Any, example: Example, path: Path, *_: bool) -> None:
+    """Compile a network into `path`, all or nothing.
+
+    Raises:
+        UnsupportedError: the network has several inputs.
+        QuantizationError: AOTInductor failed.
+    """
+    if len(example.inputs) > 1:
+        raise UnsupportedError("backend.flow=inductor: takes networks of one input")
+    [sample] = example.inputs
     with torch.no_grad():
         program = export(module, example)
         whole = _compile(program)
     about = {
         "cpu": machine.cpu()[0],
         "cpu_flags": " ".join(machine.cpu()[1]),
-        "input_shape": json.dumps(list(example.shape[1:])),
-        "input_dtype": example.numpy().dtype.name,
+        "input_shape": json.dumps(list(sample.shape[1:])),
+        "input_dtype": sample.numpy().dtype.name,
     }
     with files.atomic(path) as temporary:
         _copy(whole, temporary, about)

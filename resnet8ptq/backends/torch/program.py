@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.backends.torch.annotate import LAYERS, SOFTMAX
-from resnet8ptq.backends.torch.torchscript import copy_reproducibly, infer, known_warnings
+from resnet8ptq.backends.torch.torchscript import Example, copy_reproducibly, infer, known_warnings
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, errors_as
 from resnet8ptq.models.gates import torch_archive
@@ -27,17 +27,19 @@ _ROUNDED = (
 )
 
 
-def export(module: Any, example: torch.Tensor) -> ExportedProgram:
-    """Export a network for any batch size; `example` is one sample [1, H, W, C]."""
+def export(module: Any, example: Example) -> ExportedProgram:
+    """Export a network for any batch size, and any length where the example says so."""
     for weights in [*module.parameters(), *module.buffers()]:
         weights.data = weights.data.contiguous()  # else a transposed view is saved as a view
-    batch = example.repeat(2, *[1] * (example.ndim - 1))  # torch treats a batch of 1 as fixed
-    free = ({0: torch.export.Dim("batch")},)
+    # torch treats a batch of 1 as fixed.
+    batch = tuple(values.repeat(2, *[1] * (values.ndim - 1)) for values in example.inputs)
+    axes, length = {0: torch.export.Dim("batch")}, {1: torch.export.Dim("length")}
+    free = tuple(axes | length if any_length else axes for any_length in example.any_length)
     with known_warnings():
-        return torch.export.export(module, (batch,), dynamic_shapes=free)
+        return torch.export.export(module, batch, dynamic_shapes=free)
 
 
-def save(module: Any, example: torch.Tensor, path: Path, *_: bool) -> None:
+def save(module: Any, example: Example, path: Path, *_: bool) -> None:
     """Export a network and write it to `path` atomically; the bytes are reproducible."""
     program = export(module, example)
     program.example_inputs = None

@@ -14,13 +14,13 @@ import torch
 from resnet8ptq.backends.contract import Takes
 from resnet8ptq.backends.torch.annotate import OnnxNodeQuantizer
 from resnet8ptq.backends.torch.program import export
-from resnet8ptq.backends.torch.torchscript import known_warnings
+from resnet8ptq.backends.torch.torchscript import Example, known_warnings
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED, find_range, run_passes
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.torch_module import name_tensors
+from resnet8ptq.graph.torch_module import as_tensors, name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
 TAKES: Takes = {
@@ -44,7 +44,7 @@ def quantize(
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     calibration = activations.calibration
-    exported = export(module, torch.from_numpy(calibration.zeros)).module()
+    exported = export(module, Example.of(calibration)).module()
     paths = _paths(exported)
     quantizer = OnnxNodeQuantizer(
         # A node with padding has two modules, `name.0` and `name.1`.
@@ -93,7 +93,7 @@ def _calibrate(
     interpreter = torch.fx.Interpreter(exported, garbage_collect_values=False)
     with torch.inference_mode():
         for stage, batch in run_passes(calibration, config) if observed else ():
-            interpreter.run(torch.from_numpy(batch))
+            interpreter.run(*as_tensors(batch))
             for node, stat in stats.items():
                 stat.observe(interpreter.env[node].numpy(), stage, config)
     return {node.name: find_range(stat, config) for node, stat in stats.items()}

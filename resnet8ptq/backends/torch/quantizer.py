@@ -107,7 +107,7 @@ class TorchQuantizer:
         self._set_up(self.runtime.threads)
         config, options = self.config, self._options
         method, file = self._flow
-        path, example = folder / file.MODEL_FILE, torch.from_numpy(calibration.zeros)
+        path, example = folder / file.MODEL_FILE, torchscript.Example.of(calibration)
         module = load_torch_module(model.onnx_path)
         if config.dtype.name == "fp32":
             file.save(module, example, path, options.freeze)

@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,31 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.core import files
+from resnet8ptq.core.records import names_of
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.torch_module import as_tensors
 
 MODEL_FILE, FORMAT = "model.pt", "TorchScript"
+
+
+@dataclass(frozen=True)
+class Example:
+    """The inputs of a network for one sample, with which it is traced.
+
+    Attributes:
+        inputs: [1, ...] each.
+        any_length: whether each input's first axis behind the batch has any size.
+    """
+
+    inputs: tuple[torch.Tensor, ...]
+    any_length: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, samples: Split) -> "Example":
+        """Return zeros in the shape of samples."""
+        zeros, fields = samples.zeros, samples.fields
+        free = () if fields is None else fields.any_length
+        return cls(as_tensors(zeros), tuple(n in free for n in names_of(zeros.dtype) or ("",)))
 
 
 def load(path: Path) -> Predictor:
@@ -28,10 +52,10 @@ def load(path: Path) -> Predictor:
     return Predictor(partial(infer, _load(path)), partial(_open_logits, path))
 
 
-def infer(module: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+def infer(module: Any, batch: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
     """Return each output of `module` for a batch, dequantized."""
     with torch.inference_mode():
-        outputs = module(torch.from_numpy(batch))
+        outputs = module(*as_tensors(batch))
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
         return tuple((o.dequantize() if o.is_quantized else o).numpy() for o in outputs)
 
@@ -58,17 +82,17 @@ def _load(path: Path) -> Any:
         return torch.jit.load(path, map_location="cpu")
 
 
-def save(module: Any, example: torch.Tensor, path: Path, freeze: bool, debug: bool = False) -> None:
+def save(module: Any, example: Example, path: Path, freeze: bool, debug: bool = False) -> None:
     """Trace `module` and write it to `path` atomically.
 
     Args:
-        example: one sample [1, H, W, C], to trace with.
+        example: to trace with.
         freeze: one class with the weights as constants, instead of one for each layer.
         debug: keep the records of the traced Python code.
     """
     archive = io.BytesIO()
     with known_warnings(), torch.inference_mode():
-        traced = torch.jit.trace(_Network(module).eval(), example, check_trace=False)
+        traced = torch.jit.trace(_Network(module).eval(), example.inputs, check_trace=False)
         if freeze:
             traced = torch.jit.freeze(traced, optimize_numerics=False)
         torch.jit.save(traced, archive)
@@ -86,9 +110,9 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.body = body
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return one or several outputs [n, ...] for network inputs [n, ...]."""
-        return self.body(images)
+        return self.body(*inputs)
 
 
 def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:

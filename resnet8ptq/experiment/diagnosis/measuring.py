@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.core.console import track
+from resnet8ptq.core.records import feed, names_of, unpack
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph import qdq
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
@@ -255,7 +256,7 @@ def measure(
     beside = _Sessions(fp32, quantized, tensors, threads)
     (sample,) = split.take(np.arange(1)).batches(1)
     at_once = fit([beside.fp32, beside.quantized], sample)
-    for batch in track(split.batches(at_once), "Measuring tensors"):
+    for batch in track(split.batches(at_once, padded=False), "Measuring tensors"):
         wanted, given = beside.fp32(batch), beside.quantized(batch)
         alone, again = beside.layers(batch, wanted), beside.layers(batch, given)
         for each, *values in zip(found, wanted, given, alone, again, strict=True):
@@ -266,12 +267,21 @@ def measure(
         ends = beside.outputs(batch)
         arithmetic.add(ends[0], ends[1])
         kernels.add(ends[1], ends[2])
-        fed.add(batch, batch)
+        for floats in _float_values(batch):
+            fed.add(floats, floats)
     calibrated = Spread()
     for batch in _some(calibration, 8 * SAMPLES).batches(SAMPLES):
-        calibrated.add(batch, batch)
+        for floats in _float_values(batch):
+            calibrated.add(floats, floats)
     measured = tuple(map(Weight.of, weights)), tuple(found)
     return TensorMeasurements(*measured, arithmetic, kernels, fed, calibrated, len(split))
+
+
+def _float_values(batch: Array) -> list[Array]:
+    """Return a batch, or of records the fields of floats: tokens have no range."""
+    if not names_of(batch.dtype):
+        return [batch]
+    return [values for values in unpack(batch).values() if values.dtype.kind == "f"]
 
 
 def _some(split: Split, most: int = SAMPLES) -> Split:
@@ -289,10 +299,10 @@ class _Sessions:
         tensors: Sequence[RoundedActivation],
         threads: int,
     ) -> None:
-        self._input = fp32.graph.input[0].name
+        self._inputs = [value.name for value in fp32.graph.input]
         self._names = [tensor.name for tensor in tensors]
         self._dequantized = [tensor.dequantized for tensor in tensors]
-        made = [name for name in self._names if name != self._input]
+        made = [name for name in self._names if name not in self._inputs]
 
         def open_(proto: onnx.ModelProto, optimized: bool = True) -> Any:
             content = proto.SerializeToString()
@@ -310,18 +320,22 @@ class _Sessions:
 
     def fp32(self, batch: Array) -> list[Array]:
         """Return FP32's values."""
-        made = iter(self._fp32.run(None, {self._input: batch}))
-        return [batch if name == self._input else next(made) for name in self._names]
+        feeds = self._feed(batch)
+        made = iter(self._fp32.run(None, feeds))
+        return [feeds[name] if name in feeds else next(made) for name in self._names]
 
     def quantized(self, batch: Array) -> list[Array]:
         """Return those of the quantized network, on integer kernels."""
-        return self._quantized.run(None, {self._input: batch})
+        return self._quantized.run(None, self._feed(batch))
 
     def layers(self, batch: Array, given: Sequence[Array]) -> list[Array]:
         """Return what each layer by itself makes of given values, in float arithmetic."""
-        feeds = {self._input: batch, **dict(zip(self._dequantized, given, strict=True))}
+        feeds = self._feed(batch) | dict(zip(self._dequantized, given, strict=True))
         return self._layers.run(None, feeds)
 
     def outputs(self, batch: Array) -> list[Array]:
         """Return the first output: of FP32, quantized in float arithmetic, and as it runs."""
-        return [session.run(None, {self._input: batch})[0] for session in self._ends]
+        return [session.run(None, self._feed(batch))[0] for session in self._ends]
+
+    def _feed(self, batch: Array) -> dict[str, Array]:
+        return feed(batch, self._inputs)

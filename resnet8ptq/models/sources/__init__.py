@@ -1,6 +1,6 @@
 """Readers of the file formats of a network, one module each, and the table of formats.
 
-Each reader has `read(source, shape) -> Network`. It is imported only in the process that reads one
+Each reader has `read(source, sample) -> Network`. It is imported only in the process that reads one
 file (see `model.load`): some import TensorFlow, and a crash ends that process only.
 """
 
@@ -13,11 +13,18 @@ from pkgutil import resolve_name
 from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.records import names_of
 from resnet8ptq.models.batch_axis import Predict
 
-Shape = tuple[int, ...] | None  # of a sample, as the data has it; None without data
+Sample = NDArray[Any] | None  # [1, ...], as the data has it, maybe a record; None without data
+
+
+def is_record(sample: Sample) -> bool:
+    """Tell whether a sample has several inputs."""
+    return sample is not None and bool(names_of(sample.dtype))
 
 
 @dataclass(frozen=True)
@@ -112,14 +119,14 @@ def find_format(path: Path) -> Format | None:
 
 def read(
     source: Path,
-    shape: Shape,
+    sample: Sample,
     module: Module | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> Network:
     """Read a network from its file or folder, or from the weights of `module`.
 
     Args:
-        shape: of a sample; used if the file does not declare the network's input.
+        sample: used if the file does not declare the network's inputs; records have several.
         inputs: see `onnx.read`.
 
     Raises:
@@ -128,14 +135,14 @@ def read(
     if module is not None:
         from resnet8ptq.models.sources import torch_module
 
-        return torch_module.read(source, shape, module)
+        return torch_module.read(source, sample, module)
     file_format = find_format(source)
     if file_format is None:
         raise ModelError(f"{source}: is not a model; {TAKES}")
     if inputs and file_format.name != "onnx":
         raise ModelError(f"model.inputs: takes an .onnx file, and {source} is none")
     reader = resolve_name(file_format.reader)
-    network: Network = reader(source, shape, *((inputs,) if inputs else ()))
+    network: Network = reader(source, sample, *((inputs,) if inputs else ()))
     return network
 
 

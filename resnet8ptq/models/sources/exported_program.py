@@ -10,47 +10,49 @@ import onnx
 import torch
 
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.models.batch_axis import Outputs, Predict, Samples, in_full_batches
+from resnet8ptq.graph.torch_module import as_tensors
+from resnet8ptq.models.batch_axis import Outputs, Predict, in_full_batches
+from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.normalization import opset
-from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources import Network, Sample, is_record
 from resnet8ptq.models.sources.onnx import to_supported
 
 _BATCH = 8  # for a program whose batch size has bounds
 
 
-def read(source: Path, shape: Shape) -> Network:
+def read(source: Path, sample: Sample) -> Network:
     """Read an exported program.
 
     Raises:
-        ModelError: damaged, holds more than a network, has several inputs, or torch cannot export
-            it.
+        ModelError: damaged, holds more than a network, has inputs that samples lack, or torch
+            cannot export it.
     """
     packed = torch_archive.pack(gate.read_network(source))
     silent = warnings.catch_warnings(action="ignore")
     with errors_as(ModelError, f"{source}: torch cannot load it"), silent:
         program = torch.export.load(packed)
-    return from_program(program, source)
+    return from_program(program, source, is_record(sample))
 
 
-def from_program(program: Any, source: Path) -> Network:
+def from_program(program: Any, source: Path, several: bool = False) -> Network:
     """Return a program as a network; errors name `source`.
 
+    Args:
+        several: see `to_supported`.
+
     Raises:
-        ModelError: several inputs, or torch cannot export it.
+        ModelError: an input that samples cannot fill, or torch cannot export it.
     """
-    inputs = program.graph_signature.user_inputs
-    if len(inputs) != 1:
-        raise ModelError(f"{source}: has {len(inputs)} inputs ({', '.join(inputs)}); takes one")
     silent = warnings.catch_warnings(action="ignore")
     progress = contextlib.redirect_stdout(io.StringIO())
     with errors_as(ModelError, f"{source}: torch cannot export it"), silent, progress:
         proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
     proto = onnx.ModelProto.FromString(proto.SerializeToString())
     onnx_gate.check(proto, source)
-    return Network(to_supported(proto, source), _original(program), opset(proto))
+    return Network(to_supported(proto, source, several), _original(program), opset(proto))
 
 
 def _original(program: Any) -> Predict:
@@ -58,10 +60,10 @@ def _original(program: Any) -> Predict:
 
     def predict(samples: Samples) -> Outputs:
         with torch.inference_mode():
-            outputs = module(torch.from_numpy(samples))
+            outputs = module(*as_tensors(samples))
         return [output.numpy() for output in torch.utils._pytree.tree_leaves(outputs)]
 
-    [name] = program.graph_signature.user_inputs
+    name = program.graph_signature.user_inputs[0]
     [example] = [node.meta["val"] for node in program.graph.nodes if node.name == name]
     batch = example.shape[0]
     if isinstance(batch, int):

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.models.batch_axis import Outputs, Samples
-from resnet8ptq.models.contract import Contract, Tensor, arranged, find_layout
+from resnet8ptq.models.batch_axis import Outputs
+from resnet8ptq.models.contract import Samples, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
+from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
 
 # Names that Keras generates.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
@@ -21,11 +21,11 @@ _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
 
-def read(source: Path, shape: Shape) -> Network:
+def read(source: Path, sample: Sample) -> Network:
     """Read a Keras file; raise `ModelError` as `load_keras`, or if its input is not float32."""
     prepare_tensorflow()
     model = load_keras(source)
-    sizes = _input_sizes(model, source, shape)
+    sizes = _input_sizes(model, source, sample)
     for weight in model.weights:
         if not np.isfinite(weight.numpy()).all():
             raise ModelError(f"{source}: NaN or infinity in {weight.path}")
@@ -51,19 +51,23 @@ def load_keras(source: Path) -> Any:
         return keras.models.load_model(file.write(Path(folder)), compile=False, safe_mode=True)
 
 
-def _input_sizes(model: Any, source: Path, shape: Shape) -> tuple[int | None, ...]:
+def _input_sizes(model: Any, source: Path, sample: Sample) -> tuple[int | None, ...]:
     """Return the sizes of the one input; free sizes are those of the samples."""
     inputs = model.inputs
     if len(inputs) != 1:
         shapes = ", ".join(str(tensor.shape) for tensor in inputs)
-        raise ModelError(f"{source}: has {len(inputs)} inputs ({shapes}); takes one")
+        raise ModelError(
+            f"{source}: has {len(inputs)} inputs ({shapes}); takes one, and several from an .onnx "
+            "file or a torch module"
+        )
     [tensor] = inputs
     if tensor.dtype != "float32":
         raise ModelError(f"{source}: its input is {tensor.dtype}; takes float32")
     batch, *sizes = tensor.shape
-    if shape is not None:
-        contract = Contract((Tensor(tensor.name, tuple(sizes), "float32"),), ())
-        sizes = list(arranged(shape, find_layout(shape, contract)))
+    if sample is not None:
+        shape = sample.shape[1:]
+        takes = Tensor(tensor.name, tuple(sizes), "float32")
+        sizes = list(arranged(shape, find_layout(shape, takes)))
     return (batch, *sizes)
 
 

@@ -14,13 +14,14 @@ from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import INPUT_DTYPES, ask_for_values, is_scalar, read_contract
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import normalize, opset, raise_opset
-from resnet8ptq.models.sources import Network, Shape
+from resnet8ptq.models.sources import Network, Sample, is_record
 
 
-def read(source: Path, shape: Shape, inputs: Mapping[str, Any] | None = None) -> Network:
+def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) -> Network:
     """Read an ONNX file.
 
     Args:
+        sample: a record where the network may have several inputs.
         inputs: values of inputs that are the same for every sample, such as the pictures' size, by
             name, without the batch axis.
 
@@ -30,7 +31,7 @@ def read(source: Path, shape: Shape, inputs: Mapping[str, Any] | None = None) ->
     proto = gate.read(source)
     for name, values in (inputs or {}).items():
         _fix_input(proto.graph, name, values)
-    converted = to_supported(proto, source)
+    converted = to_supported(proto, source, is_record(sample))
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
         predict = open_runner(proto)
     fixed = read_contract(converted.graph).batch
@@ -61,8 +62,11 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     graph.initializer.append(numpy_helper.from_array(constant, name))
 
 
-def to_supported(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
+def to_supported(proto: onnx.ModelProto, source: Path, several: bool = False) -> onnx.ModelProto:
     """Return a normalized copy of a graph, converted to a supported opset.
+
+    Args:
+        several: the samples are records, which fill several inputs by name.
 
     Raises:
         ModelError: NaN in weights, an unsupported opset, or an input that samples cannot fill.
@@ -73,18 +77,22 @@ def to_supported(proto: onnx.ModelProto, source: Path) -> onnx.ModelProto:
     converted = raise_opset(proto, source)
     normalize(converted)
     inputs = read_contract(converted.graph).inputs
-    if len(inputs) != 1:
+    if len(inputs) != 1 and not several:
         names = ", ".join(map(str, inputs))
         raise ModelError(
-            f"{source}: has {len(inputs)} inputs ({names}); takes one, and values for the others: "
+            f"{source}: has {len(inputs)} inputs ({names}), and the samples are one array; takes "
+            f"an array for each (data=arrays), or one, and values for the others: "
             f"{ask_for_values(inputs[1:])}"
         )
-    if inputs[0].dtype not in INPUT_DTYPES:
-        raise ModelError(
-            f"{source}: its input is {inputs[0].dtype}; takes {', '.join(INPUT_DTYPES)}"
-        )
-    if is_scalar(converted.graph.input[0]):
-        raise ModelError(
-            f"{source}: its input {inputs[0].name} is a single number; takes one with a batch axis"
-        )
+    for value, tensor in zip(converted.graph.input, inputs, strict=True):
+        if tensor.dtype not in INPUT_DTYPES:
+            raise ModelError(
+                f"{source}: its input {tensor.name} is {tensor.dtype}; takes "
+                f"{', '.join(INPUT_DTYPES)}"
+            )
+        if is_scalar(value):
+            raise ModelError(
+                f"{source}: its input {tensor.name} is a single number; takes one with a batch "
+                f"axis, or its value: {ask_for_values([tensor])}"
+            )
     return converted

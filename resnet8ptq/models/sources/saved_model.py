@@ -9,15 +9,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.models.batch_axis import Outputs, Samples
+from resnet8ptq.models.batch_axis import Outputs
+from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import saved_model as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
+from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
 
-def read(source: Path, shape: Shape) -> Network:
+def read(source: Path, sample: Sample) -> Network:
     """Read a SavedModel folder. Its variables become constants.
 
     Raises:

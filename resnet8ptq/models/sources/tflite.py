@@ -3,15 +3,16 @@
 from pathlib import Path
 
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.models.batch_axis import Outputs, Samples, in_full_batches
+from resnet8ptq.models.batch_axis import Outputs, in_full_batches
+from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET
-from resnet8ptq.models.sources import Network, Shape, prepare_tensorflow
+from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
 
-def read(source: Path, shape: Shape) -> Network:
+def read(source: Path, sample: Sample) -> Network:
     """Read a TFLite file; the original runs in LiteRT, one sample at a time.
 
     Raises:

@@ -5,55 +5,90 @@ safetensors, or a state dict that holds only tensors.
 """
 
 import warnings
+from collections.abc import Iterator, Mapping
+from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import one_line
+from resnet8ptq.data.fields import find_mask
 from resnet8ptq.graph.torch_module import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
-from resnet8ptq.models.sources import Module, Network, Shape
+from resnet8ptq.models.sources import Module, Network, Sample, is_record
 from resnet8ptq.models.sources.exported_program import from_program
 
 
-def read(source: Path, shape: Shape, module: Module) -> Network:
+def read(source: Path, sample: Sample, module: Module) -> Network:
     """Build the module, give it the weights in `source`, and export it.
 
     A module declares no input shape. It is tried with the samples' channels first, as in torch's
-    convolutions, then with the samples' own layout.
+    convolutions, then with the samples' own layout. Records fill the parameters of their names.
 
     Raises:
         ModelError: it does not import, the weights do not fit it, or it does not run.
     """
-    if shape is None:
+    if sample is None:
         raise ModelError(f"{module.name}: its input shape is unknown; set data=")
     network = _build(module)
     _load_weights(network, source)
     network.eval()
     errors = []
-    for sizes in dict.fromkeys(arranged(shape, layout) for layout in likely_layouts(shape)):
+    for inputs in _examples(network, sample):
         try:
-            return from_program(_export(network, sizes), source)
+            return from_program(_export(network, inputs), source, is_record(sample))
         except ModelError:
             raise
         except Exception as error:  # the user's, and torch's own
-            errors.append(f"{sizes}: {one_line(error)}")
+            shapes = ", ".join(str(tuple(example.shape[1:])) for example in inputs.values())
+            errors.append(f"{shapes}: {one_line(error)}")
     raise ModelError(f"{source}: {module.name} takes none of {'; '.join(errors)}")
 
 
-def _export(network: torch.nn.Module, sizes: tuple[int, ...]) -> Any:
-    """Export a module, with a free batch size if torch can."""
+def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield inputs [2, ...] of zeros, by the name of their parameter."""
+    parameters = list(signature(network.forward).parameters)
+    names = names_of(sample.dtype)
+    if not names:
+        shape = sample.shape[1:]
+        for sizes in dict.fromkeys(arranged(shape, layout) for layout in likely_layouts(shape)):
+            yield {parameters[0]: torch.zeros(2, *sizes)}
+        return
+    for first in (True, False):  # channels
+        inputs = {}
+        for name in (name for name in parameters if name in names):
+            kind = sample.dtype[name]
+            picture = kind.ndim == 3 and kind.base == np.uint8
+            layout = likely_layouts(kind.shape)[0] if picture and first else None
+            values = np.zeros((2, *arranged(kind.shape, layout)), kind.base)
+            inputs[name] = torch.from_numpy(values).to(
+                torch.float32 if picture or kind.base.kind == "f" else None
+            )
+        yield inputs
+
+
+def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
+    """Export a module, with a free batch size, and a free length of texts, if torch can."""
+    examples = tuple(inputs.values())
+    kinds = np.dtype([(name, "i8", tuple(e.shape[1:])) for name, e in inputs.items()])
+    mask = find_mask(kinds)
+    any_length = {name for name in inputs if mask and kinds[name].shape[:1] == kinds[mask].shape}
     with warnings.catch_warnings(action="ignore"):
         with torch.no_grad():
-            network(torch.zeros(2, *sizes))
-        try:
-            free = ({0: torch.export.Dim.DYNAMIC},)
-            return torch.export.export(network, (torch.zeros(2, *sizes),), dynamic_shapes=free)
-        except Exception:  # torch's own, dozens
-            return torch.export.export(network, (torch.zeros(1, *sizes),))
+            network(*examples)
+        for free in [any_length, set()] if any_length else [set()]:
+            axes = [dict.fromkeys(range(1 + (n in free)), torch.export.Dim.DYNAMIC) for n in inputs]
+            try:
+                return torch.export.export(network, examples, dynamic_shapes=tuple(axes))
+            except Exception:  # torch's own, dozens
+                continue
+        return torch.export.export(network, tuple(example[:1] for example in examples))
 
 
 def _build(module: Module) -> torch.nn.Module:

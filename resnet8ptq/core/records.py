@@ -1,0 +1,49 @@
+"""Samples of several inputs: records of a structured array, with one field for each input.
+
+A structured array [N] is indexed, sliced, joined and mapped from a file like any other array, so
+that most code needs not know how many inputs a network has.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Array = NDArray[Any]
+
+
+def pack(arrays: Mapping[str, Array]) -> Array:
+    """Return arrays [N, ...] by name as records [N], with the fields in the same order.
+
+    >>> records = pack({"ids": np.ones((2, 3), np.int64), "mask": np.ones((2, 3), np.bool_)})
+    >>> records.shape, records.dtype.names
+    ((2,), ('ids', 'mask'))
+    """
+    fields = [(name, values.dtype, values.shape[1:]) for name, values in arrays.items()]
+    records = np.empty(len(next(iter(arrays.values()))), fields)
+    for name, values in arrays.items():
+        records[name] = values
+    return records
+
+
+def unpack(samples: Array) -> dict[str, Array]:
+    """Return the fields of records [N] as contiguous arrays [N, ...] by name."""
+    return {name: np.ascontiguousarray(samples[name]) for name in names_of(samples.dtype)}
+
+
+def names_of(dtype: DTypeLike) -> tuple[str, ...]:
+    """Return the names of the fields; none for an array of numbers."""
+    return np.dtype(dtype).names or ()
+
+
+def feed(samples: Array, names: Sequence[str]) -> dict[str, Array]:
+    """Return samples by the name of the input that they fill.
+
+    Args:
+        samples: records, or the values [N, ...] of a single input.
+        names: of a network's inputs; a network may lack some of the records' fields.
+    """
+    if not names_of(samples.dtype):
+        return {names[0]: samples}
+    return {name: np.ascontiguousarray(samples[name]) for name in names}

@@ -1,0 +1,98 @@
+"""The inputs of a network of several inputs, and the fields of the samples that fill them.
+
+Samples are records (see `core.records`), stored as long as the longest one. Where a network takes
+any length, each batch is cut to the length of its longest sample, as networks of text were trained.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.core.records import names_of, pack, unpack
+from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
+
+Layout = tuple[int, ...]
+Sample = NDArray[Any]  # [1, ...]: values or a record
+
+
+@dataclass(frozen=True)
+class Field:
+    """One input of a network, filled by the field of the same name.
+
+    Attributes:
+        dtype: of the input.
+        layout: the order of a sample's axes in the input, see `preprocessing.arrange`.
+        steps: preprocessing, see `steps_of`.
+    """
+
+    name: str
+    dtype: str
+    layout: Layout | None = None
+    steps: Preprocessing = RAW
+
+    def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Return stored values [n, ...] as the network's input [n, ...] of `dtype`."""
+        return np.ascontiguousarray(arrange(self.steps.apply(stored, self.dtype), self.layout))
+
+
+@dataclass(frozen=True)
+class Fields:
+    """All inputs of a network, in its order.
+
+    Attributes:
+        mask: the field of the samples that is not 0 where a sample has values, [N, length].
+        any_length: names of the inputs [N, length, ...] that take any length; needs `mask`.
+    """
+
+    inputs: tuple[Field, ...]
+    mask: str | None = None
+    any_length: tuple[str, ...] = ()
+
+    def longest(self, stored: np.dtype[Any]) -> int | None:
+        """Return the length of stored records; None if the network does not take any length."""
+        return stored[self.mask].shape[0] if self.any_length and self.mask is not None else None
+
+    def whole(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Return stored records [n] as records of network inputs, in their stored length."""
+        return pack({field.name: field.prepare(stored[field.name]) for field in self.inputs})
+
+    def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Return stored records [n] as records of network inputs, cut to the longest sample."""
+        return self.cut(self.whole(stored))
+
+    def cut(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """Return records of network inputs [n], cut to the longest of them."""
+        if not self.any_length or self.mask is None:
+            return inputs
+        length, arrays = max(int(lengths(inputs[self.mask]).max(initial=1)), 1), unpack(inputs)
+        return pack({n: v[:, :length] if n in self.any_length else v for n, v in arrays.items()})
+
+
+def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the length of each sample of a mask [N, length]: up to its last value that is not 0.
+
+    >>> lengths(np.array([[1, 1, 0], [0, 1, 1], [0, 0, 0]])).tolist()
+    [2, 3, 0]
+    """
+    behind = np.argmax(mask[:, ::-1] != 0, axis=1)
+    return np.where((mask != 0).any(axis=1), mask.shape[1] - behind, 0).astype(np.int64)
+
+
+def find_mask(dtype: np.dtype[Any]) -> str | None:
+    """Return the field that masks padding: `attention_mask`, or the only one named `...mask`."""
+    masks = [name for name in names_of(dtype) if name.lower().endswith("mask")]
+    masks = [name for name in masks if dtype[name].ndim == 1 and dtype[name].base.kind in "biuf"]
+    if "attention_mask" in masks:
+        return "attention_mask"
+    return masks[0] if len(masks) == 1 else None
+
+
+def steps_of(dtype: np.dtype[Any], steps: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of one field: that of the data set for pictures, none for others.
+
+    Args:
+        dtype: of the field, with its shape.
+    """
+    return steps if dtype.ndim == 3 and dtype.base == np.uint8 else RAW
