@@ -23,15 +23,15 @@ def settle(config: DataConfig) -> DataConfig:
     downloaded. If that fails, `data.on_missing=shapes` falls back to the embedded set.
 
     Returns:
-        The config with an absolute path as `root`; for the embedded set, `name` is `shapes` and
-        `root` is None.
+        The config with an absolute path as `root`; for an embedded set, `root` is None, and
+        `name` is `shapes` in place of CIFAR-10.
 
     Raises:
         ConfigError: an unknown data set, or `data.root` or `$CIFAR10_DIR` names none.
         DataNotFoundError: CIFAR-10 is not available and `data.on_missing=error`.
     """
     source = look_up("data.name", config.name, SOURCES)
-    if config.name == "shapes":
+    if not source.takes:
         return replace(config, root=None)
     if not isinstance(config, source.schema):
         raise ConfigError(f"data.name: got {config.name!r} alone; takes data={config.name}")

@@ -95,7 +95,7 @@ def settle(
         ConfigError: the settings do not fit samples of that shape.
     """
     for key, values in (("mean", config.mean), ("std", config.std)):
-        if len(values) not in (1, shape[-1]):
+        if len(values) not in (1, *shape[-1:]):
             raise ConfigError(
                 f"preprocess.{key}: got {len(values)} numbers, takes one, or one for each channel: "
                 f"the samples are {shape}, channels last"
