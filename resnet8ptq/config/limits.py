@@ -122,6 +122,14 @@ SIZES = Limit("null or sizes of at least 1", lambda got: got and min(got) >= 1)
 ANCHORS = Limit(
     "null, or [[width, height, ...], ...] in pixels, a list for each stride", _are_anchors
 )
+INPUTS = Limit(
+    "null, a name, or {input: name, ...}",
+    lambda got: (
+        all(isinstance(text, str) for text in (*got, *got.values()))
+        if isinstance(got, dict)
+        else isinstance(got, str)
+    ),
+)
 BLOCK = Limit(" | ".join(map(str, BLOCKS)), lambda got: got in BLOCKS)
 COLUMNS = Limit("null, a column or a list of columns", _is_columns)
 PLAN = Limit(f"null | auto | bits by layer, such as {{conv2d: 4}}, of {BITS}", _is_plan)

@@ -143,7 +143,7 @@ class ArraysConfig(SplitConfig):
     """Array files; see `data.sources.arrays`."""
 
     name: str = "arrays"
-    inputs: str | None = None
+    inputs: Any = limited(None, limits.INPUTS)  # a name, or a dict of names by input
     labels: str | None = None
     groups: str | None = None
     classes: list[str] | None = limited(None, limits.CLASSES)

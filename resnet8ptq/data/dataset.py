@@ -219,8 +219,9 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """The shape of one stored sample, such as (H, W, C)."""
-        return self.test.images.shape[1:]
+        """The shape of one stored sample, such as (H, W, C), or of a record's first picture."""
+        images = self.test.images
+        return fields.picture_shape(images.dtype) or images.shape[1:]
 
     def arranged(
         self,

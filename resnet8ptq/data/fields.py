@@ -89,10 +89,19 @@ def find_mask(dtype: np.dtype[Any]) -> str | None:
     return masks[0] if len(masks) == 1 else None
 
 
+def picture_shape(dtype: np.dtype[Any]) -> Layout:
+    """Return the shape of the first field that holds pictures; () without one."""
+    return next((dtype[n].shape for n in names_of(dtype) if _is_picture(dtype[n])), ())
+
+
 def steps_of(dtype: np.dtype[Any], steps: Preprocessing) -> Preprocessing:
     """Return the preprocessing of one field: that of the data set for pictures, none for others.
 
     Args:
         dtype: of the field, with its shape.
     """
-    return steps if dtype.ndim == 3 and dtype.base == np.uint8 else RAW
+    return steps if _is_picture(dtype) else RAW
+
+
+def _is_picture(dtype: np.dtype[Any]) -> bool:
+    return dtype.ndim == 3 and dtype.base == np.uint8

@@ -26,7 +26,7 @@ def draw_calibration(
     """Draw `samples_per_class` training images of each class, without replacement, seeded.
 
     Without classes, draw `samples_per_class` images in total. A data set with separate calibration
-    samples draws from those.
+    samples draws from those. Copies of test images are not drawn.
 
     Args:
         samples_per_class: None: 100, or all of a smaller class; without classes 1,000. If these are
@@ -36,7 +36,7 @@ def draw_calibration(
 
     Raises:
         ConfigError: every class has fewer images.
-        DataError: a drawn image is also a test image.
+        DataError: every image is also a test image.
     """
     pool = data.calibrating
     strata = pool.strata(len(data.class_names))
@@ -46,6 +46,10 @@ def draw_calibration(
         if 2 * most > len(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
+    unseen = np.isin(pool.pixel_hashes, data.test.pixel_hashes, invert=True)
+    if len(pool) and not unseen.any():
+        raise DataError(f"{data.name}: {len(pool)} calibration images are test images too")
+    free &= unseen
     if not free.any():
         if not held_out:
             raise ConfigError(
@@ -63,11 +67,7 @@ def draw_calibration(
         _check_wanted(samples_per_class, [*map(len, members)], data, bool(held_out))
     drawn = [random.choice(some, min(wanted, len(some)), replace=False) for some in members]
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
-    split = pool.take(indices)
-    shared = np.intersect1d(split.pixel_hashes, data.test.pixel_hashes)
-    if len(shared):
-        raise DataError(f"{data.name}: {len(shared)} calibration images are test images too")
-    return CalibrationSet(split, indices)
+    return CalibrationSet(pool.take(indices), indices)
 
 
 def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: bool) -> None:

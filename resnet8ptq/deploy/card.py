@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from resnet8ptq.core import files, templates
+from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import printable
 from resnet8ptq.deploy import example
 from resnet8ptq.deploy.interface import Interface
@@ -77,10 +78,21 @@ def render(source: Source, model: Path, facts: Facts) -> str:
             f"{k}={v}" for k, v in settings.items() if v not in (None, "", "null", "[]", "{}")
         ),
         sha256=files.sha256(model),
+        names=names_of(vectors.inputs.dtype),
+        request=_request(vectors),
         answer=", ".join(f'"{printable(o.name)}": [...]' for o in facts.interface.outputs),
         facts=facts,
     )
     return templates.tidy(text)
+
+
+def _request(vectors: Vectors) -> str:
+    """Return the inputs of a request, as JSON with dots for the values."""
+    names = names_of(vectors.inputs.dtype)
+    if not names:
+        return f"[ ...{list(vectors.inputs.shape[1:])}... ]"
+    listed = (f'"{printable(n)}": [ ...{list(vectors.inputs.dtype[n].shape)}... ]' for n in names)
+    return f"{{{', '.join(listed)}}}"
 
 
 def _name(source: Source) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core import templates
 from resnet8ptq.core.errors import QuantizationError, TrackingError
+from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import printable
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import FILE as VECTORS
@@ -46,13 +47,19 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         engine=check_engine(source.record.engine) if suffix == ".pt" else "",
         mode=mode,
         resizing=resizing(preprocess, mode) if mode else [],
+        inputs=_listed(names_of(vectors.inputs.dtype)),
         steps=steps(vectors),
         sample_shape=str(list(vectors.samples.shape[1:])),
         sample_dtype=vectors.samples.dtype.name,
         input_dtype=vectors.inputs.dtype.name,
         input_shape=str(list(vectors.inputs.shape[1:])),
-        outputs=", ".join(printable(name).replace('"', "'").replace("\\", "/") for name in outputs),
+        outputs=_listed(outputs),
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names of tensors for a docstring, which they cannot end."""
+    return ", ".join(printable(name).replace('"', "'").replace("\\", "/") for name in names)
 
 
 def check_engine(engine: str) -> str:
@@ -67,7 +74,9 @@ def check_engine(engine: str) -> str:
 
 
 def steps(vectors: Vectors) -> list[str]:
-    """Return the preprocessing from `samples` to `values`, as lines of Python."""
+    """Return the preprocessing from `samples` to `values`, as lines of Python; none of records."""
+    if names_of(vectors.inputs.dtype):
+        return []
     done, integers = vectors.preprocessing, vectors.inputs.dtype.kind in "iub"
     lines = ["values = samples" if integers else "values = samples.astype(np.float64)"]
     if done.bgr:

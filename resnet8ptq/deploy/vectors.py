@@ -19,10 +19,13 @@ TOLERANCE = 0.01  # of an output's largest value: kernels of other CPUs round di
 
 @dataclass(frozen=True)
 class Vectors:
-    """Samples, as stored and as the network takes them, and the outputs of one sample at a time."""
+    """Samples, as stored and as the network takes them, and the outputs of one sample at a time.
+
+    Samples of several inputs are records, see `core.records`.
+    """
 
     samples: NDArray[Any]  # [n, ...]; the same array as `inputs` if the data are missing
-    inputs: NDArray[np.float32]  # [n, ...]
+    inputs: NDArray[Any]  # [n, ...]
     outputs: tuple[NDArray[np.float32], ...]  # [n, ...]; all rows if they depend on the sample
     tolerances: tuple[float, ...]  # of the outputs, absolute
     preprocessing: Preprocessing = RAW  # with `layout`, from samples to inputs, see `Split`
@@ -45,8 +48,7 @@ class Vectors:
 
 def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
     """Return samples spread over a split: `COUNT`, or `many` within the limit of memory."""
-    size = 4 * int(np.prod(split.input_shape))
-    count = max(COUNT, min(MANY, MANY_BYTES // size)) if many else COUNT
+    count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes)) if many else COUNT
     indices = np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))
     samples = np.asarray(split.images[indices])
     inputs = split.prepare(samples)
@@ -55,7 +57,7 @@ def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
 
 def predict(
     samples: NDArray[Any],
-    inputs: NDArray[np.float32],
+    inputs: NDArray[Any],
     predictor: Predictor,
     preprocessing: Preprocessing = RAW,
     layout: tuple[int, ...] | None = None,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.core.text import one_line
+from resnet8ptq.graph.layers import float_tensors
 
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
@@ -47,7 +48,9 @@ def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
         raise ModelError(
             f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
         ) from error
-    _fix_constants(module)
+    floats = {*float_tensors(proto)}
+    makers = {node.name for node in proto.graph.node if not floats.isdisjoint(node.output)}
+    _fix_constants(module, makers)
     (output,) = module.graph.find_nodes(op="output")
     if isinstance(output.args[0], list):  # which can neither be traced nor loaded again
         output.args = (tuple(output.args[0]),)
@@ -117,11 +120,15 @@ def name_tensors(
     return names
 
 
-def _fix_constants(module: Any) -> None:
+def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters.
 
     onnx2torch's Reshape, Resize and Slice read their shape, sizes and parts, and its Div the type
-    of its operands: neither `torch.export` nor FX can trace that.
+    of its operands: neither `torch.export` nor FX can trace that. Its MatMul reads its weights,
+    which torch's integer kernels take from a Linear only.
+
+    Args:
+        floats: names of the modules that make float tensors.
     """
     for node in list(module.graph.nodes):
         layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
@@ -137,16 +144,25 @@ def _fix_constants(module: Any) -> None:
             fixed = _fix_resize(layer, constants)
         elif kind == "OnnxSlice" and len(constants) == len(node.args) - 1:
             fixed = _fix_slice(constants)
+        elif kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
+            fixed = _to_linear(constants[1])
         if fixed is not None:
             module.set_submodule(node.target, fixed)
             node.args = node.args[:1]
-        elif any(c.is_floating_point() for c in constants.values()):
+        elif node.target in floats or any(c.is_floating_point() for c in constants.values()):
             operation = getattr(layer, "math_op_function", None)
             if getattr(operation, "__name__", "") == "_onnx_div":
                 layer.math_op_function = torch.div
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     module.recompile()
+
+
+def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
+    """Return the layer that multiplies by `weights` [inputs, outputs]."""
+    linear = torch.nn.Linear(*weights.shape, bias=False, device="meta")
+    linear.weight = torch.nn.Parameter(weights.T.contiguous())
+    return linear
 
 
 def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":

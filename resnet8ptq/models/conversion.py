@@ -43,6 +43,7 @@ PARITY_TOLERANCE_OF_VALUES = 1e-3
 TIE = 1e-6  # same unit: top scores that are closer may swap
 AT_ONCE = 100  # samples
 
+_COMPARING = "Comparing with the original"
 CRASHED = "reading it crashed the converter, or took too much memory or time"
 
 UNFOLDED, FOLDED, RECORD = "unfolded.onnx", "folded.onnx", "conversion.json"
@@ -129,6 +130,9 @@ def _convert(
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
+    free = any(None in tensor.shape for tensor in read_contract(proto.graph).inputs)
+    if fields is not None and free:
+        samples = samples[np.argsort(lengths(samples[fields.mask]))]
     added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
         network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
@@ -137,16 +141,24 @@ def _convert(
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
     at_once = min(AT_ONCE, memory.fitting(live_bytes(proto), memory.step()))
-    expected = batch_axis.in_batches(network.predict, samples, at_once, "Running the original")
-    contract, final = read_contract(proto.graph), find_final(expected, samples)
+    contract = read_contract(proto.graph)
+
+    def run(predict: Predict, label: str) -> Outputs:
+        def shortened(batch: Samples) -> Outputs:
+            return predict(fields.cut(batch) if fields is not None and free else batch)
+
+        return batch_axis.in_batches(shortened, samples, at_once, label)
+
+    expected = run(network.predict, "Running the original")
+    final = find_final(expected, samples)
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
-        outputs = _run(open_runner(str(path)), samples, contract, at_once, label)
+        outputs = run(_full(open_runner(str(path)), contract), f"{_COMPARING}: {label}")
         parity[label] = compare(outputs, expected, final, label)
         label = f"torch, {path.stem}"
         try:
-            outputs = _run(_torch_runner(path), samples, contract, at_once, label)
+            outputs = run(_full(_torch_runner(path), contract), f"{_COMPARING}: {label}")
         except Exception as error:  # ModelError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
@@ -235,12 +247,11 @@ def find_final(outputs: Outputs, samples: Samples) -> str:
     return PROBABILITIES if sums_to_one else LOGITS
 
 
-def _run(
-    predict: Predict, samples: Samples, contract: Contract, at_once: int, label: str
-) -> Outputs:
-    if contract.batch is not None:
-        predict = batch_axis.in_full_batches(predict, contract.batch)
-    return batch_axis.in_batches(predict, samples, at_once, f"Comparing with the original: {label}")
+def _full(predict: Predict, contract: Contract) -> Predict:
+    """Fill the batches of a network that takes a fixed number of samples."""
+    return (
+        predict if contract.batch is None else batch_axis.in_full_batches(predict, contract.batch)
+    )
 
 
 def _torch_runner(path: Path) -> Predict:

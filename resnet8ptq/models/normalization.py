@@ -13,7 +13,7 @@ from onnx import defs, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import LAYERS, attribute
+from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis
 from resnet8ptq.graph.weights import read_bias, write_bias
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, find_all, graph_inputs, read_constant
 
@@ -97,7 +97,8 @@ def normalize(proto: onnx.ModelProto) -> None:
 def flatten_biases(graph: onnx.GraphProto) -> bool:
     """Give the constant bias of each Gemm the shape [N]; True if any changed.
 
-    ONNX also broadcasts [1, N], but ONNX Runtime's per-channel quantization fails on it.
+    ONNX also broadcasts [1, N] and [1], but ONNX Runtime's per-channel quantization fails on the
+    first, torch's quantized linear on the second.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     wide = [
@@ -105,8 +106,8 @@ def flatten_biases(graph: onnx.GraphProto) -> bool:
         for node in graph.node
         if node.op_type == "Gemm"
         and constants.keys() >= set(node.input[1:]) > {node.input[1]}
-        and len(dims := constants[node.input[2]].dims) != 1
-        and math.prod(dims[:-1]) == 1
+        and math.prod((dims := constants[node.input[2]].dims)[:-1]) == 1
+        and list(dims) != [constants[node.input[1]].dims[channel_axis(node)]]
     ]
     for node in wide:
         write_bias(graph, node, read_bias(graph, node))

@@ -179,5 +179,4 @@ def find_layer(body: Any, node: onnx.NodeProto) -> Any:
     for module in getattr(body, node.name).modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             return module
-    hint = "; takes model.fold=true" if node.op_type == "MatMul" else ""
-    raise UnsupportedError(f"onnx2torch gives {node.name} no weights to train{hint}")
+    raise UnsupportedError(f"onnx2torch gives {node.name} no weights to train")

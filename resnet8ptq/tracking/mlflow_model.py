@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.core import interrupts, machine
+from resnet8ptq.core.records import feed, names_of
+from resnet8ptq.data.fields import find_mask
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store
 
@@ -65,12 +68,14 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
     if code:
-        name, outputs = "input", described["outputs"]
-        config = {**described, "outputs": list(outputs), "dtype": example.dtype.name}
-        settings = _pyfunc(path, code, config)
+        shapes, outputs = _shapes(example), described["outputs"]
+        values = feed(example, list(shapes))
+        dtypes = {name: array.dtype.name for name, array in values.items()}
+        settings = _pyfunc(path, code, {**described, "outputs": list(outputs), "inputs": dtypes})
     else:
-        name, outputs, settings = _onnx(path)
-    takes = TensorSpec(example.dtype, (-1, *example.shape[1:]), name)
+        shapes, outputs, settings = _onnx(path)
+        values = feed(example, list(shapes))
+    takes = [TensorSpec(values[name].dtype, shape, name) for name, shape in shapes.items()]
     gives = [TensorSpec(np.dtype(np.float32), (-1, *s), key) for key, s in outputs.items()]
     versions = machine.versions()
     # `Model.log` has no argument for the store and the experiment.
@@ -80,8 +85,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         None,
         run_id=run_id,
         name=_REFUSED.sub("_", journal.name),
-        signature=ModelSignature(Schema([takes]), Schema(gives)),
-        input_example={name: example},
+        signature=ModelSignature(Schema(takes), Schema(gives)),
+        input_example=values,
         # Without the name of a torch build: the registry of pip's default has no `+cpu`.
         pip_requirements=[
             f"{package}=={versions[f'version.{package}'].partition('+')[0]}" for package in packages
@@ -98,7 +103,7 @@ def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
         "flavor": mlflow.pyfunc,
         "python_model": str(_CODE / code),
         "artifacts": {"model": str(path)},
-        "model_config": {key: config[key] for key in ("outputs", "engine", "dtype")},
+        "model_config": {key: config[key] for key in ("outputs", "engine", "inputs")},
     }
     if path.suffix != ".tflite":
         name = mlflow.pyfunc.__name__
@@ -110,20 +115,31 @@ def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _onnx(path: Path) -> tuple[str, dict[str, list[int]], dict[str, Any]]:
-    """Return a file's input, its outputs with their shapes, and the arguments of `Model.log`."""
+def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each input, with -1 for the batch and for the length of texts."""
+    names, mask = names_of(example.dtype), find_mask(example.dtype)
+    if not names:
+        return {"input": (-1, *example.shape[1:])}
+    longest = None if mask is None else example.dtype[mask].shape[:1]
+    shapes = {name: example.dtype[name].shape for name in names}
+    return {n: (-1, -1, *s[1:]) if s[:1] == longest else (-1, *s) for n, s in shapes.items()}
+
+
+def _onnx(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]], dict[str, Any]]:
+    """Return the shapes of a file's inputs and outputs, and the arguments of `Model.log`."""
     import mlflow.onnx
     import onnx
 
     proto = onnx.load(path)
-    outputs = {
-        value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim[1:]]
-        for value in proto.graph.output
-    }
+
+    def sizes(value: onnx.ValueInfoProto) -> list[int]:
+        return [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim[1:]]
+
     settings = {
         "flavor": mlflow.onnx,
         "onnx_model": proto,
         "save_as_external_data": False,
         "onnx_execution_providers": ["CPUExecutionProvider"],  # as it was measured
     }
-    return proto.graph.input[0].name, outputs, settings
+    inputs = {value.name: (-1, *sizes(value)) for value in proto.graph.input}
+    return inputs, {value.name: sizes(value) for value in proto.graph.output}, settings

@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, interrupts, machine
 from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import escape_markdown, redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
@@ -149,8 +152,15 @@ def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, A
     arrays = {"images": split.images, "targets": split.labels}
     if split.labels is not None and split.labels.dtype.kind == "V":
         del arrays["targets"]  # MLflow has no type for boxes
-    kinds = {k: (str(a.dtype), list(a.shape)) for k, a in arrays.items() if a is not None}
+    kinds = {k: _kind(a.dtype, a.shape) for k, a in arrays.items() if a is not None}
     return described | kinds
+
+
+def _kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Return dtype and shape of samples; of records those of each input, by name."""
+    if names := names_of(dtype):
+        return {name: _kind(dtype[name].base, (*shape, *dtype[name].shape)) for name in names}
+    return str(dtype), list(shape)
 
 
 @contextmanager

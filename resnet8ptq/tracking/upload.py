@@ -111,12 +111,7 @@ def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
     from mlflow.data.numpy_dataset import NumpyDataset
     from mlflow.data.sources import LocalArtifactDatasetSource
 
-    # MLflow reads only shape and dtype: one zero, broadcast, stands for all samples.
-    arrays = {
-        key: np.broadcast_to(np.zeros((), described[key][0]), described[key][1])
-        for key in ("images", "targets")
-        if key in described
-    }
+    arrays = {key: _zeros(described[key]) for key in ("images", "targets") if key in described}
     return NumpyDataset(
         arrays["images"],
         source=LocalArtifactDatasetSource(described["source"]),
@@ -124,6 +119,17 @@ def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
         name=described["name"],
         digest=described["digest"][:DIGEST],  # a tag of the run has the whole digest
     ).to_dict()
+
+
+def _zeros(kind: Any) -> Any:
+    """Return an array of dtype and shape, or several by name.
+
+    MLflow reads only these: one zero, broadcast, stands for all samples.
+    """
+    if isinstance(kind, dict):
+        return {name: _zeros(values) for name, values in kind.items()}
+    dtype, shape = kind
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def describe(store: Store, run_id: str, markdown: str) -> None:

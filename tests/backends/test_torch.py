@@ -16,13 +16,14 @@ from resnet8ptq.backends.torch import quantizer as torch_quantizer
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
-from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.torch_module import load_torch_module, to_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Selection, find_float_nodes
+from tests.helpers import transformers
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 from tests.helpers.quantized import Cell, Quantize
@@ -190,6 +191,33 @@ def test_a_network_that_fx_cannot_trace_is_unsupported(
     config = make_config("data=shapes", "backend=torch")
     with pytest.raises(UnsupportedError, match=r"FX cannot trace the network .*torch_pt2e"):
         quantizer_of(config).quantize(shapes_model, draw_calibration(shapes, 1, 0).split, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kernels"),
+    [
+        (("backend=torch",), (8, 2)),
+        # FX's `quantized::matmul` dequantizes its operands.
+        (("backend=torch", "attention=products"), (8, 2)),
+        (("backend=torch", "method=dynamic"), (8, 2)),
+        (("backend=torch_pt2e",), (8, 2)),
+        (("backend=torch_pt2e", "attention=products"), (10, 0)),
+    ],
+)
+def test_the_products_of_a_transformer_are_counted_by_their_kernels(
+    shapes_model: Fp32Model, tmp_path: Path, overrides: tuple[str, ...], kernels: tuple[int, int]
+) -> None:
+    onnx.save(transformers.build(), tmp_path / "transformer.onnx")
+    model = replace(shapes_model, onnx_path=tmp_path / "transformer.onnx")
+    pictures = np.random.default_rng(0).normal(size=(20, 3, 8, 6)).astype(np.float32)
+    quantizer = quantizer_of(make_config("data=shapes", *overrides))
+    artifact = quantizer.quantize(model, Split(pictures, None, "made"), tmp_path)
+    assert quantizer.count_kernels(artifact.path) == kernels
+    assert artifact.quantized_layers == kernels[0]
+    [scores] = quantizer.load(artifact.path, THREADS).predict(pictures)
+    with torch.inference_mode():
+        expected = load_torch_module(model.onnx_path)(torch.from_numpy(pictures)).numpy()
+    assert np.corrcoef(scores.ravel(), expected.ravel())[0, 1] > 0.99
 
 
 @pytest.mark.parametrize("backend", FLOWS)

@@ -130,8 +130,9 @@ def test_unlisted_weights_of_ir_version_3_are_taken(take):
     assert take(proto).source_opset == 8
 
 
-def test_a_bias_with_an_axis_of_1_is_flattened(take, tmp_path):
-    bias = np.arange(10, dtype=np.float32)[np.newaxis]
+@pytest.mark.parametrize("shape", [(1, 10), (1,), ()])
+def test_a_bias_that_is_broadcast_is_flattened(take, tmp_path, shape):
+    bias = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
     assert max(take(build(constants={"bias": bias})).parity.values()) < 1e-5
     for name in (conversion.FOLDED, conversion.UNFOLDED):
         graph = onnx.load(tmp_path / "made" / name).graph

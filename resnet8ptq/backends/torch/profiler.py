@@ -66,6 +66,8 @@ def read_events(events: Sequence[Any]) -> dict[Key, float]:
 def _kind(event: Any) -> str:
     if event.name in _CONVERSIONS:
         return "conversion"
+    if event.name == "quantized::matmul":  # see `torchscript.count_layers`
+        return "unfused"
     dtypes = event.input_dtypes
     if event.name.startswith("quantized::") or any(d.startswith("c10::q") for d in dtypes):
         return "integer"

@@ -148,11 +148,16 @@ _MANGLED = re.compile(rb"___torch_mangle_(\d+)")
 
 
 def count_layers(path: Path) -> tuple[int, int]:
-    """Count the convolutions and matrix products in a TorchScript file: quantized, in float."""
+    """Count the convolutions and matrix products in a TorchScript file: on integers, in float.
+
+    `quantized::matmul` is in float: without ruy, which torch's builds lack, it dequantizes its
+    operands and rounds the product (aten/src/ATen/native/quantized/cpu/qmatmul.cpp).
+    """
     graph = str(_load(path).inlined_graph)
     names = r"_convolution|conv\dd|conv_transpose\dd|linear|matmul|addmm|bmm|mm"
-    quantized = re.findall(r"= quantized::(?:conv\dd|linear|matmul)\w*\(", graph)
-    return len(quantized), len(re.findall(rf"= aten::(?:{names})\(", graph))
+    integer = re.findall(r"= quantized::(?:conv\dd|linear)\w*\(", graph)
+    in_float = re.findall(rf"= (?:aten::(?:{names})|quantized::matmul)\(", graph)
+    return len(integer), len(in_float)
 
 
 @contextmanager

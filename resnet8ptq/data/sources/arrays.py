@@ -5,6 +5,7 @@ and mapped from there.
 """
 
 import gzip
+import hashlib
 import logging
 import math
 import re
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
+from resnet8ptq.core.records import pack
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.dataset import SIDES, Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE
@@ -52,6 +54,8 @@ PACKED_BYTES, PACKED_RATIO = 2**28, 100  # limits of an unpacked file; the large
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Callable[[], Array]]  # by name; none is read before its function is called
+# The names of inputs, labels and groups; several inputs are a dict, by the network's names.
+Chosen = list[Any]
 
 
 def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
@@ -65,12 +69,16 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     arrays = _open(root, cache_root)
     find = partial(_find_array, root=root, arrays=arrays, cache_root=cache_root)
     chosen = _find_split(arrays, config, root) or [_find_one(arrays, config, root)]
-    sides = [_read(str(root), *map(find, KEYS, names)) for names in chosen]
+    sides = [
+        _read(str(root), _find_inputs(find, inputs, cache_root), *map(find, KEYS[1:], others))
+        for inputs, *others in chosen
+    ]
     for split in sides:
-        if split.images.dtype.kind == "f" and (config.offset, config.scale) != (0, 1):
+        if split.images.dtype.kind not in "biu" and (config.offset, config.scale) != (0, 1):
             raise ConfigError(
                 f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but the "
-                f"samples in {root} are {split.images.dtype}; takes them for stored integers only"
+                f"samples in {root} are {split.images.dtype}; takes them for one array of stored "
+                "integers only"
             )
     if sides[0].images.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
         _warn_unused(arrays, root)
@@ -82,7 +90,7 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
         return split_one(title, names, sides[0], root, config, named)
     train, test = (
         NamedSplit(split, [f"{inputs}: sample {index}" for index in range(len(split))])
-        for split, (inputs, *_) in zip(sides, chosen, strict=True)
+        for split, inputs in zip(sides, (", ".join(_named(one[0])) for one in chosen), strict=True)
     )
     return keep_split(title, names, train, test, root, named)
 
@@ -239,20 +247,34 @@ def _reading(path: Path, member: str = "") -> Iterator[None]:
         raise DataError(f"{name}: cannot be read ({one_line(error)})") from None
 
 
-def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[list[str | None]] | None:
+def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen] | None:
     """Return the names for `KEYS` on both sides of a split; None if there is no split.
 
     Training samples may lack labels, because a detector of anomalies trains on normal samples only.
     """
-    if config.inputs is not None or config.labels not in (None, NO_LABELS):
+    if isinstance(config.inputs, str) or config.labels not in (None, NO_LABELS):
         return None
-    sides = []
-    for usual in map(_of_side, SIDES):
-        names = [pick(arrays, alternatives, root) for alternatives in usual]
-        if names[0] is None:
+    sides: list[Chosen] = []
+    for side in SIDES:
+        usual, labels, groups = (pick(arrays, names, root) for names in _of_side(side))
+        own = _of_own_names(arrays, side, {labels, groups})
+        if config.inputs is not None:
+            own = {key: own[base] for key, base in config.inputs.items() if base in own}
+        inputs: Any = usual
+        if config.inputs is not None or usual is None:
+            inputs = own if len(own) > 1 else next(iter(own.values()), None)
+        if not inputs or (config.inputs is not None and len(own) < len(config.inputs)):
             return None
-        sides.append(names if config.labels is None else [names[0], None, names[2]])
+        sides.append([inputs, labels if config.labels is None else None, groups])
+    if len({tuple(_named(inputs)) if isinstance(inputs, dict) else () for inputs, *_ in sides}) > 1:
+        return None
     return sides
+
+
+def _of_own_names(arrays: Arrays, side: str, others: Collection[str | None]) -> dict[str, str]:
+    """Return arrays of one side of a split by their name without that side."""
+    known = {n: n.removesuffix(f"_{side}").removeprefix(f"{side}_") for n in arrays}
+    return {base: name for name, base in known.items() if base != name and name not in others}
 
 
 def _of_side(side: str) -> list[list[str]]:
@@ -262,28 +284,42 @@ def _of_side(side: str) -> list[list[str]]:
     ]
 
 
-def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> list[str | None]:
+def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     """Return the names for `KEYS` without a split; None for missing labels and groups."""
     usual: Sequence[Sequence[str]] = USUAL
     alone = [names for names in map(_of_side, SIDES) if pick(arrays, names[0], root)]
     if config.inputs is None and pick(arrays, INPUTS, root) is None and len(alone) == 1:
         [usual] = alone
     held = list_names(arrays) or "nothing"
+    groups = config.groups or pick(arrays, usual[2], root)
+    labels = config.labels or pick(arrays, usual[1], root)
     inputs = config.inputs or pick(arrays, usual[0], root)
+    unnamed = [name for name in arrays if name.lower() not in (*CLASSES, *STEPS)]
+    unnamed = [name for name in unnamed if name not in (labels, groups)]
+    sided = any(_of_own_names(arrays, side, ()) for side in SIDES)
+    if inputs is None and labels is not None and len(unnamed) > 1 and not sided:
+        inputs = {name: name for name in unnamed}
     if inputs is None:
         raise ConfigError(
             f"data.inputs: got null, and {root} holds {held}; takes the name of one, or one named "
-            f"{' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test"
+            f"{' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test, or "
+            "{input: name, ...} for a network of several inputs"
         )
-    groups = config.groups or pick(arrays, usual[2], root)
-    labels = config.labels or pick(arrays, usual[1], root)
-    others = {name for name in arrays if name.lower() not in CLASSES} - {inputs, groups}
+    others = {name for name in arrays if name.lower() not in CLASSES}
+    others -= {*_named(inputs, values=True), groups}
     if labels is None and others:
         raise ConfigError(
             f"data.labels: got null, and {root} holds {held}; takes the name of one, or one named "
             f"{' | '.join(LABELS)}, or an .npy or idx file, or {NO_LABELS}"
         )
     return [inputs, None if labels == NO_LABELS else labels, groups]
+
+
+def _named(inputs: Any, values: bool = False) -> list[str]:
+    """Return the names of one or several inputs; `values`: of their arrays."""
+    if isinstance(inputs, dict):
+        return list(inputs.values() if values else inputs)
+    return [str(inputs)]
 
 
 def list_names(names: Iterable[str], separator: str = ", ") -> str:
@@ -329,13 +365,51 @@ def _find_array(
     return _Sourced(str(path), _opener(path, cache_root)())
 
 
-def _read(
-    source: str, inputs: _Sourced | None, labels: _Sourced | None, groups: _Sourced | None
-) -> Split:
+def _find_inputs(
+    find: Callable[[str, str | None], _Sourced | None], inputs: Any, cache_root: Path
+) -> _Sourced:
+    """Return the array of the inputs; several are packed into records, once into the cache."""
+    if not isinstance(inputs, dict):
+        array = find(KEYS[0], inputs)
+        assert array is not None  # its name is never None
+        return array
+    arrays = {name: find(f"{KEYS[0]}.{name}", array) for name, array in inputs.items()}
+    sourced = {name: array for name, array in arrays.items() if array is not None}
+    first = next(iter(sourced.values()))
+    for name, array in sourced.items():
+        values = array.values
+        if values.dtype.kind not in "biuf" or values.ndim < 1 or 0 in values.shape:
+            raise DataError(f"{array}: is {_shape(values)}; takes numbers [N, ...]")
+        if len(values) != len(first.values):
+            raise DataError(
+                f"{first} has {len(first.values)} samples, {array} has {len(values)} for the "
+                f"input {name}; takes as many of each"
+            )
+        _check_finite(array)
+
+    def make(folder: Path) -> None:
+        np.save(folder / "records.npy", pack({n: array.values for n, array in sourced.items()}))
+
+    key: cache.Key = {
+        **{f"input {name}": _hash(array.values) for name, array in sourced.items()},
+        "code": code.behind(__name__),
+    }
+    path = cache.entry(cache_root, "records", key, make) / "records.npy"
+    return _Sourced(", ".join(map(str, sourced.values())), np.load(path, mmap_mode="r"))
+
+
+def _hash(values: Array) -> str:
+    digest = hashlib.sha256(_shape(values).encode())
+    for start in range(0, len(values), AT_ONCE):
+        digest.update(np.ascontiguousarray(values[start : start + AT_ONCE]).data)
+    return digest.hexdigest()
+
+
+def _read(source: str, inputs: _Sourced, labels: _Sourced | None, groups: _Sourced | None) -> Split:
     """Check inputs [N, ...], labels [N, ...] and groups [N]."""
-    assert inputs is not None  # its name is never None
     images = inputs.values
-    if images.dtype.kind not in "biuf" or images.ndim < 2 or 0 in images.shape:
+    kind: str = images.dtype.kind
+    if kind != "V" and (kind not in "biuf" or images.ndim < 2 or 0 in images.shape):
         raise DataError(f"{inputs}: is {_shape(images)}; takes numbers [N, ...]")
     if len(images) > MAX_SAMPLES:
         raise DataError(f"{inputs}: has {len(images):,} samples, takes {MAX_SAMPLES:,} at most")

@@ -24,7 +24,8 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         import torch
 
         self.names = context.model_config["outputs"]
-        self.dtype = context.model_config.get("dtype", "float32")
+        config = context.model_config  # older models have one input, and its dtype
+        self.inputs = config.get("inputs", {"input": config.get("dtype", "float32")})
         engine, path = context.model_config.get("engine"), context.artifacts["model"]
         if engine is not None:
             torch.backends.quantized.engine = engine
@@ -37,11 +38,12 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
         import torch
 
-        inputs: Any = model_input  # by name, if the signature names the input
-        values = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
-        batch = torch.from_numpy(np.ascontiguousarray(values, self.dtype))
+        given: Any = model_input  # by name, if the signature names the inputs
+        if not isinstance(given, dict):
+            given = {next(iter(self.inputs)): given}
+        batch = [np.ascontiguousarray(given[name], kind) for name, kind in self.inputs.items()]
         with torch.inference_mode():
-            returned = self.module(batch)
+            returned = self.module(*map(torch.from_numpy, batch))
         outputs = returned if isinstance(returned, list | tuple) else [returned]
         arrays = [(o.dequantize() if o.is_quantized else o).numpy() for o in outputs]
         return dict(zip(self.names, arrays, strict=True))

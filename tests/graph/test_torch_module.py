@@ -1,0 +1,62 @@
+"""The conversion of an ONNX graph to a torch module that FX and `torch.export` can trace."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from resnet8ptq.graph.torch_module import to_torch_module
+from tests.helpers import transformers
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
+
+
+def test_products_with_constant_weights_are_linear_layers() -> None:
+    proto = transformers.build()
+    module = to_torch_module(proto, Path("network.onnx"))
+    linear = {n for n, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)}
+    assert linear == set(transformers.LAYERS)  # without the products of computed tensors
+    assert not [name for name, _ in module.named_buffers() if name.endswith(".w")]
+    pixels = np.random.default_rng(1).normal(size=(5, 3, 8, 6)).astype(np.float32)
+    [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(
+        None, {"pixels": pixels}
+    )
+    with torch.inference_mode():
+        found = torch.fx.symbolic_trace(module)(torch.from_numpy(pixels))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 2, 4)])
+def test_a_product_with_a_vector_or_several_matrices_stays(shape: tuple[int, ...]) -> None:
+    weights = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    gives = "float[N, 3, 5, 4] y" if len(shape) > 1 else "float[N, 3, 5] y"
+    inner = shape[-2:][0]
+    body = f"g (float[N, 3, 5, {inner}] x) => ({gives}) {{ y = MatMul(x, w) }}"
+    proto = onnx.parser.parse_model(f"{HEAD} {body}")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    values = torch.arange(2.0 * 15 * inner).reshape(2, 3, 5, inner)
+    found = to_torch_module(proto, Path("network.onnx"))(values)
+    assert torch.equal(found, torch.matmul(values, torch.from_numpy(weights)))
+
+
+def divide(kind: str) -> torch.fx.GraphModule:
+    """Return the quotient of two computed tensors, x / (x - 9)."""
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network ({kind}[N, 2] x) => ({kind}[N, 2] y) <{kind}[1] nine = {{9}}>
+        {{ less = Sub(x, nine)  y = Div(x, less) }}"""
+    )
+    for node in proto.graph.node:
+        node.name = node.op_type
+    return to_torch_module(proto, Path("network.onnx"))
+
+
+def test_a_division_of_computed_floats_can_be_traced() -> None:
+    traced = torch.fx.symbolic_trace(divide("float"))
+    assert traced(torch.tensor([[7.0, 8.0]])).tolist() == [[-3.5, -8]]
+
+
+def test_a_division_of_integers_is_truncated() -> None:
+    assert divide("int64")(torch.tensor([[7, 8]])).tolist() == [[-3, -8]]
