@@ -40,7 +40,7 @@ _MASKED = -10_000.0  # added to the scores of padding, as BERT does
 _OPSET = 17
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc]  # torch has no types here
     """A layer of BERT: attention and a network of two layers, each normalized after its sum."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
@@ -66,7 +66,7 @@ class Layer(nn.Module):
         return self.norm2(x + self.down(functional.gelu(self.up(x))))
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Tokens to logits of the classes, read off the first token.
 
     Args:
