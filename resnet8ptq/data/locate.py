@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq.config.schema import DataConfig
+from resnet8ptq.config.schema import DataConfig, TableConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
@@ -43,7 +43,21 @@ def settle(config: DataConfig) -> DataConfig:
     if name is None or not fits:
         missing = " (not there)" if not root.exists() else ""
         raise ConfigError(f"data.{source.key}: got {name or 'null'}{missing}, takes {source.takes}")
-    return replace(config, **{source.key: str(root)})
+    config = replace(config, **{source.key: str(root)})
+    if isinstance(config, TableConfig):
+        config = replace(config, test=_file(config, "test"), tokenizer=_file(config, "tokenizer"))
+    return config
+
+
+def _file(config: TableConfig, key: str) -> str | None:
+    """Return the absolute path of the file that a setting names; None if it is null."""
+    name = getattr(config, key)
+    if name is None:
+        return None
+    path = Path(name).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"data.{key}: got {name} (not there), takes a file")
+    return str(path)
 
 
 def _settle_cifar10(config: DataConfig) -> DataConfig:
