@@ -132,6 +132,10 @@ INPUTS = Limit(
 )
 BLOCK = Limit(" | ".join(map(str, BLOCKS)), lambda got: got in BLOCKS)
 COLUMNS = Limit("null, a column or a list of columns", _is_columns)
+TEXTS = Limit(
+    "null, a column of texts, or two of pairs",
+    lambda got: _is_columns(got) and len(listed(got)) < 3,
+)
 PLAN = Limit(f"null | auto | bits by layer, such as {{conv2d: 4}}, of {BITS}", _is_plan)
 CLASSES = Limit("null or two or more different names", lambda got: len(set(got)) == len(got) >= 2)
 

@@ -67,7 +67,7 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         setattr(config.preprocess, name, [float(number) for number in limits.listed(numbers)])
     if config.float_tail is None:  # the tail of a detector decodes and joins boxes
         config.float_tail = config.task.name == "detection" or config.data.name == "coco"
-    config.model.name = config.model.name or name_network(config.model)
+    config.model.name = config.model.name or name_network(config.model, config.data.name)
     return config
 
 

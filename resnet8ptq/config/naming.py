@@ -59,8 +59,10 @@ class Combination:
         return "-".join(filter(None, parts)).replace(" ", "_")
 
 
-def name_network(config: ModelConfig) -> str:
-    """Return the default of `model.name`: the name of the class or of the file."""
+def name_network(config: ModelConfig, data_name: str = "") -> str:
+    """Return the default of `model.name`: the name of the class, of the file or of the default."""
     if config.module:
         return config.module.rpartition(".")[2]
-    return Path(config.path).stem if config.path else "resnet8"
+    if config.path:
+        return Path(config.path).stem
+    return "encoder" if data_name == "phrases" else "resnet8"

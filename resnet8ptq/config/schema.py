@@ -50,6 +50,7 @@ _AVERAGE = _with("calib.name", "moving_average")
 _LETTERBOX = _with("preprocess.resize", "letterbox")
 _MODULE = {"model.module": limits.SET}
 _SUITE = {"benchmark.name": limits.SET}
+_TOKENIZED = {"data.tokenizer": limits.SET}
 _TIMED = {"latency.enabled": limits.TRUE}
 _ADAROUND = {"corrections.adaround": limits.TRUE}
 _RECONSTRUCTION = {"corrections.reconstruction": limits.TRUE}
@@ -169,7 +170,12 @@ class TableConfig(ArraysConfig):
     inputs: Any = limited(None, limits.COLUMNS)
     shape: list[int] | None = limited(None, limits.SIZES)
     split: str | None = None
+    test: str | None = limited(None, only=_with("data.name", "table"), is_path=True)
     folder: str | None = None
+    tokenizer: str | None = limited(None, is_path=True)
+    text: Any = limited(None, limits.TEXTS, only=_TOKENIZED)
+    pairs: str = limited("together", one_of("together", "apart"), only=_TOKENIZED)
+    max_tokens: int | None = limited(None, *limits.COUNT, at_most(2**20), only=_TOKENIZED)
     on_bad: str = limited("error", _ON_BAD)
 
 

@@ -279,12 +279,12 @@ def keep(
     name: str,
     class_names: tuple[str, ...],
     source: str,
-    read: Callable[[Side], tuple[NDArray[np.uint8], NDArray[np.int64]]],
+    read: Callable[[Side], tuple[NDArray[Any], NDArray[np.int64]]],
     keys: Mapping[Side, cache.Key],
     module: str,
     cache_root: Path,
 ) -> Dataset:
-    """Return a data set of pictures [N, H, W, C], which `read` returns once into the cache.
+    """Return a data set of samples [N, ...], which `read` returns once into the cache.
 
     Args:
         keys: the cache key of each split, without the code.

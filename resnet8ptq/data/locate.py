@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq.config.schema import DataConfig
+from resnet8ptq.config.schema import DataConfig, TableConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
@@ -23,15 +23,15 @@ def settle(config: DataConfig) -> DataConfig:
     downloaded. If that fails, `data.on_missing=shapes` falls back to the embedded set.
 
     Returns:
-        The config with an absolute path as `root`; for the embedded set, `name` is `shapes` and
-        `root` is None.
+        The config with an absolute path as `root`; for an embedded set, `root` is None, and
+        `name` is `shapes` in place of CIFAR-10.
 
     Raises:
         ConfigError: an unknown data set, or `data.root` or `$CIFAR10_DIR` names none.
         DataNotFoundError: CIFAR-10 is not available and `data.on_missing=error`.
     """
     source = look_up("data.name", config.name, SOURCES)
-    if config.name == "shapes":
+    if not source.takes:
         return replace(config, root=None)
     if not isinstance(config, source.schema):
         raise ConfigError(f"data.name: got {config.name!r} alone; takes data={config.name}")
@@ -43,7 +43,21 @@ def settle(config: DataConfig) -> DataConfig:
     if name is None or not fits:
         missing = " (not there)" if not root.exists() else ""
         raise ConfigError(f"data.{source.key}: got {name or 'null'}{missing}, takes {source.takes}")
-    return replace(config, **{source.key: str(root)})
+    config = replace(config, **{source.key: str(root)})
+    if isinstance(config, TableConfig):
+        config = replace(config, test=_file(config, "test"), tokenizer=_file(config, "tokenizer"))
+    return config
+
+
+def _file(config: TableConfig, key: str) -> str | None:
+    """Return the absolute path of the file that a setting names; None if it is null."""
+    name = getattr(config, key)
+    if name is None:
+        return None
+    path = Path(name).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"data.{key}: got {name} (not there), takes a file")
+    return str(path)
 
 
 def _settle_cifar10(config: DataConfig) -> DataConfig:

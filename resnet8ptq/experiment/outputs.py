@@ -13,10 +13,12 @@
 | `exclusion.csv` | with `nodes_to_exclude=auto`: what was tried |
 | `qat_loss.png` | with `method=qat`: the curves |
 | `example.npz` | the first scored sample as the network takes it, `inputs` [1, ...] |
+| `tokenizer.json` | with texts: the file of `data.tokenizer` |
 | `ranges.json` | activation ranges that calibration chose, and the weights' ranges |
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,7 +28,7 @@ import onnx
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import RunConfig, TableConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.data.dataset import CalibrationSet
 from resnet8ptq.evaluation.result import RunResult
@@ -66,6 +68,9 @@ def write(
     weights = layers.weight_ranges(onnx.load(fp32.onnx_path).graph)
     ranges = {"activations": artifact.ranges, "weights": weights}
     files.write_text(folder / "ranges.json", json.dumps(ranges, indent=2))
+    if isinstance(config.data, TableConfig) and config.data.tokenizer is not None:
+        with files.atomic(folder / "tokenizer.json") as temporary:
+            shutil.copyfile(config.data.tokenizer, temporary)
     record = {"status": result.status, "resolved": result.resolved, "metrics": result.to_metrics()}
     files.write_text(folder / "result.json", json.dumps(record, indent=2))
 

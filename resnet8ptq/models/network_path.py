@@ -12,7 +12,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data import shapes
+from resnet8ptq.data import phrases, shapes
 from resnet8ptq.models import sources
 
 URL = (
@@ -22,6 +22,8 @@ URL = (
 MAX_BYTES = 2**31 - 1  # as each format's own limit
 MAX_FOLDER_BYTES = 2**33  # of variables, three times where an optimizer's lie beside them
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
+
+_EMBEDDED = {"shapes": shapes.WEIGHTS, "phrases": phrases.NETWORK}
 
 
 def locate(config: ModelConfig, data_name: str) -> Path:
@@ -34,8 +36,8 @@ def locate(config: ModelConfig, data_name: str) -> Path:
         return _state_dict(config)
     if config.path is not None:
         return _checked(Path(config.path).expanduser().absolute(), "model.path")
-    if data_name == "shapes":
-        return shapes.WEIGHTS
+    if data_name in _EMBEDDED:
+        return _EMBEDDED[data_name]
     named = os.environ.get("RESNET8_H5")
     if named:
         return _checked(Path(named).absolute(), "$RESNET8_H5")

@@ -172,7 +172,7 @@ def packed_pictures(table: Table, name: str, folder: Path) -> list[Picture]:
         paths, content = (pc.struct_field(content, part) for part in ("path", "bytes"))
         if content.null_count == len(content):
             return pictures_at(Table(table.source, pa.table({name: paths})), name, folder)
-    _check_filled(content, f"{table.source}: column {name!r}")
+    check_filled(content, f"{table.source}: column {name!r}")
     return [
         Picture(f"{table.source}: row {row}", packed.as_py) for row, packed in enumerate(content, 1)
     ]
@@ -235,7 +235,7 @@ def _numbers(table: Table, name: str) -> NDArray[Any]:
         raise DataError(f"{source}, row {row}: got {got}, takes a number")
     while _is_list(column.type):
         per_row = math.prod(shape[1:])
-        _check_filled(column, source, per_row)
+        check_filled(column, source, per_row)
         lengths = pc.list_value_length(column).to_numpy()
         odd = np.flatnonzero((lengths != lengths[0]) | (lengths == 0))
         if odd.size:
@@ -245,7 +245,7 @@ def _numbers(table: Table, name: str) -> NDArray[Any]:
             )
         shape.append(int(lengths[0]))
         column = pc.list_flatten(column)
-    _check_filled(column, source, math.prod(shape[1:]))
+    check_filled(column, source, math.prod(shape[1:]))
     values = column.to_numpy().reshape(shape)
     values = values.astype(np.uint8) if values.dtype.kind == "b" else values
     if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -254,8 +254,16 @@ def _numbers(table: Table, name: str) -> NDArray[Any]:
     return values
 
 
-def _check_filled(column: Column, source: str, per_row: int = 1) -> None:
-    """Raise `DataError` for an empty cell; `per_row` cells belong to a row of the table."""
+def check_filled(column: Column, source: str, per_row: int = 1) -> None:
+    """Check that a column has no empty cell.
+
+    Args:
+        source: the table and the column, for the message.
+        per_row: cells that belong to a row of the table.
+
+    Raises:
+        DataError: a cell is empty; names the row.
+    """
     if column.null_count:
         first = int(np.flatnonzero(pc.is_null(column))[0])
         raise _empty(source, first // per_row)
@@ -288,7 +296,7 @@ def labels(
     column, source = table.column("data.labels", name), f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
-    _check_filled(column, source)
+    check_filled(column, source)
     if is_text(column):
         return _by_name(column, source, classes)
     if pa.types.is_floating(column.type):
@@ -305,7 +313,7 @@ def labels(
 def groups(table: Table, name: str) -> NDArray[np.int64]:
     """Return the groups [N] of a column: equal numbers for equal cells."""
     cells = table.column("data.groups", name)
-    _check_filled(cells, f"{table.source}: column {name!r}")
+    check_filled(cells, f"{table.source}: column {name!r}")
     return cells.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
 
 

@@ -22,7 +22,6 @@ from resnet8ptq.data.sources import SOURCES, table, unpacking
 from resnet8ptq.data.sources.columns import LABELS, Limits, Table
 
 TAKES = f"takes {SOURCES['huggingface'].takes}"
-_SIDE = "split of the data set"  # name of the added column
 _NOTES = b"resnet8ptq"
 
 
@@ -46,9 +45,9 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     rows = unpacking.unpack(root, _read, sha256, TAKES, cache_root)
     notes = json.loads(rows.schema.metadata[_NOTES])
     if notes["sides"] > 1:
-        config = replace(config, split=_SIDE)
+        config = replace(config, split=table.SIDE)
     else:
-        rows = rows.drop_columns([_SIDE])
+        rows = rows.drop_columns([table.SIDE])
     whole = Table(str(root), rows)
     label = config.labels or whole.pick(LABELS)
     if config.classes is None and label in notes["classes"]:
@@ -71,14 +70,14 @@ def _read(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatc
         name: kind for name, kind in first.features.items() if isinstance(kind, datasets.ClassLabel)
     }
     notes = {"sides": len(sides), "classes": {name: kind.names for name, kind in kinds.items()}}
-    schema = first.features.arrow_schema.append(pa.field(_SIDE, pa.string()))
+    schema = first.features.arrow_schema.append(pa.field(table.SIDE, pa.string()))
     return schema.with_metadata({_NOTES: json.dumps(notes)}), _rows(sides, schema)
 
 
 def _rows(sides: Mapping[str, Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for name, side in sides.items():
         for some in side.with_format("arrow").iter(table.ROWS_AT_ONCE):
-            sided = some.append_column(_SIDE, pa.array([name] * len(some)))
+            sided = some.append_column(table.SIDE, pa.array([name] * len(some)))
             yield from sided.cast(schema).to_batches()
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import decode, resize_all
-from resnet8ptq.data.sources import SOURCES, arrays, columns, unpacking
+from resnet8ptq.data.lazy import Images
+from resnet8ptq.data.sources import SOURCES, arrays, columns, texts, unpacking
 from resnet8ptq.data.sources.arrays import NO_LABELS, list_names
 from resnet8ptq.data.sources.columns import LABELS, PICTURES, Limits, Table
 from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 TAKES = f"takes {SOURCES['table'].takes}"
 SPLITS = ("split", "subset", "set")
+SIDE = "split of the data set"  # name of an added column
 TRAIN, TESTS = ("train", "training"), (("test", "testing"), ("val", "valid", "validation", "dev"))
 NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last is written by pandas
 _SEPARATORS = ",;\t"
@@ -36,7 +39,9 @@ ROWS_AT_ONCE = 1024
 
 
 def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the table that `data.root` names.
+    """Read the table that `data.root` names, with the test samples that `data.test` names.
+
+    Rows of `data.test` are counted after those of `data.root`.
 
     Raises:
         ConfigError: the columns of inputs or labels are not recognized.
@@ -44,8 +49,33 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     """
     root = Path(str(config.root))
     sha256 = files.sha256(root)
-    table = Table(str(root), read(root, sha256, cache_root))
+    rows = read(root, sha256, cache_root)
+    if config.test is not None:
+        test = Path(config.test)
+        of_test = files.sha256(test)
+        rows = _join(rows, read(test, of_test, cache_root), config)
+        config, sha256 = replace(config, split=SIDE), f"{sha256} {of_test}"
+    table = Table(str(root), rows)
     return build(table, root, root.parent, sha256, config, preprocess, cache_root)
+
+
+def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
+    """Return the rows of two tables with the same columns, and a column that names their split."""
+    if config.split is not None:
+        raise ConfigError(
+            f"data.split: got {config.split} with data.test={config.test}; takes one of the two"
+        )
+    sides = [
+        rows.append_column(SIDE, pa.array([side] * len(rows), pa.string()))
+        for side, rows in (("train", train), ("test", test))
+    ]
+    try:
+        return pa.concat_tables(sides, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{config.test}: its columns do not fit those of {config.root} ({one_line(error)}); "
+            "takes the same names and types"
+        ) from None
 
 
 def build(
@@ -80,21 +110,21 @@ def build(
     groups = None if group_column is None else columns.groups(table, group_column)
     taken = (label_column, side_column, group_column)
     others = [name for name in table.names if name not in taken]
-    inputs = _find_inputs(table, config, others)
-    first = table.column("data.inputs", inputs[0])
-    decoded = len(inputs) == 1 and (columns.is_text(first) or columns.is_packed(first))
-    if decoded:
-        find = columns.pictures_at if columns.is_text(first) else columns.packed_pictures
-        top = folder if config.folder is None else Path(config.folder).expanduser()
-        pictures = find(table, inputs[0], top)
-        images, rows = decode(pictures, preprocess, config.on_bad, cache_root)
-        shown = [pictures[row].name for row in rows]
+    if config.pairs == "apart" and groups is not None:
+        raise ConfigError(
+            f"data.pairs: got apart with groups ({group_column}); takes together: the texts of a "
+            "row are a group"
+        )
+    if config.tokenizer is not None:
+        samples = _read_texts(table, others, root, sha256, config, cache_root)
     else:
-        images = _keep_numbers(table, inputs, config.shape, sha256, cache_root)
-        rows = np.arange(len(table.columns))
-        shown = [f"{root}: row {row + 1}" for row in rows]
+        top = folder if config.folder is None else Path(config.folder).expanduser()
+        samples = _read_inputs(table, others, root, top, sha256, config, preprocess, cache_root)
+    if config.pairs == "apart":
+        groups = np.arange(len(table.columns))
+    rows, shown = samples.rows, samples.names
     labels, groups = (None if values is None else values[rows] for values in (labels, groups))
-    split = Split(images, labels, str(root), groups=groups)
+    split = Split(samples.images, labels, str(root), groups=groups)
     title = root.name.partition(".")[0] or root.name
     if side_column is None:
         data = split_one(title, names, split, root, config, named)
@@ -105,7 +135,70 @@ def build(
         )
         data = keep_split(title, names, train, test, root, named)
     sized = preprocess.size is not None or preprocess.channels == "grey"
-    return resize_all(data, preprocess, cache_root) if sized and not decoded else data
+    return resize_all(data, preprocess, cache_root) if sized and not samples.decoded else data
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """The samples in a table.
+
+    Attributes:
+        rows: the row of each sample, from 0.
+        names: the sample's name for messages.
+        decoded: they are pictures of the size that the settings ask for.
+    """
+
+    images: Images
+    rows: NDArray[np.int64]
+    names: Sequence[str]
+    decoded: bool = False
+
+
+def _read_inputs(
+    table: Table,
+    others: Sequence[str],
+    root: Path,
+    top: Path,
+    sha256: str,
+    config: TableConfig,
+    preprocess: PreprocessConfig,
+    cache_root: Path,
+) -> _Samples:
+    """Return pictures or numbers.
+
+    Args:
+        others: the columns without labels, split and groups.
+        top: start of relative paths of pictures.
+    """
+    inputs = _find_inputs(table, config, others)
+    first = table.column("data.inputs", inputs[0])
+    if len(inputs) > 1 or not (columns.is_text(first) or columns.is_packed(first)):
+        numbers = _keep_numbers(table, inputs, config.shape, sha256, cache_root)
+        rows = np.arange(len(numbers))
+        return _Samples(numbers, rows, _name_rows(root, rows))
+    find = columns.pictures_at if columns.is_text(first) else columns.packed_pictures
+    pictures = find(table, inputs[0], top)
+    images, rows = decode(pictures, preprocess, config.on_bad, cache_root)
+    return _Samples(images, rows, [pictures[row].name for row in rows], decoded=True)
+
+
+def _read_texts(
+    table: Table,
+    others: Sequence[str],
+    root: Path,
+    sha256: str,
+    config: TableConfig,
+    cache_root: Path,
+) -> _Samples:
+    """Return the tokens of texts: a sample for each row, or for each text of its pair."""
+    names = texts.find(table, config, others)
+    records = texts.encode(table, names, config, sha256, cache_root)
+    rows = np.repeat(np.arange(len(table.columns)), len(records) // len(table.columns))
+    return _Samples(records, rows, _name_rows(root, rows))
+
+
+def _name_rows(root: Path, rows: NDArray[np.int64]) -> list[str]:
+    return [f"{root}: row {row + 1}" for row in rows]
 
 
 def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
@@ -173,6 +266,8 @@ def _keep_numbers(
 def _find_labels(table: Table, config: TableConfig) -> str:
     """Return the column of labels, or `NO_LABELS`."""
     name = config.labels or table.pick(LABELS)
+    if name is None and config.tokenizer is not None:
+        name = table.pick(texts.LABELS)
     if name is not None:
         return name
     pairs = zip(table.names, table.columns.columns, strict=True)
@@ -198,7 +293,8 @@ def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> li
     if len(usual) > 1 or not numeric:
         raise ConfigError(
             f"data.inputs: got null, and {table.source} has the columns {list_names(table.names)}; "
-            "takes the name of one with paths or lists, or a list of those with numbers"
+            "takes the name of one with paths or lists, or a list of those with numbers; for "
+            "texts, data.tokenizer="
         )
     log.info(
         "%s: data.inputs: %d columns of numbers: %s",

@@ -1,0 +1,175 @@
+"""Embedded data set `phrases`: requests in 2 to 23 words, in eight classes of topics.
+
+A request names words of its topic, and words that it shares with a neighbouring topic. Half of the
+longer phrases also exclude another topic ("not about ..."), before or after the request, so that a
+network must read the order of the words. Some words have a letter twice, which the vocabulary
+lacks. A small transformer is right on about 19 phrases in 20.
+
+The phrases are the same everywhere: each random number comes from `numpy.random.RandomState`,
+whose stream is frozen.
+"""
+
+import functools
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import DataConfig, PreprocessConfig
+from resnet8ptq.core import cache
+from resnet8ptq.core.records import Array, pack
+from resnet8ptq.data.dataset import SIDES, Dataset, Side, keep
+
+TOKENS = 24  # the longest sample, with the token that starts it
+PADDING, UNKNOWN, START = range(3)  # token ids before those of the words
+_SPLITS: dict[Side, tuple[int, int]] = {"train": (1, 1000), "test": (2, 500)}  # seed, per class
+_SHORTEST = 2  # words
+_FOR_ASIDE = 9  # words of a phrase that may exclude another topic
+_ASIDES = 0.5  # of the phrases that may
+_SHARED = 0.15  # of the topic words of a request
+_MISSPELT = 0.03  # of all words
+
+_TOPICS = {
+    "weather": "rain snow storm wind sun cloud fog frost degrees forecast umbrella thunder",
+    "travel": "train ticket flight hotel airport luggage platform passport journey gate map tour",
+    "food": "recipe dinner soup bread oven salad cheese pasta lunch breakfast cake pepper",
+    "shopping": "shirt shoes size shop discount cart refund coat basket gift brand store",
+    "money": "account bank loan card transfer balance salary coins invoice tax savings rent",
+    "work": "meeting office report project manager desk deadline client team contract slides email",
+    "health": "doctor pain fever pills clinic cough sleep dentist pulse vaccine allergy bandage",
+    "sport": "match goal race tennis coach stadium league bicycle swim medal referee score",
+}
+CLASS_NAMES: tuple[str, ...] = tuple(_TOPICS)
+# Words of each topic that the next one shares; the last shares with the first.
+_BETWEEN = (
+    "season delay beach mountain",  # weather, travel
+    "menu restaurant market kitchen",  # travel, food
+    "order delivery price list",  # food, shopping
+    "payment bill receipt cost",  # shopping, money
+    "budget number form hours",  # money, work
+    "stress break insurance chair",  # work, health
+    "training diet injury water",  # health, sport
+    "outdoors season park jacket",  # sport, weather
+)
+_ASKING = "show find tell need want help check send book about"
+_EXCLUDING = "not without except instead forget skip"
+_FILLING = (
+    "a the my your this that some please now today tomorrow tonight later again for to me us with "
+    "on at in from is are was can could would should i we you it they and or so then just very "
+    "really maybe quickly soon first last new old good best next long little more there here what "
+    "where when how which who again always never still already kindly hello thanks okay well"
+)
+
+
+def _split(words: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(words.split()))
+
+
+_OWN = tuple(map(_split, _TOPICS.values()))
+_JOINT = tuple(map(_split, _BETWEEN))
+VOCABULARY: tuple[str, ...] = _split(
+    " ".join([*_TOPICS.values(), *_BETWEEN, _ASKING, _EXCLUDING, _FILLING])
+)
+IDS = {word: number for number, word in enumerate(VOCABULARY, START + 1)}
+
+
+def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
+    """Return the data set, which is written once into the cache."""
+    keys: dict[Side, cache.Key] = {side: {"split": side} for side in SIDES}
+    source = "resnet8ptq.data.phrases"
+    return keep("phrases", CLASS_NAMES, source, encode_split, keys, __name__, cache_root)
+
+
+def encode_split(side: Side) -> tuple[Array, NDArray[np.int64]]:
+    """Return one split as records of tokens [N], see `encode`, and labels [N]."""
+    phrases, labels = write(side)
+    return encode(phrases), labels
+
+
+def tokenize(phrase: str) -> tuple[int, ...]:
+    """Return START and the ids of the words, at most TOKENS in all."""
+    return (START, *(IDS.get(word, UNKNOWN) for word in phrase.split()))[:TOKENS]
+
+
+def encode(phrases: Sequence[str]) -> Array:
+    """Return phrases as records [N] of `input_ids` and `attention_mask`, int64 [TOKENS] each.
+
+    >>> encode(["show rain", "show raain"])["input_ids"][:, :4].tolist()
+    [[2, 130, 3, 0], [2, 130, 1, 0]]
+    """
+    ids = np.full((len(phrases), TOKENS), PADDING, np.int64)
+    for row, phrase in zip(ids, phrases, strict=True):
+        tokens = tokenize(phrase)
+        row[: len(tokens)] = tokens
+    return pack({"input_ids": ids, "attention_mask": (ids != PADDING).astype(np.int64)})
+
+
+def write(side: Side) -> tuple[list[str], NDArray[np.int64]]:
+    """Write one split of the data set: 8,000 training or 4,000 test phrases; see `write_seeded`."""
+    return write_seeded(*_SPLITS[side], tested=side == "test")
+
+
+def write_seeded(
+    seed: int, per_class: int, tested: bool = False
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Write `per_class` phrases of each class from a seed.
+
+    Args:
+        tested: these are the test phrases; else a phrase with the tokens of one is written anew.
+
+    Returns:
+        Phrases, and labels [N], which index CLASS_NAMES. The classes are balanced and in shuffled
+        order.
+    """
+    rng = np.random.RandomState(seed)
+    labels = rng.permutation(np.repeat(np.arange(len(CLASS_NAMES), dtype=np.int64), per_class))
+    left_out = frozenset() if tested else _test_tokens()
+    return [_write_other(rng, int(label), left_out) for label in labels], labels
+
+
+@functools.cache
+def _test_tokens() -> frozenset[tuple[int, ...]]:
+    return frozenset(map(tokenize, write("test")[0]))
+
+
+def _write_other(
+    rng: np.random.RandomState, topic: int, left_out: Collection[tuple[int, ...]]
+) -> str:
+    while tokenize(phrase := _write_one(rng, topic)) in left_out:
+        pass
+    return phrase
+
+
+def _write_one(rng: np.random.RandomState, topic: int) -> str:
+    length = rng.randint(_SHORTEST, TOKENS)
+    aside: list[str] = []
+    if length >= _FOR_ASIDE and rng.random_sample() < _ASIDES:
+        other = (topic + rng.randint(1, len(CLASS_NAMES))) % len(CLASS_NAMES)
+        aside = [_pick(rng, _split(_EXCLUDING)), *_mention(rng, other, rng.randint(1, 4))]
+    request = [_pick(rng, _split(_ASKING)), *_mention(rng, topic, 1 + rng.randint(0, 3))]
+    request = request[: length - len(aside)]
+    parts = [request, aside] if rng.random_sample() < 0.5 else [aside, request]
+    words = [word for part in parts for word in part]
+    while len(words) < length:
+        words.insert(rng.randint(0, len(words) + 1), _pick(rng, _split(_FILLING)))
+    return " ".join(_misspell(rng, word) for word in words)
+
+
+def _mention(rng: np.random.RandomState, topic: int, count: int) -> list[str]:
+    """Return words of a topic, some of which a neighbouring topic shares."""
+    joint = _JOINT[topic - 1] + _JOINT[topic]
+    shared = rng.random_sample(count) < _SHARED
+    return [_pick(rng, joint if some else _OWN[topic]) for some in shared]
+
+
+def _pick(rng: np.random.RandomState, words: Sequence[str]) -> str:
+    return words[rng.randint(len(words))]
+
+
+def _misspell(rng: np.random.RandomState, word: str) -> str:
+    """Return a word, or rarely the word with one letter twice."""
+    if rng.random_sample() >= _MISSPELT:
+        return word
+    place = rng.randint(len(word))
+    return word[:place] + word[place] + word[place:]

@@ -1,0 +1,177 @@
+"""Texts in columns of a table as tokens: records [N] of three inputs, as BERT names them.
+
+A tokenizer file is untrusted, and a short text may become many tokens. So a separate process with
+limited memory reads both, and writes the records to a file, from which they are mapped.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config import limits
+from resnet8ptq.config.schema import TableConfig
+from resnet8ptq.core import cache, code, files, invocation, isolation
+from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.records import Array
+from resnet8ptq.core.text import one_line
+from resnet8ptq.data.lazy import AT_ONCE
+from resnet8ptq.data.sources import columns
+from resnet8ptq.data.sources.arrays import list_names
+from resnet8ptq.data.sources.columns import Table
+
+log = logging.getLogger(__name__)
+
+PAIRS = (("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"))
+TEXTS = ("text", "sentence", "question")
+LABELS = ("score", "similarity", "category", "intent")  # where no column has a usual name
+MAX_TOKENS = 128  # if neither the settings nor the tokenizer set a length
+MAX_BYTES = 2**28  # of a tokenizer file
+TAKES = "takes a tokenizer.json of Hugging Face's tokenizers"
+
+Texts = list[str]
+
+
+def find(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
+    """Return the column of texts, or the two columns of pairs: `data.text`, or usual names.
+
+    Raises:
+        ConfigError: no column or several columns have a usual name, or `data.inputs` is set too.
+    """
+    if config.inputs is not None:
+        raise ConfigError(
+            f"data.inputs: got {config.inputs} with data.tokenizer, takes null; "
+            "try data.text= for the columns of texts"
+        )
+    if config.text is not None:
+        return [str(name) for name in limits.listed(config.text)]
+    by_lower = {name.lower(): name for name in others}
+    usual = [[by_lower[n] for n in names] for names in PAIRS if by_lower.keys() >= {*names}]
+    usual += [[by_lower[name]] for name in TEXTS if name in by_lower]
+    if len(usual) != 1:
+        pairs = " | ".join(f"[{one}, {other}]" for one, other in PAIRS)
+        raise ConfigError(
+            f"data.text: got null, and {table.source} has the columns {list_names(table.names)}; "
+            f"takes one column, two for pairs, or one of {' | '.join(TEXTS)} | {pairs} in the table"
+        )
+    log.info("%s: data.text: %s", table.source, list_names(usual[0]))
+    return usual[0]
+
+
+def encode(
+    table: Table, names: Sequence[str], config: TableConfig, sha256: str, cache_root: Path
+) -> Array:
+    """Return the texts of each row as a record of tokens [N], mapped from the cache.
+
+    All are as long as the longest. With `data.pairs=apart`, each text is a sample: those of a row
+    follow each other. A warning counts the texts that `data.max_tokens` truncates.
+
+    Args:
+        names: of one column, or of two with the texts of a pair.
+        sha256: of the table's content.
+
+    Raises:
+        ConfigError: the package tokenizers is not installed.
+        DataError: the tokenizer cannot be read, or a cell holds no text; names the row.
+    """
+    if find_spec("tokenizers") is None:
+        raise ConfigError(
+            f"data.tokenizer: got {config.tokenizer}, takes it with the package tokenizers; "
+            f"try {invocation.install('text')}"
+        )
+    path = Path(str(config.tokenizer))
+    texts = [_read(table, name) for name in names]
+    apart = config.pairs == "apart"
+    if apart and len(names) != 2:
+        raise ConfigError(f"data.pairs: got apart with data.text={names[0]}, takes two columns")
+    crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {TAKES}")
+
+    def make(folder: Path) -> None:
+        sources = (table.source, texts, apart, config.max_tokens, folder)
+        isolation.call(_write, path, *sources, crashed=crashed)
+
+    key: cache.Key = {
+        "sha256": sha256,
+        "tokenizer": files.sha256(path),
+        "texts": json.dumps([list(names), config.max_tokens, apart]),
+        "code": code.behind(__name__),
+    }
+    entry = cache.entry(cache_root, "texts", key, make)
+    noted = json.loads((entry / "notes.json").read_text())
+    records = np.load(entry / "records.npy", mmap_mode="r")
+    if noted["truncated"]:
+        log.warning(
+            "%s: %d of %d texts have more than %d tokens and are truncated; "
+            "try data.max_tokens=, up to the length that the network takes",
+            *(table.source, noted["truncated"], len(records), noted["most"]),
+        )
+    return records
+
+
+def _read(table: Table, name: str) -> Texts:
+    column = table.column("data.text", name)
+    if not columns.is_text(column):
+        raise DataError(f"{table.source}: column {name!r}: holds {column.type}, takes text")
+    columns.check_filled(column, f"{table.source}: column {name!r}")
+    return column.to_pylist()
+
+
+def _write(
+    path: Path, source: str, texts: Sequence[Texts], apart: bool, most: int | None, to: Path
+) -> None:
+    """Tokenize texts and write them as records; runs in a separate process."""
+    import tokenizers
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        cut = tokenizer.truncation or {}
+        most = most or cut.get("max_length", MAX_TOKENS)
+        tokenizer.enable_truncation(**{**cut, "max_length": most, "stride": 0})
+        tokenizer.no_padding()
+        rows = list(zip(*texts, strict=True))
+        samples = [text for row in rows for text in row] if apart else rows
+        ids, types, truncated = _tokenize(tokenizer, samples)
+    except Exception as error:  # of tokenizers, which has none of its own
+        raise DataError(f"{path}: cannot be read ({one_line(error)}); {TAKES}") from None
+    if empty := [number for number, row in enumerate(ids) if not len(row)]:
+        row = empty[0] // (len(texts) if apart else 1) + 1
+        raise DataError(f"{source}: row {row}: has no tokens; takes text in each row")
+    _save(ids, types, to / "records.npy")
+    files.write_text(to / "notes.json", json.dumps({"truncated": truncated, "most": most}))
+
+
+Rows = list[NDArray[np.integer]]
+
+
+def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """Return ids and types of the tokens of each sample, and the number of truncated samples."""
+    ids: Rows = []
+    types: Rows = []
+    truncated = 0
+    for start in range(0, len(samples), AT_ONCE):
+        some = [s[0] if len(s) == 1 else s for s in samples[start : start + AT_ONCE]]
+        for encoded in tokenizer.encode_batch(some):
+            ids.append(np.array(encoded.ids, np.int32))
+            types.append(np.array(encoded.type_ids, np.uint8))
+            truncated += bool(encoded.overflowing)
+    return ids, types, truncated
+
+
+def _save(ids: Rows, types: Rows, to: Path) -> None:
+    """Write records, padded at the end to the longest sample."""
+    longest = max(map(len, ids))
+    fields = ("input_ids", "attention_mask", "token_type_ids")
+    dtype = np.dtype([(name, "<i8", (longest,)) for name in fields])
+    files.check_room(dtype.itemsize * len(ids), to.parent)
+    records = np.lib.format.open_memmap(to, "w+", dtype, (len(ids),))
+    for record, tokens, kinds in zip(records, ids, types, strict=True):
+        length = len(tokens)
+        record["input_ids"][:length], record["token_type_ids"][:length] = tokens, kinds
+        record["attention_mask"][:length] = 1
+    records.flush()
