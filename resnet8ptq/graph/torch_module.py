@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import float_tensors
+from resnet8ptq.graph.layers import attribute, float_tensors
 
+_PASSING = ("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes")  # of one number
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
 
@@ -61,27 +63,57 @@ def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a graph in the newest opset that onnx2torch supports, if its operators allow it.
 
-    Later opsets mostly add types to operators; reductions take their axes as an input.
+    Later opsets mostly add types to operators; reductions take their axes as an input, and Gelu is
+    an operator. onnx2torch takes an empty name at the end of a node's inputs for a tensor.
     """
     lowered = copy.deepcopy(proto)
+    for node in lowered.graph.node:
+        while node.input and not node.input[-1]:
+            del node.input[-1]
     version = max(entry.version for entry in lowered.opset_import if not entry.domain)
     if version <= _OPSET:
-        return proto
+        return lowered
     for entry in lowered.opset_import:
         entry.version = entry.version if entry.domain else _OPSET
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in lowered.graph.node:
+    nodes = list(lowered.graph.node)
+    del lowered.graph.node[:]
+    for node in nodes:
         axes = constants.get(node.input[1]) if len(node.input) > 1 else None
         if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and axes is not None:
             values = onnx.numpy_helper.to_array(axes).tolist()
             kept = [item for item in node.attribute if item.name == "keepdims"]
             del node.attribute[:], node.input[1:]
             node.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
+        for item in [item for item in node.attribute if item.name == "saturate"]:
+            node.attribute.remove(item)  # of a Cast to 8-bit floats
+        exact = node.op_type == "Gelu" and attribute(node, "approximate", b"none") == b"none"
+        lowered.graph.node.extend(_to_erf(node, lowered.graph) if exact else [node])
     try:
         onnx.checker.check_model(lowered)
     except onnx.checker.ValidationError:  # the older opset lacks something
         return proto
     return lowered
+
+
+def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the nodes of `x * (0.5 + 0.5 * erf(x / sqrt(2)))`; their constants join the graph."""
+    name, ([source], [output]) = gelu.name, (gelu.input, gelu.output)
+    factors = {f"{name}__root": 2**-0.5, f"{name}__half": 0.5}
+    for key, value in factors.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(np.float32(value), key))
+    root, half = factors
+    steps = [
+        ("Mul", [source, root], f"{name}__scaled"),
+        ("Erf", [f"{name}__scaled"], f"{name}__erf"),
+        ("Mul", [f"{name}__erf", half], f"{name}__halved"),
+        ("Add", [f"{name}__halved", half], f"{name}__share"),
+        ("Mul", [source, f"{name}__share"], output),
+    ]
+    return [
+        onnx.helper.make_node(kind, inputs, [made], name if made == output else made)
+        for kind, inputs, made in steps
+    ]
 
 
 def name_tensors(
@@ -146,6 +178,12 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             fixed = _fix_slice(constants)
         elif kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
             fixed = _to_linear(constants[1])
+        elif kind == "OnnxGather" and 0 in constants and layer._axis == 0:
+            fixed, node.args = _Lookup(weights=constants[0]), node.args[1:]
+        elif kind == "OnnxGather" and 1 in constants:
+            fixed = _fix_gather(layer._axis, constants[1])
+        elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
+            fixed, node.args = _Positions(axis=counted[1]), counted[:1]
         if fixed is not None:
             module.set_submodule(node.target, fixed)
             node.args = node.args[:1]
@@ -194,6 +232,34 @@ def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
     return _Slice(parts=tuple(slices.get(axis, slice(None)) for axis in range(max(axes) + 1)))
 
 
+def _fix_gather(axis: int, indices: torch.Tensor) -> "_Fixed | None":
+    """Return a Gather of fixed indices; None if several count from the end."""
+    if indices.ndim == 0:
+        return _Select(axis=axis, index=int(indices))
+    if indices.ndim == 1 and (indices >= 0).all():
+        return _Take(axis=axis, indices=indices)
+    return None
+
+
+def _find_counted(
+    module: Any, node: Any, constants: Mapping[int, torch.Tensor]
+) -> "tuple[Any, int] | None":
+    """Return the tensor and its axis whose positions 0, 1, ... a Range counts; None for others."""
+    if set(constants) != {0, 2} or (constants[0], constants[2]) != (0, 1):
+        return None
+    source, axis = node.args[1], 0
+    while source.op == "call_module":
+        layer = module.get_submodule(source.target)
+        if type(layer).__name__ == "OnnxShape":
+            return source.args[0], axis + layer._start
+        if isinstance(layer, _Select):
+            axis = layer.index
+        elif type(layer).__name__ not in _PASSING:
+            return None
+        source = source.args[0]
+    return None
+
+
 class _Fixed(torch.nn.Module):  # type: ignore[misc]
     """A module whose attributes are set when it is made, and do not change."""
 
@@ -219,6 +285,49 @@ class _Slice(_Fixed):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the parts of `values`."""
         return values[self.parts]
+
+
+class _Lookup(_Fixed):
+    """Rows of fixed `weights`, as of a table of embeddings."""
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(weights, requires_grad=False)
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return [*indices, ...]."""
+        return self.weights[indices]
+
+
+class _Select(_Fixed):
+    """ONNX's Gather of one fixed `index` along `axis`."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values` without that axis."""
+        return values.select(self.axis, self.index)
+
+
+class _Take(_Fixed):
+    """ONNX's Gather of fixed `indices` along `axis`."""
+
+    def __init__(self, axis: int, indices: torch.Tensor) -> None:
+        super().__init__(axis=axis)
+        self.register_buffer("indices", indices)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values at the indices."""
+        return values.index_select(self.axis, self.indices)
+
+
+class _Positions(_Fixed):
+    """The positions 0, 1, ... along an axis, which FX, `torch.export` and tracing keep dynamic."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [size of the axis], int64."""
+        line = values
+        for _ in range(self.axis):
+            line = line.select(0, 0)
+        return torch.cumsum(torch.ones_like(line, dtype=torch.int64), 0) - 1
 
 
 class _Reshape(_Fixed):

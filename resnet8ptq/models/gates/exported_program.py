@@ -33,11 +33,13 @@ _PYTHON = re.compile(
 )
 _NAME = re.compile(r"[\w./: -]*")  # of a tensor: no character could end a name in code
 _TEXTS = {
-    # A dimension: sums and products of numbers and free dimensions; no other call, and no power,
-    # which may take forever. `++` matches digits once, so that the match ends soon as well.
+    # A dimension: sums and products of numbers and free dimensions, and squares of the latter; no
+    # other call, and no other power, which may take forever. `++` matches digits once, so that the
+    # match ends soon as well.
     "expr_str": re.compile(
         r"(?!.*(?:\d{13}|\*\*))"
-        r"(?:Symbol\('[su]\d++'(?:, \w++=True)*+\)|(?:Add|Mul|Integer|FloorDiv|Mod|Max|Min)\("
+        r"(?:Pow\((?=Symbol\('[su]\d++'(?:, \w++=True)*+\), Integer\(2\)\))"
+        r"|Symbol\('[su]\d++'(?:, \w++=True)*+\)|(?:Add|Mul|Integer|FloorDiv|Mod|Max|Min)\("
         r"|[su]?\d++|[-+*/(), ])++"
     ),
     **dict.fromkeys(("fqn", "parameter_name", "buffer_name"), _NAME),
