@@ -14,6 +14,7 @@ from resnet8ptq.data.splitting import join_lone
 log = logging.getLogger(__name__)
 
 _PER_CLASS = 100  # calibration samples of each class
+_OF_ALL_CLASSES = 2000  # calibration samples of more than 20 classes, which then share these
 _WITHOUT_CLASSES = 1000  # calibration samples in total
 _HELD_OUT = 2000  # in total
 LEAST_TO_CHOOSE = 50  # samples
@@ -29,9 +30,9 @@ def draw_calibration(
     samples draws from those. Copies of test images are not drawn.
 
     Args:
-        samples_per_class: None: 100, or all of a smaller class; without classes 1,000. If these are
-            more than half of the training images, the images of `draw_held_out` stay free for
-            choices.
+        samples_per_class: None: 100, or all of a smaller class; of more than 20 classes as many as
+            make 2,000 in total; without classes 1,000. If these are more than half of the training
+            images, the images of `draw_held_out` stay free for choices.
         held_out: splits whose images are not drawn.
 
     Raises:
@@ -40,7 +41,8 @@ def draw_calibration(
     """
     pool = data.calibrating
     strata = pool.strata(len(data.class_names))
-    default = _PER_CLASS if len(strata) > 1 else _WITHOUT_CLASSES
+    shared = max(1, min(_PER_CLASS, _OF_ALL_CLASSES // max(len(strata), 1)))
+    default = shared if len(strata) > 1 else _WITHOUT_CLASSES
     if samples_per_class is None and not held_out and data.calibration is None:
         most = sum(min(default, len(stratum)) for stratum in strata)
         if 2 * most > len(pool) >= 2 * LEAST_TO_CHOOSE:

@@ -88,6 +88,22 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
         UnsupportedError: the framework cannot quantize this network so.
     """
     config = settings.config
+    _refuse_training(config, fp32)
     if config.dtype.name != "fp32":
         find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
     return replace(settings, config=cast(RunConfig, settings.quantizer.fit(fp32)))
+
+
+def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
+    """Raise `UnsupportedError` for methods that train a simulation of networks of one input."""
+    names = [tensor.name for tensor in fp32.contract.inputs]
+    asked = {
+        "method=qat": config.method == "qat",
+        "corrections.reconstruction=true": config.corrections.reconstruction,
+    }
+    for setting, is_set in asked.items():
+        if is_set and len(names) > 1:
+            raise UnsupportedError(
+                f"{setting}: takes networks of one input; this one has {len(names)} "
+                f"({', '.join(names)}); try corrections.adaround=true"
+            )

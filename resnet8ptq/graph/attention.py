@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from resnet8ptq.graph.embeddings import find_tables
 from resnet8ptq.graph.layers import LAYERS, fused_activations, short_names, weight_layers
 
 _WHOLE = ("Attention", "MultiHeadAttention", "GroupQueryAttention")  # in one operator
@@ -70,7 +71,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     kept += attention if products else []
     outputs = {node.output[0] for node in kept}
     kept += [node for node in fused_activations(graph) if node.input[0] in outputs]
-    quantized = {node.output[0] for node in kept}
+    quantized = {node.output[0] for node in (*kept, *find_tables(graph))}
     return [node for node in graph.node if quantized.isdisjoint(node.output)]
 
 

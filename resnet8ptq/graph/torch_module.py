@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.core.text import one_line
+from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors
 
 _PASSING = ("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes")  # of one number
@@ -179,7 +180,7 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         elif kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
             fixed = _to_linear(constants[1])
         elif kind == "OnnxGather" and 0 in constants and layer._axis == 0:
-            fixed, node.args = _Lookup(weights=constants[0]), node.args[1:]
+            fixed, node.args = _Lookup(constants[0]), node.args[1:]
         elif kind == "OnnxGather" and 1 in constants:
             fixed = _fix_gather(layer._axis, constants[1])
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
@@ -201,6 +202,13 @@ def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
     linear = torch.nn.Linear(*weights.shape, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weights.T.contiguous())
     return linear
+
+
+def quantize_tables(module: Any, names: Collection[str]) -> None:
+    """Store the embeddings with these ONNX names in 8 bits, in place."""
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, _Lookup) and name in names:
+            module.set_submodule(name, _RowLookup(layer.weights))
 
 
 def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
@@ -297,6 +305,20 @@ class _Lookup(_Fixed):
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         """Return [*indices, ...]."""
         return self.weights[indices]
+
+
+class _RowLookup(_Fixed):
+    """A `_Lookup` of a table in 8 bits with a scale for each row, see `graph.embeddings`."""
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        super().__init__()
+        levels, scale = round_rows(weights.detach().numpy())
+        self.register_buffer("levels", torch.from_numpy(levels))
+        self.register_buffer("scale", torch.from_numpy(scale))
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return [*indices, width]."""
+        return self.levels[indices].to(torch.float32) * self.scale[indices]
 
 
 class _Select(_Fixed):

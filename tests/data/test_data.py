@@ -327,6 +327,16 @@ def test_a_training_image_that_is_a_test_image_does_not_calibrate():
         draw_calibration(same, None, 0)
 
 
+def test_many_classes_share_two_thousand_calibration_samples():
+    labels = np.repeat(np.arange(50), 100)
+    split = Split(np.arange(5000, dtype=np.float32)[:, None], labels, "here")
+    test = Split(-1 - split.images, labels, "here")
+    many = Dataset("many", tuple(map(str, range(50))), split, test)
+    drawn = draw_calibration(many, None, 0)
+    assert np.bincount(drawn.split.labels).tolist() == [40] * 50
+    assert len(draw_calibration(many, 60, 0).split) == 3000
+
+
 def test_one_different_pixel_makes_another_image():
     images = SMALL.train.images.copy()
     images[:, 0, 0, 0] ^= 1

@@ -35,6 +35,7 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
+from resnet8ptq.graph.embeddings import find_tables, quantize_tables
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
@@ -157,6 +158,8 @@ class OnnxQuantizer:
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
             skipped = find_float_nodes(proto.graph, Selection.of(config))
+            tables = self._find_tables(proto.graph, skipped)
+            skipped += tables
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
             narrow = self._find_narrow(proto.graph, skipped)
@@ -188,7 +191,8 @@ class OnnxQuantizer:
                 )
             if config.float_output:
                 rewriting.leave_output_in_float(written)
-            if rewriting.protect_float_layers(written) or config.float_output or narrow:
+            quantize_tables(written, tables)
+            if rewriting.protect_float_layers(written) or config.float_output or narrow or tables:
                 onnx.save(written, temporary)
             if config.slim:
                 onnx.save(slim(written), temporary)
@@ -207,6 +211,12 @@ class OnnxQuantizer:
         plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
         schemes = plan.narrow(layers, products).items()
         return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
+
+    def _find_tables(self, graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
+        """Return the embeddings that take 8 bits by row: not those in blocks of 4 bits."""
+        if self.config.method == "weight_only" and weight_only.takes_tables(self.config):
+            return []
+        return [node.name for node in find_tables(graph) if node.name not in skipped]
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))

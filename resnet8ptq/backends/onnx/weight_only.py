@@ -84,6 +84,11 @@ def find_operators(config: QuantizationConfig) -> list[str]:
     return [name for name in taken if name in (config.op_types or taken)]
 
 
+def takes_tables(config: QuantizationConfig) -> bool:
+    """Tell whether `op_types` names embedding tables, which then have 4 bits in blocks."""
+    return _EMBEDDING in find_operators(config) and config.op_types is not None
+
+
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
     """Return the matrix products that `quantize` takes.
 

@@ -33,7 +33,8 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.torch_module import load_torch_module
+from resnet8ptq.graph.embeddings import find_tables
+from resnet8ptq.graph.torch_module import load_torch_module, quantize_tables
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
@@ -114,6 +115,7 @@ class TorchQuantizer:
             return Artifact(path)
         graph = onnx.load(model.onnx_path).graph
         skipped = find_float_nodes(graph, Selection.of(config))
+        quantize_tables(module, {node.name for node in find_tables(graph)} - {*skipped})
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
         if config.method == "dynamic":

@@ -1,0 +1,75 @@
+"""Tables of embeddings: a Gather of rows of constant weights, which take 8 bits with a scale a row.
+
+A table holds most of a small text network, and each sample reads few of its rows. So the rows are
+stored in 8 bits and become float after they are read; a DequantizeLinear of the whole table, as
+ONNX Runtime's quantizer writes it, would convert every row for every batch.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from resnet8ptq.graph.layers import attribute
+
+_LEAST = 1e-30  # of a row's largest value; smaller ones are 0: their scale would underflow
+
+
+def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return each Gather of rows of a constant float table [rows, width]."""
+    tables = {t.name for t in graph.initializer if _is_table(t)}
+    constants = {tensor.name for tensor in graph.initializer}
+    return [
+        node
+        for node in graph.node
+        if node.op_type == "Gather"
+        and node.input[0] in tables
+        and node.input[1] not in constants
+        and attribute(node, "axis", 0) == 0
+    ]
+
+
+def _is_table(tensor: TensorProto) -> bool:
+    return tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2 and min(tensor.dims) > 1
+
+
+def round_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return a table [rows, width] as int8, and the scale of each row, [rows, 1].
+
+    >>> levels, scale = round_rows(np.array([[127, -1], [0, 0.5]], np.float32))
+    >>> levels.tolist(), scale[0].tolist()
+    ([[127, -1], [0, 127]], [1.0])
+    """
+    largest = np.abs(table).max(axis=1, keepdims=True)
+    scale = np.where(largest > _LEAST, largest / 127, 1).astype(np.float32)
+    return np.rint(table / scale).astype(np.int8), scale
+
+
+def quantize_tables(proto: onnx.ModelProto, names: Collection[str]) -> None:
+    """Store the tables of the Gather nodes in `names` in 8 bits, in place; see `round_rows`."""
+    graph = proto.graph
+    nodes = [node for node in find_tables(graph) if node.name in names]
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for name in dict.fromkeys(node.input[0] for node in nodes):
+        levels, scale = round_rows(numpy_helper.to_array(stored[name]))
+        for suffix, values in (("levels", levels), ("scale", scale)):
+            graph.initializer.append(numpy_helper.from_array(values, f"{name}__{suffix}"))
+    for node in nodes:
+        (table, indices), [output] = node.input, node.output
+        steps = [
+            ("Gather", [f"{table}__levels", indices], f"{output}__levels", {}),
+            ("Cast", [f"{output}__levels"], f"{output}__float", {"to": TensorProto.FLOAT}),
+            ("Gather", [f"{table}__scale", indices], f"{output}__scale", {}),
+            ("Mul", [f"{output}__float", f"{output}__scale"], output, {}),
+        ]
+        index = list(graph.node).index(node)
+        graph.node.remove(node)
+        for kind, inputs, made, attributes in reversed(steps):
+            name = node.name if made == output else made
+            graph.node.insert(index, helper.make_node(kind, inputs, [made], name, **attributes))
+    used = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)

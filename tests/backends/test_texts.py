@@ -1,0 +1,80 @@
+"""Networks with several inputs and of any length, in every backend that takes them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.records import pack
+from resnet8ptq.data import registry
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.experiment.compatibility import fit, fit_settings
+from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.models import model
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of, runtime_of
+
+BACKENDS = ("onnx", "torch", "torch_pt2e")
+ROUNDING = 1e-4  # of logits of about 10
+
+
+@pytest.fixture(scope="module")
+def phrases(cache_root: Path) -> tuple[Dataset, model.Fp32Model]:
+    data = registry.load("phrases", None, cache_root)
+    fp32 = model.load(make_config("data=phrases").model, data, cache_root)
+    return fit(data, fp32), fp32
+
+
+def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases) -> None:
+    data, fp32 = phrases
+    assert [(t.name, t.shape) for t in fp32.contract.inputs] == [
+        ("input_ids", (None,)),
+        ("attention_mask", (None,)),
+    ]
+    assert not fp32.conversion.without_torch
+    assert len({batch.dtype for batch in data.test.take(np.arange(50)).batches(5)}) > 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_outputs_do_not_depend_on_the_batch_size(phrases, backend, dtype, tmp_path) -> None:
+    """Neither on the padding that a batch adds."""
+    data, fp32 = phrases
+    config = make_config("data=phrases", f"backend={backend}", f"dtype={dtype}", "per_channel=true")
+    quantizer = quantizer_of(config)
+    artifact = quantizer.quantize(fp32, draw_calibration(data, 10, 0).split, tmp_path)
+    predict, some = quantizer.load(artifact.path, 1).predict, data.test.take(np.arange(0, 4000, 16))
+    outputs = []
+    for size in (1, 32, 250):
+        batches = some.batches(size)
+        outputs.append(batches.restore(np.concatenate([predict(batch)[0] for batch in batches])))
+    for other in outputs[1:]:
+        np.testing.assert_allclose(other, outputs[0], atol=ROUNDING)
+    right = (outputs[0].argmax(axis=1) == some.labels).mean()
+    assert right > 0.9  # FP32: 95.3% of all samples
+
+
+def test_padding_does_not_calibrate(phrases, tmp_path) -> None:
+    """Ranges of samples that are stored longer are equal: no position of padding is counted."""
+    data, fp32 = phrases
+    config = make_config("data=phrases", "backend=onnx", "per_channel=true")
+    drawn = draw_calibration(data, 10, 0).split
+    stored = drawn.images[:]
+    longer = {name: np.pad(stored[name], [(0, 0), (0, 9)]) for name in stored.dtype.names}
+    padded = replace(drawn, images=pack(longer))
+    found = [
+        quantizer_of(config).quantize(fp32, split, folder).ranges
+        for split, folder in ((drawn, tmp_path / "a"), (padded, tmp_path / "b"))
+        if folder.mkdir() is None
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("setting", ["method=qat", "corrections.reconstruction=true"])
+def test_what_trains_a_simulation_of_one_input_is_unsupported(phrases, setting) -> None:
+    config = make_config("data=phrases", "backend=onnx", setting)
+    with pytest.raises(UnsupportedError, match=f"{setting}: takes networks of one input"):
+        fit_settings(Settings(config, runtime_of(config)), phrases[1])
