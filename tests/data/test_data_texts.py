@@ -17,6 +17,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.records import unpack
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_held_out
 from resnet8ptq.data.sources import texts
 from tests.helpers.configs import make_config
 
@@ -185,6 +186,14 @@ def test_the_texts_of_a_pair_are_two_samples_of_a_group(read, tmp_path):
         ConfigError, match=r"data.pairs: got apart with data.text=sentence1, takes t"
     ):
         read(root, "data.pairs=apart", "data.text=sentence1")
+
+
+def test_samples_that_choose_are_whole_pairs(read, tmp_path):
+    data = read(write_pairs(tmp_path / "pairs.csv"), "data.pairs=apart")
+    for images in (2, 4, 5):
+        held_out = draw_held_out(data, images)
+        assert held_out.has_pairs and len(held_out) == images // 2 * 2
+    assert not data.train.take(np.arange(1, len(data.train))).has_pairs
 
 
 # Two files
