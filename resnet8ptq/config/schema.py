@@ -25,7 +25,9 @@ WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 # The metrics that a search can optimize, with their direction.
 OBJECTIVES = {
     **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
-    **dict.fromkeys(("top5_accuracy", "macro_f1", "auc", "pauc", "ap"), "maximize"),
+    **dict.fromkeys(
+        ("top5_accuracy", "macro_f1", "auc", "pauc", "ap", "spearman", "pearson"), "maximize"
+    ),
     **dict.fromkeys(("drop", "mae", "rmse", "relative_error"), "minimize"),
     **dict.fromkeys(("kl_divergence", "size_bytes", "peak_memory_bytes"), "minimize"),
     **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
@@ -220,6 +222,14 @@ class RegressionConfig(TaskConfig):
 
     name: str = "regression"
     primary: str = limited("mae", one_of("mae", "rmse"))
+    resamples: int = limited(9999, at_least(100))
+
+
+@dataclass
+class SimilarityConfig(TaskConfig):
+    """Pairs of texts; see `tasks.similarity`."""
+
+    name: str = "similarity"
     resamples: int = limited(9999, at_least(100))
 
 

@@ -117,6 +117,13 @@ class Split:
         return np.zeros_like(whole(stored))
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether every group has two samples, which are of use together only."""
+        if self.groups is None:
+            return False
+        return set(np.unique(self.groups, return_counts=True)[1].tolist()) == {2}
+
+    @property
     def has_pictures(self) -> bool:
         """Whether the samples are pictures [H, W, C], which may be shifted and mirrored.
 

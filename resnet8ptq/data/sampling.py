@@ -97,7 +97,7 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
 
     The draw depends on the data only, so that runs with other seeds and calibration images are
     measured on the same images. A smaller draw is part of a larger one. Copies of test images are
-    not drawn.
+    not drawn. Both samples of a pair are, if both may be.
 
     Args:
         images: None: 2,000, or half of the free images if these are fewer.
@@ -124,6 +124,9 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
     # Take the first image of each class, then the second of each, and so on: the sort is stable.
     turns = np.concatenate([np.arange(len(members)) for members in classes])
     drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:images]]
+    if data.train.has_pairs:
+        groups = np.asarray(data.train.groups)
+        drawn = np.flatnonzero(free & np.isin(groups, groups[drawn[: max(images // 2, 1)]]))
     return data.train.take(np.sort(drawn).astype(np.int64))
 
 

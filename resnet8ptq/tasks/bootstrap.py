@@ -92,6 +92,7 @@ class BootstrapScores(Scores):
         per_item: the value of each item [n], where the metric has one.
         others: further metrics, by MLflow name.
         of_mean: `per_item` [n] of a network that always predicts the mean of the targets.
+        items: number of items; None: one for each sample.
     """
 
     outputs: Outputs
@@ -100,11 +101,12 @@ class BootstrapScores(Scores):
     per_item: Values | None = None
     others: Metrics = field(default_factory=dict)
     of_mean: Values | None = None
+    items: int | None = None
 
     @property
     def total(self) -> int:
         """Number of items."""
-        return len(self.outputs)
+        return len(self.outputs) if self.items is None else self.items
 
     @cached_property
     def value(self) -> float:

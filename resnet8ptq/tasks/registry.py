@@ -23,6 +23,7 @@ TASKS = {
     "anomaly": "resnet8ptq.tasks.anomaly:ANOMALY",
     "detection": "resnet8ptq.tasks.detection.task:DETECTION",
     "regression": "resnet8ptq.tasks.regression:REGRESSION",
+    "similarity": "resnet8ptq.tasks.similarity:SIMILARITY",
     "agreement": "resnet8ptq.tasks.agreement:AGREEMENT",
     "deviation": "resnet8ptq.tasks.deviation:DEVIATION",
     "custom": "resnet8ptq.tasks.custom:CUSTOM",

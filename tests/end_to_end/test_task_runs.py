@@ -73,6 +73,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     np.savez(folder / "two.npz", x=x, y=two)
     np.savez(folder / "bare.npz", x=x)
     np.savez(folder / "values.npz", x=x, y=noisy[:, :3].astype(np.float32))
+    one, other = x[::2, :3], x[1::2, :3]
+    cosine = (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    scores = np.repeat(cosine + random.normal(size=half) * 0.2, 2)
+    np.savez(folder / "pairs.npz", x=x, y=scores, groups=np.arange(SAMPLES) // 2)
     np.savez(
         folder / "clips.npz",
         **{"x_train": windows[:half][~strange[:half]], "x_test": windows[half:]},
@@ -113,6 +117,10 @@ RUNS = {
         ("pauc", "baseline/pauc", "paired/p_value", "sqnr_db"),
     ),
     "regression": ("values", "regressor", (), "MAE", ("rmse", "baseline/mae", "paired/p_value")),
+    "similarity": (
+        *("pairs", "regressor", ("task=similarity", "task.resamples=199"), "Spearman"),
+        ("pearson", "baseline/spearman", "paired/p_value", "sqnr_db", "drop"),
+    ),
     "custom": (
         *("values", "regressor"),
         ("task=custom", "task.metric._target_=own_metric.worst", *SCORED),

@@ -36,6 +36,7 @@ from resnet8ptq.tasks import (
     distortion,
     registry,
     regression,
+    similarity,
     statistics,
 )
 from resnet8ptq.tasks.bootstrap import Replicates
@@ -62,6 +63,7 @@ TWO = CLASSES % 2
 TARGETS = RANDOM.normal(size=(ITEMS, 2)).astype(np.float32)
 WINDOWS = RANDOM.normal(size=(ITEMS, 4)).astype(np.float32)
 CLIPS = np.repeat(np.arange(ITEMS // 2), 2)  # a label for each
+PAIR_SCORES = TARGETS[CLIPS, 0]
 NAMES = tuple("abcdefg")
 
 
@@ -117,6 +119,19 @@ def noisy_values(noise: float, seed: int = 1) -> Outputs:
 
 def noisy_pair(noise: float, seed: int = 1) -> Outputs:
     return Outputs((*noisy_values(noise, seed).values, 100 * WINDOWS), None, VALUES)
+
+
+def noisy_scores(noise: float, seed: int = 1) -> Outputs:
+    return Outputs((noisy_values(noise, seed).values[0][:, :1],), None, VALUES)
+
+
+def noisy_embeddings(noise: float, seed: int = 1) -> Outputs:
+    """The angle between the two texts of a pair grows as their score falls."""
+    angles = np.where(np.arange(ITEMS) % 2, np.arccos(np.tanh(PAIR_SCORES)), 0)
+    angles += drawn(seed).normal(size=ITEMS) * (0.02 + 0.1 * noise)
+    lengths = 1 + drawn(3).random(ITEMS)
+    turned = lengths * np.stack([np.cos(angles), np.sin(angles)])
+    return Outputs((turned.T.astype(np.float32),), None, VALUES)
 
 
 def boxes() -> np.ndarray:
@@ -181,6 +196,10 @@ CASES = {
     "number": Case(own(mean_error), Targets(TARGETS), noisy_values),
     "numbers": Case(own(errors), Targets(TARGETS), noisy_values),
     "detection": Case(detector(), Targets(BOXES, pictures=black), noisy_boxes),
+    "pairs": Case(similarity.build(500), Targets(TARGETS[:, 0]), noisy_scores),
+    "embeddings": Case(
+        similarity.build(500, embeds=True), Targets(PAIR_SCORES, CLIPS), noisy_embeddings
+    ),
     "agreement": Case(agreement.build(), Targets(), noisy_classes),
     "deviation": Case(deviation.build(("scores", "boxes")), Targets(), noisy_pair),
 }
@@ -356,7 +375,9 @@ def test_the_task_that_fits(data, name, caplog):
 
 
 def test_every_task_that_auto_takes_has_its_reason():
-    assert set(registry.BECAUSE) == set(registry.TASKS) - {"binary", "anomaly", "custom"}
+    assert set(registry.BECAUSE) == set(registry.TASKS) - {
+        *("binary", "anomaly", "custom", "similarity"),
+    }
 
 
 # FP32 no better than chance
@@ -368,6 +389,7 @@ BROKEN = {  # outputs of a broken network by task
     "binary": Outputs((drawn(4).random((ITEMS, 1)).astype(np.float32),), None, PROBABILITIES),
     "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
     "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
+    "similarity": Outputs((np.ones((ITEMS, 1), np.float32),), None, VALUES),
     "detection": Outputs((np.full((ITEMS, 4, 6), NOTHING, np.float32),), None, VALUES),
 }
 

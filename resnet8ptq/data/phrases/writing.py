@@ -31,27 +31,27 @@ _SHARED = 0.15  # of the topic words of a request
 _MISSPELT = 0.03  # of all words
 
 _TOPICS = {
-    "weather": "rain snow storm wind sun cloud fog frost degrees forecast umbrella thunder",
-    "travel": "train ticket flight hotel airport luggage platform passport journey gate map tour",
     "food": "recipe dinner soup bread oven salad cheese pasta lunch breakfast cake pepper",
-    "shopping": "shirt shoes size shop discount cart refund coat basket gift brand store",
-    "money": "account bank loan card transfer balance salary coins invoice tax savings rent",
-    "work": "meeting office report project manager desk deadline client team contract slides email",
     "health": "doctor pain fever pills clinic cough sleep dentist pulse vaccine allergy bandage",
+    "money": "account bank loan card transfer balance salary coins invoice tax savings rent",
+    "shopping": "shirt shoes size shop discount cart refund coat basket gift brand store",
     "sport": "match goal race tennis coach stadium league bicycle swim medal referee score",
+    "travel": "train ticket flight hotel airport luggage platform passport journey gate map tour",
+    "weather": "rain snow storm wind sun cloud fog frost degrees forecast umbrella thunder",
+    "work": "meeting office report project manager desk deadline client team contract slides email",
 }
-CLASS_NAMES: tuple[str, ...] = tuple(_TOPICS)
-# Words of each topic that the next one shares; the last shares with the first.
-_BETWEEN = (
-    "season delay beach mountain",  # weather, travel
-    "menu restaurant market kitchen",  # travel, food
-    "order delivery price list",  # food, shopping
-    "payment bill receipt cost",  # shopping, money
-    "budget number form hours",  # money, work
-    "stress break insurance chair",  # work, health
-    "training diet injury water",  # health, sport
-    "outdoors season park jacket",  # sport, weather
-)
+CLASS_NAMES: tuple[str, ...] = tuple(_TOPICS)  # in alphabetical order, as tables have them
+# Words that two topics share.
+_BETWEEN = {
+    ("weather", "travel"): "season delay beach mountain",
+    ("travel", "food"): "menu restaurant market kitchen",
+    ("food", "shopping"): "order delivery price list",
+    ("shopping", "money"): "payment bill receipt cost",
+    ("money", "work"): "budget number form hours",
+    ("work", "health"): "stress break insurance chair",
+    ("health", "sport"): "training diet injury water",
+    ("sport", "weather"): "outdoors season park jacket",
+}
 _ASKING = "show find tell need want help check send book about"
 _EXCLUDING = "not without except instead forget skip"
 _FILLING = (
@@ -67,9 +67,12 @@ def _split(words: str) -> tuple[str, ...]:
 
 
 _OWN = tuple(map(_split, _TOPICS.values()))
-_JOINT = tuple(map(_split, _BETWEEN))
+_JOINT = tuple(
+    tuple(word for pair, words in _BETWEEN.items() if name in pair for word in _split(words))
+    for name in CLASS_NAMES
+)
 VOCABULARY: tuple[str, ...] = _split(
-    " ".join([*_TOPICS.values(), *_BETWEEN, _ASKING, _EXCLUDING, _FILLING])
+    " ".join([*_TOPICS.values(), *_BETWEEN.values(), _ASKING, _EXCLUDING, _FILLING])
 )
 IDS = {word: number for number, word in enumerate(VOCABULARY, START + 1)}
 
@@ -96,7 +99,7 @@ def encode(phrases: Sequence[str]) -> Array:
     """Return phrases as records [N] of `input_ids` and `attention_mask`, int64 [TOKENS] each.
 
     >>> encode(["show rain", "show raain"])["input_ids"][:, :4].tolist()
-    [[2, 130, 3, 0], [2, 130, 1, 0]]
+    [[2, 130, 75, 0], [2, 130, 1, 0]]
     """
     ids = np.full((len(phrases), TOKENS), PADDING, np.int64)
     for row, phrase in zip(ids, phrases, strict=True):
@@ -158,9 +161,8 @@ def _write_one(rng: np.random.RandomState, topic: int) -> str:
 
 def _mention(rng: np.random.RandomState, topic: int, count: int) -> list[str]:
     """Return words of a topic, some of which a neighbouring topic shares."""
-    joint = _JOINT[topic - 1] + _JOINT[topic]
     shared = rng.random_sample(count) < _SHARED
-    return [_pick(rng, joint if some else _OWN[topic]) for some in shared]
+    return [_pick(rng, (_JOINT if some else _OWN)[topic]) for some in shared]
 
 
 def _pick(rng: np.random.RandomState, words: Sequence[str]) -> str:

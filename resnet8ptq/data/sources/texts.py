@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config import limits
 from resnet8ptq.config.schema import TableConfig
 from resnet8ptq.core import cache, code, files, invocation, isolation
-from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.records import Array
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.lazy import AT_ONCE
@@ -26,6 +26,7 @@ from resnet8ptq.data.sources.columns import Table
 
 log = logging.getLogger(__name__)
 
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 PAIRS = (("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"))
 TEXTS = ("text", "sentence", "question")
 LABELS = ("score", "similarity", "category", "intent")  # where no column has a usual name
@@ -132,11 +133,18 @@ def _write(
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
         cut = tokenizer.truncation or {}
         most = most or cut.get("max_length", MAX_TOKENS)
+        added = tokenizer.num_special_tokens_to_add(len(texts) == 2 and not apart)
+        if most <= added:  # such lengths truncate nothing
+            raise ConfigError(
+                f"data.max_tokens: got {most}, takes more than the {added} tokens that {path} adds"
+            )
         tokenizer.enable_truncation(**{**cut, "max_length": most, "stride": 0})
         tokenizer.no_padding()
         rows = list(zip(*texts, strict=True))
         samples = [text for row in rows for text in row] if apart else rows
         ids, types, truncated = _tokenize(tokenizer, samples)
+    except PtqError:
+        raise
     except Exception as error:  # of tokenizers, which has none of its own
         raise DataError(f"{path}: cannot be read ({one_line(error)}); {TAKES}") from None
     if empty := [number for number, row in enumerate(ids) if not len(row)]:
@@ -166,8 +174,7 @@ def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, int]:  # type: ignore[no-
 def _save(ids: Rows, types: Rows, to: Path) -> None:
     """Write records, padded at the end to the longest sample."""
     longest = max(map(len, ids))
-    fields = ("input_ids", "attention_mask", "token_type_ids")
-    dtype = np.dtype([(name, "<i8", (longest,)) for name in fields])
+    dtype = np.dtype([(name, "<i8", (longest,)) for name in INPUTS])
     files.check_room(dtype.itemsize * len(ids), to.parent)
     records = np.lib.format.open_memmap(to, "w+", dtype, (len(ids),))
     for record, tokens, kinds in zip(records, ids, types, strict=True):

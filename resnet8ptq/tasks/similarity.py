@@ -1,0 +1,154 @@
+"""`task=similarity`: pairs of texts and how alike they are; Spearman's correlation, and Pearson's.
+
+A network scores a pair itself (a cross-encoder: one sample, one output value), or embeds each text
+(a bi-encoder: two samples of one group, whose score is the cosine of their embeddings).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import SimilarityConfig
+from resnet8ptq.core.errors import ConfigError, DataError, ModelError
+from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores
+from resnet8ptq.tasks.contract import (
+    Array,
+    Comparison,
+    Metric,
+    Outputs,
+    Scores,
+    Setting,
+    Targets,
+    Task,
+    TaskType,
+    check_labels,
+    describe,
+    doubt_below,
+)
+from resnet8ptq.tasks.statistics import Values
+
+SPEARMAN = Metric("spearman", "Spearman")
+
+
+def build(resamples: int = 9999, output: int = 0, embeds: bool = False) -> Task:
+    """Return the task.
+
+    Args:
+        resamples: see `BootstrapScores`.
+        output: the index of the output that is scored.
+        embeds: it is the embedding of one text; else the score of a pair.
+    """
+    return Task(
+        "similarity",
+        SPEARMAN,
+        partial(_score, resamples, output, embeds),
+        BOOTSTRAP,
+        beside=(Metric("pearson", "Pearson"),),
+        joins_groups=embeds,
+        arrays=_keep_predictions,
+        doubt=_doubt,
+    )
+
+
+def _score(
+    resamples: int, output: int, embeds: bool, outputs: Outputs, targets: Targets
+) -> BootstrapScores:
+    exact = np.asarray(targets.labels, np.float64)
+    values = outputs.values[output].reshape(len(exact), -1).astype(np.float64)
+    if embeds:
+        pairs = _pair(targets.groups)
+        if (exact[pairs[:, 0]] != exact[pairs[:, 1]]).any():
+            raise DataError("data.groups: a pair has two scores; takes one")
+        values, exact = _cosine(values[pairs[:, 0]], values[pairs[:, 1]]), exact[pairs[:, 0]]
+    predicted = values.reshape(-1)
+    return BootstrapScores(
+        outputs,
+        _correlate_ranks(predicted, exact),
+        resamples,
+        predicted,
+        {"pearson": correlate(predicted, exact)},
+        items=len(exact),
+    )
+
+
+def _pair(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Return the samples of each pair [pairs, 2]; a sample is left out where its partner is.
+
+    Samples that choose a model are drawn without copies of others, which may part a pair.
+    """
+    if groups is None:
+        raise ConfigError(
+            "data.groups: got null, and the network embeds single texts; takes equal numbers for "
+            "the two texts of a pair; of a table: data.pairs=apart"
+        )
+    order = np.argsort(groups, kind="stable")
+    _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
+    if counts.max() > 2 or counts.max() < 2:
+        raise DataError(f"data.groups: got groups of {counts.max()} samples, takes pairs")
+    first = starts[counts == 2]
+    return order[np.stack([first, first + 1], axis=1)]
+
+
+def _cosine(one: Array, other: Array) -> NDArray[np.float64]:
+    """Return the cosine of the angle between rows [n, d]; 0 beside a row of zeros."""
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return (one * other).sum(axis=1) / np.where(lengths == 0, 1, lengths)
+
+
+def correlate(one: Array, other: Array) -> float:
+    """Return Pearson's correlation of two arrays [n]; 0 where one of them is constant."""
+    left, right = (values - values.mean() for values in (one, other))
+    spread = math.sqrt((left @ left) * (right @ right))
+    return float(left @ right) / spread if spread else 0.0
+
+
+def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]], float]:
+    """Return Spearman's correlation as a function of the chosen items; ties share their mean rank.
+
+    Values are sorted once, so that a bootstrap sample only counts.
+    """
+    places = [np.unique(values, return_inverse=True)[1] for values in (one, other)]
+
+    def ranked(place: NDArray[np.int64], chosen: NDArray[np.int64]) -> Values:
+        counts = np.bincount(place[chosen])
+        return (np.cumsum(counts) - (counts - 1) / 2)[place[chosen]]
+
+    return lambda chosen: correlate(*(ranked(place, chosen) for place in places))
+
+
+def _doubt(baseline: Scores, expected: float | None) -> str | None:
+    """Doubt a correlation that is not significantly above 0, or is below `expected`."""
+    shown, interval = f"Spearman {baseline.value:.4f}", baseline.per_sample.interval
+    return f"NEAR ZERO, {shown}" if interval[0] <= 0 else doubt_below(shown, interval, expected)
+
+
+def _keep_predictions(comparison: Comparison) -> dict[str, Array]:
+    return {
+        "predictions": comparison.model.per_item,
+        "baseline_predictions": comparison.baseline.per_item,
+        **comparison.paired.arrays(),
+    }
+
+
+def _make(config: SimilarityConfig, setting: Setting) -> Task:
+    check_labels("similarity", setting, "fiu", "a score for each pair [N]")
+    labels = np.asarray(setting.labels)
+    if labels.ndim > 1:
+        raise ConfigError(
+            f"task=similarity: the labels of {setting.data} are {list(labels.shape)}, takes a "
+            "score for each pair [N]"
+        )
+    flat = [place for place, shape in enumerate(setting.outputs.values()) if len(shape) < 2]
+    if len(flat) != 1:
+        raise ModelError(
+            f"returns {describe(setting.outputs)}; task=similarity takes one output with a score "
+            "[1] of each pair, or the embedding [width] of each text"
+        )
+    shape = [*setting.outputs.values()][flat[0]]
+    return build(config.resamples, flat[0], embeds=shape not in ((), (1,)))
+
+
+SIMILARITY = TaskType(_make, lambda config, class_names: build(config.resamples), SimilarityConfig)

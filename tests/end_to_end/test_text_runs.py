@@ -1,0 +1,64 @@
+"""Networks of texts, on the command line: the embedded set, and the commands of docs/data.md."""
+
+import re
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.calling import REPO, call
+
+pytest.importorskip("tokenizers", reason="needs the extra text")
+
+SECTION = (REPO / "docs" / "data.md").read_text().partition("\n## Texts")[2].partition("\n## ")[0]
+COMMANDS = [shlex.split(line) for line in re.findall(r"^ {4}resnet8ptq run (.*)$", SECTION, re.M)]
+FAST = ("latency.enabled=false", "calib.samples_per_class=20")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the files that the section makes."""
+    folder = tmp_path_factory.mktemp("texts")
+    [script] = re.findall(r"<<'END'\n(.*?)\n {4}END", SECTION, re.S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(compile(textwrap.dedent(script), "docs/data.md", "exec"), {})
+    return folder
+
+
+def run(folder: Path, files: Path, *words: str):
+    for path in files.iterdir():
+        (folder / path.name).symlink_to(path)
+    done = call(folder, *words, *FAST)
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.mark.slow
+def test_a_table_of_phrases_is_scored_as_the_embedded_set(files, tmp_path):
+    [words] = [words for words in COMMANDS if any(w.startswith("data.test=") for w in words)]
+    (tmp_path / "table").mkdir()
+    (tmp_path / "embedded").mkdir()
+    table = run(tmp_path / "table", files, *words)
+    settings = [word for word in words if not word.startswith(("data", "model"))]
+    embedded = call(tmp_path / "embedded", *settings, "data=phrases", *FAST)
+    assert embedded.code == 0, embedded.err
+    assert [row["accuracy"] for row in table.table] == [row["accuracy"] for row in embedded.table]
+    assert {row["limit"] for row in table.table} == {"baseline", "pass"}
+    assert "phrases, encoder, " in embedded.out
+    [child, _] = table.children
+    kept = table.artifacts(child)["tokenizer.json"].read_bytes()
+    assert kept == (files / "my_tokenizer.json").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [words for words in COMMANDS if "-m" not in words], ids=str)
+def test_the_other_commands_of_the_section_run(files, tmp_path, words):
+    done = run(tmp_path, files, *words)
+    [finished] = done.runs
+    assert finished.data.metrics["sqnr_db"] > 10
+    if "task=similarity" in words:
+        assert finished.data.metrics["baseline/spearman"] > 0.4
+        assert finished.data.metrics["counts/total"] == 1000  # pairs, not texts
+        assert {"pearson", "baseline/pearson", "paired/p_value"} <= set(finished.data.metrics)
