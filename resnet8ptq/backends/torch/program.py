@@ -27,12 +27,18 @@ _ROUNDED = (
 )
 
 
-def export(module: Any, example: torch.Tensor) -> ExportedProgram:
-    """Export a network for any batch size; `example` is one sample [1, H, W, C]."""
+def export(module: Any, example: torch.Tensor, most: int | None = None) -> ExportedProgram:
+    """Export a network for any batch size, or for at most `most` samples.
+
+    Args:
+        example: one sample [1, H, W, C].
+        most: the trace takes so many, as it can exclude larger batches than the one that it sees.
+    """
     for weights in [*module.parameters(), *module.buffers()]:
         weights.data = weights.data.contiguous()  # else a transposed view is saved as a view
-    batch = example.repeat(2, *[1] * (example.ndim - 1))  # torch treats a batch of 1 as fixed
-    free = ({0: torch.export.Dim("batch")},)
+    # torch treats a batch of 1 as fixed.
+    batch = example.repeat(most or 2, *[1] * (example.ndim - 1))
+    free = ({0: torch.export.Dim("batch", max=most)},) if most != 1 else None
     with known_warnings():
         return torch.export.export(module, (batch,), dynamic_shapes=free)
 

@@ -1,0 +1,44 @@
+"""Lowers a torch network to an ExecuTorch program (.pte) whose operators XNNPACK runs."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from resnet8ptq.backends.torch.program import export
+from resnet8ptq.core.errors import QuantizationError, errors_as
+
+
+def lower(module: Any, example: torch.Tensor, most: int) -> bytes:
+    """Return the content of a .pte file; XNNPACK takes what it can, portable kernels the rest.
+
+    Args:
+        example: one sample [1, ...].
+        most: samples; the runtime plans memory for so many at once, and refuses more.
+
+    Raises:
+        QuantizationError: torch cannot export the network, or ExecuTorch cannot lower it.
+    """
+    with errors_as(QuantizationError, "backend=executorch: cannot lower the network"), silenced():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+        program = export(module, example, most)
+        lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        return bytes(lowered.to_executorch().buffer)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Silence ExecuTorch's and torchao's warnings: of other processors, and of their own calls."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
