@@ -14,7 +14,8 @@ _LAYERS = re.compile(
     r"XNN(Conv2d|DepthwiseConv2d|ConvTranspose2d|FullyConnected|BatchMatrixMultiply)"
     r"|aten::(convolution|linear|matmul|addmm|bmm|mm)"
 )
-_CONVERSION = "XNNConvert"
+# Conversions between float and 8 bits, and what only reads or names shapes.
+_NO_WORK = ("XNNConvert", "quantized_decomposed::", "executorch_prim::", "aten::sym_size")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Operator:
 
 
 def read(content: bytes) -> list[Operator]:
-    """Return the operators of a program, without those that convert between float and 8 bits."""
+    """Return the operators of a program, without conversions between float and 8 bits."""
     with silenced():
         from executorch.exir._serialize._program import deserialize_pte_binary
         from executorch.exir.schema import DelegateCall, KernelCall
@@ -53,8 +54,7 @@ def read(content: bytes) -> list[Operator]:
             operators += _read_delegate(program.backend_delegate_data[index].data)
         elif isinstance(call, KernelCall):
             operators.append(Operator(plan.operators[call.op_index].name, False, False))
-    conversions = (_CONVERSION, "quantized_decomposed::")
-    return [operator for operator in operators if not operator.kind.startswith(conversions)]
+    return [operator for operator in operators if not operator.kind.startswith(_NO_WORK)]
 
 
 def _read_delegate(payload: bytes) -> Iterator[Operator]:

@@ -45,7 +45,7 @@ _TAKES: Takes = {
     "method": (["static", "qat"], f"static only; {WITH_ACTIVATIONS['method'][1]}"),
     "dtype.name": (["int8"], _KERNELS),
     "symmetric.weights": ([None, True], _KERNELS),
-    "reduce_range": ([None, False], "XNNPACK's kernels are exact in 8 bits on every CPU"),
+    "reduce_range": ([None, False], "XNNPACK's kernels take 8 bits"),
     "calib.name": (SHARED, f"the observer of backend=torch; takes {' | '.join(SHARED)}"),
     "format": ([None], "QDQ and QOperator are ONNX's"),
     "slim": ([False], "for ONNX files"),
@@ -65,8 +65,8 @@ class ExecutorchQuantizer:
         """Return weight and activation dtype; raise `UnsupportedError` without ExecuTorch."""
         config = self.config
         if find_spec("executorch") is None:
-            install = invocation.install("executorch")
-            raise UnsupportedError(f"backend=executorch: ExecuTorch is not installed; {install}")
+            mend = invocation.install("executorch")
+            raise UnsupportedError(f"backend=executorch: ExecuTorch is not installed; try {mend}")
         if config.dtype.name == "fp32":
             return Resolved()
         if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:
