@@ -90,13 +90,15 @@ def test_programs_survive_another_number_of_threads(quantize: Quantize) -> None:
 
 
 @needs_executorch
+@pytest.mark.parametrize("most", [1, 16])  # 16: a bound that torch's own choice of kernels has
 def test_more_samples_than_memory_is_planned_for_run_in_parts(
-    quantize: Quantize, monkeypatch: pytest.MonkeyPatch, quantize_anew: Quantize
+    quantize: Quantize, monkeypatch: pytest.MonkeyPatch, quantize_anew: Quantize, most: int
 ) -> None:
     whole = quantize("backend=executorch", "dtype=int8").predict(images=100)
-    monkeypatch.setattr(executorch_quantizer, "MOST_AT_ONCE", 16)
+    monkeypatch.setattr(executorch_quantizer, "MOST_AT_ONCE", most)
     few = quantize_anew("backend=executorch", "dtype=int8")
     np.testing.assert_array_equal(few.predict(images=100), whole)
+    np.testing.assert_array_equal(few.predict(3, images=100), whole)
 
 
 @pytest.mark.parametrize(

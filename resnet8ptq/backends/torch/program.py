@@ -32,7 +32,7 @@ def export(module: Any, example: torch.Tensor, most: int | None = None) -> Expor
 
     Args:
         example: one sample [1, H, W, C].
-        most: the trace takes so many, as it can exclude larger batches than the one that it sees.
+        most: the trace takes so many: it may exclude larger batches than the one that it sees.
     """
     for weights in [*module.parameters(), *module.buffers()]:
         weights.data = weights.data.contiguous()  # else a transposed view is saved as a view
