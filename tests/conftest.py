@@ -55,6 +55,14 @@ LONG = {  # few tests, of many processes each
 }
 
 
+@pytest.fixture(autouse=True)
+def _skip_a_backend_that_is_not_installed(request: pytest.FixtureRequest) -> None:
+    """Skip what a test does with the backend of an extra that is not installed."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and callspec.params.get("backend") == "executorch":
+        pytest.importorskip("executorch", reason="needs the extra executorch")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that no process is left alone with one at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))

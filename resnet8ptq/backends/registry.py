@@ -11,6 +11,7 @@ BACKENDS = {
     "onnx": "resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
     "torch": "resnet8ptq.backends.torch.quantizer:TorchQuantizer",
     "tflite": "resnet8ptq.backends.tflite.quantizer:TfliteQuantizer",
+    "executorch": "resnet8ptq.backends.executorch.quantizer:ExecutorchQuantizer",
 }
 
 

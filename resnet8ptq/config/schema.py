@@ -88,6 +88,13 @@ class TfliteConfig(BackendConfig):
 
 
 @dataclass
+class ExecutorchConfig(BackendConfig):
+    """ExecuTorch, with XNNPACK's kernels."""
+
+    name: str = "executorch"
+
+
+@dataclass
 class DtypeConfig:
     """Integer types; the module of each backend defines their meaning there."""
 

@@ -21,7 +21,12 @@ _OF_PICTURES = ("folder", "coco")
 FILE, REQUIREMENTS = "example.py", "requirements.txt"
 
 ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
-_LIBRARIES = {".onnx": "onnxruntime", ".ort": "onnxruntime", ".tflite": "ai-edge-litert"}
+_LIBRARIES = {
+    ".onnx": "onnxruntime",
+    ".ort": "onnxruntime",
+    ".tflite": "ai-edge-litert",
+    ".pte": "executorch",
+}
 
 
 def library_of(suffix: str) -> str:

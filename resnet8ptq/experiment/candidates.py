@@ -46,7 +46,7 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
     """
     order = (TRY, SLOW, WRONG, CANNOT)
     found = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
-    found += [*_tflite(network), *_per_tensor(network)]
+    found += [*_executorch(network), *_tflite(network), *_per_tensor(network)]
     return sorted(found, key=lambda finding: order.index(finding.verdict))
 
 
@@ -129,6 +129,13 @@ def _torch(flags: Collection[str], network: Summary | None) -> Iterator[Candidat
     yield Candidate("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
     why = "simulates in float what integer kernels would compute: never faster than FP32"
     yield Candidate("backend=torch_pt2e", SLOW, why, "docs/settings.md")
+
+
+def _executorch(network: Summary | None) -> Iterator[Candidate]:
+    rest = _in_float("executorch", network)
+    why = f"XNNPACK's kernels take s8 activations; runs on phones too{rest}"
+    settings = "backend=executorch dtype=int8 per_channel=true"
+    yield Candidate(settings, TRY, why, "measured elsewhere: docs/quantization.md")
 
 
 def _tflite(network: Summary | None) -> Iterator[Candidate]:

@@ -2,7 +2,7 @@
 
 | file | what |
 |---|---|
-| `model.onnx`, `.pt`, `.pt2`, `.tflite` | the quantized model, written by its backend |
+| `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model, written by its backend |
 | `config.yaml` | the resolved config |
 | `result.json` | status and every metric |
 | `predictions.npz` | what the task keeps of each test image, of the model and of its baseline |

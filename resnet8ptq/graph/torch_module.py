@@ -22,6 +22,7 @@ from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors
 
 _PASSING = ("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes")  # of one number
+_CONSTANTS = "initializers"  # onnx2torch's module of constants
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
 
@@ -194,6 +195,10 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
                 layer.math_op_function = torch.div
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
+    used = {node.target for node in module.graph.find_nodes(op="get_attr")}
+    for name in [name for name, _ in module.named_buffers() if name.startswith(_CONSTANTS)]:
+        if name not in used:  # else a program would hold the weights of a Linear twice
+            delattr(module.get_submodule(_CONSTANTS), name.removeprefix(f"{_CONSTANTS}."))
     module.recompile()
 
 

@@ -39,8 +39,13 @@ _TFLITE = _SHARED | {
     *("Slice", "Split", "Gather", "Pad", "Resize", "ReduceMax", "ReduceSum", "ArgMax"),
     *("DepthToSpace", "SpaceToDepth", "Minimum", "Maximum"),
 }
+# Of those that PT2E quantizes, what XNNPACK runs in 8 bits.
+_EXECUTORCH = {
+    *("Conv", "Gemm", "MatMul", "Add", "Mul", "Relu", "Clip", "MaxPool", "GlobalAveragePool"),
+    *("Transpose", "Reshape", "Flatten"),
+}
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
-BACKENDS = ("onnx", "torch", "tflite")
+BACKENDS = ("onnx", "torch", "tflite", "executorch")
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,8 @@ def _read(path: Path, name: str, sample: Sample, module: Module | None) -> bytes
 def quantized_operators(backend: str) -> frozenset[str]:
     """Return the operators that a backend has integer kernels for, by ONNX name."""
     if backend != "onnx":
-        return frozenset({"torch": _TORCH, "tflite": _TFLITE}[backend])
+        others = {"torch": _TORCH, "tflite": _TFLITE, "executorch": _EXECUTORCH}
+        return frozenset(others[backend])
     from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
     return frozenset({*QDQRegistry, *QLinearOpsRegistry})

@@ -1,7 +1,8 @@
 """A run's artifact as an MLflow model: signature, input example, pinned requirements.
 
-ONNX files have MLflow's own flavor. TFLite and torch files have a small pyfunc. MLflow copies its
-code (`serving_code`) beside the file, so that a server needs only the framework, not this package.
+ONNX files have MLflow's own flavor. TFLite, torch and ExecuTorch files have a small pyfunc. MLflow
+copies its code (`serving_code`) beside the file, so that a server needs only the framework, not
+this package.
 """
 
 import re
@@ -26,6 +27,7 @@ _SERVED = {
     ".tflite": ("tflite_model.py", ("ai-edge-litert", "numpy")),
     ".pt": ("torch_model.py", ("torch", "numpy")),
     ".pt2": ("torch_model.py", ("torch", "numpy")),
+    ".pte": ("executorch_model.py", ("executorch", "numpy")),
 }
 
 

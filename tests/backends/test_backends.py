@@ -38,6 +38,11 @@ DTYPE_TABLE = {
     ("torch_inductor", "uint8"): None,
     ("torch_inductor", "u8s8"): ("int8", "uint8"),
     ("torch_inductor", "w4a8"): None,
+    ("executorch", "fp32"): ("float32", "float32"),
+    ("executorch", "int8"): ("int8", "int8"),
+    ("executorch", "uint8"): None,
+    ("executorch", "u8s8"): None,
+    ("executorch", "w4a8"): None,
     # Weights alone: method=weight_only, see test_weight_only.py.
     **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
     **{(f"torch_{flow}", dtype): None for flow in ("pt2e", "inductor") for dtype in WEIGHT_ONLY},

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,12 +36,15 @@ from tests.helpers.configs import make_config
 from tests.helpers.sharing import call_once
 
 BACKENDS = {"onnx": "model.onnx", "torch": "model.pt", "tflite": "model.tflite"}
+if find_spec("executorch") is not None:
+    BACKENDS["executorch"] = "model.pte"
+FRAMEWORKS = {"onnx": "onnxruntime", "tflite": "ai-edge-litert"}  # others: the backend's name
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Called:
     """A sweep of every backend that deploys a file of its own."""
-    cells = ("backend=onnx,torch,tflite", "calib.samples_per_class=20", "per_channel=true")
+    cells = (f"backend={','.join(BACKENDS)}", "calib.samples_per_class=20", "per_channel=true")
     return call_once(tmp_path_factory, "deployed", *QUICK, *cells)
 
 
@@ -467,5 +471,5 @@ def test_registered_model_is_whole(
     assert described["signature"] and (home / "input_example.json").exists()
     pinned = (home / "requirements.txt").read_text().split()
     assert all("==" in each and "+" not in each for each in pinned)
-    framework = {"onnx": "onnxruntime", "torch": "torch", "tflite": "ai-edge-litert"}[backend]
+    framework = FRAMEWORKS.get(backend, backend)
     assert any(each.startswith(f"{framework}==") for each in pinned)

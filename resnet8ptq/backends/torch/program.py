@@ -27,13 +27,20 @@ _ROUNDED = (
 )
 
 
-def export(module: Any, example: Example) -> ExportedProgram:
-    """Export a network for any batch size, and any length where the example says so."""
+def export(module: Any, example: Example, most: int | None = None) -> ExportedProgram:
+    """Export a network for any batch size, and any length where the example says so.
+
+    Args:
+        most: samples in a batch, which then are as long as the example at most. The trace takes so
+            many: it may exclude larger batches than the one that it sees.
+    """
     for weights in [*module.parameters(), *module.buffers()]:
         weights.data = weights.data.contiguous()  # else a transposed view is saved as a view
     # torch treats a batch of 1 as fixed.
-    batch = tuple(values.repeat(2, *[1] * (values.ndim - 1)) for values in example.inputs)
-    axes, length = {0: torch.export.Dim("batch")}, {1: torch.export.Dim("length")}
+    batch = tuple(values.repeat(most or 2, *[1] * (values.ndim - 1)) for values in example.inputs)
+    axes = {0: torch.export.Dim("batch", max=most)} if most != 1 else {}
+    longest = max(v.shape[1] for v in example.inputs) if any(example.any_length) and most else None
+    length = {1: torch.export.Dim("length", max=longest)}
     free = tuple(axes | length if any_length else axes for any_length in example.any_length)
     with known_warnings():
         return torch.export.export(module, batch, dynamic_shapes=free)

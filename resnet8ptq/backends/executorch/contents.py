@@ -1,0 +1,90 @@
+"""Reads a .pte file: which operators XNNPACK runs, on 8-bit tensors or in float."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from resnet8ptq.backends.executorch.lowering import silenced
+
+_LAYERS = re.compile(
+    r"XNN(Conv2d|DepthwiseConv2d|ConvTranspose2d|FullyConnected|BatchMatrixMultiply)"
+    r"|aten::(convolution|linear|matmul|addmm|bmm|mm)"
+)
+# Conversions between float and 8 bits, and what only reads or names shapes.
+_NO_WORK = ("XNNConvert", "quantized_decomposed::", "executorch_prim::", "aten::sym_size")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of a program.
+
+    Attributes:
+        kind: XNNPACK's name of it, or of one that is not delegated, torch's.
+        delegated: XNNPACK runs it.
+        integer: it takes and returns tensors of 8 bits only.
+    """
+
+    kind: str
+    delegated: bool
+    integer: bool
+
+    @property
+    def is_layer(self) -> bool:
+        """True for convolutions and matrix products."""
+        return _LAYERS.fullmatch(self.kind) is not None
+
+
+def read(content: bytes) -> list[Operator]:
+    """Return the operators of a program, without conversions between float and 8 bits."""
+    with silenced():
+        from executorch.exir._serialize._program import deserialize_pte_binary
+        from executorch.exir.schema import DelegateCall, KernelCall
+
+        program = deserialize_pte_binary(content).program
+    [plan] = program.execution_plan
+    operators: list[Operator] = []
+    for instruction in plan.chains[0].instructions:
+        call = instruction.instr_args
+        if isinstance(call, DelegateCall):
+            index = plan.delegates[call.delegate_index].processed.index
+            operators += _read_delegate(program.backend_delegate_data[index].data)
+        elif isinstance(call, KernelCall):
+            operators.append(Operator(plan.operators[call.op_index].name, False, False))
+    return [operator for operator in operators if not operator.kind.startswith(_NO_WORK)]
+
+
+def _read_delegate(payload: bytes) -> Iterator[Operator]:
+    """Yield the operators of a graph that XNNPACK runs, by the types of their tensors."""
+    graph = _decode(payload)
+    unions = [value["xvalue_union"] for value in graph["xvalues"]]
+    tensors = [union.get("tensor_value", union) for union in unions]
+    types = {tensor["id_out"]: tensor["datatype"] for tensor in tensors}
+    for node in graph["xnodes"]:
+        arguments = node["xnode_union"].items()
+        taken = {types.get(value) for key, value in arguments if re.fullmatch(_TENSOR, key)}
+        integer = (taken - {None}) <= _INTEGERS
+        yield Operator(node["xnode_union_type"], True, integer)
+
+
+_TENSOR = r"(input\d*|output)_id"
+_INTEGERS = {f"xnn_datatype_{name}" for name in ("qint8", "qcint8")}
+
+
+def _decode(payload: bytes) -> Any:
+    """Return XNNPACK's graph of a delegate as ExecuTorch's flatc prints it."""
+    from executorch.backends.xnnpack.serialization import xnnpack_graph_serialize as xnnpack
+    from executorch.exir._serialize._flatbuffer import _flatc_decompile
+
+    header = xnnpack.XNNHeader.from_bytes(payload[: xnnpack.XNNHeader.EXPECTED_LENGTH])
+    start, size = header.flatbuffer_offset, header.flatbuffer_size
+    with TemporaryDirectory() as scratch:
+        schema, graph = Path(scratch, "schema.fbs"), Path(scratch, "graph.bin")
+        schema.write_bytes(xnnpack._get_schema_bytes())
+        graph.write_bytes(payload[start : start + size])
+        _flatc_decompile(scratch, str(schema), str(graph))
+        text = graph.with_suffix(".json").read_text()
+    return json.loads(re.sub(r": -?(?:inf|nan)\b", ": null", text))  # bounds that clip nothing

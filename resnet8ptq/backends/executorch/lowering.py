@@ -1,0 +1,45 @@
+"""Lowers a torch network to an ExecuTorch program (.pte) whose operators XNNPACK runs."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from resnet8ptq.backends.torch.program import export
+from resnet8ptq.backends.torch.torchscript import Example
+from resnet8ptq.core.errors import QuantizationError, errors_as
+
+
+def lower(module: Any, example: Example, most: int) -> bytes:
+    """Return the content of a .pte file; XNNPACK takes what it can, portable kernels the rest.
+
+    Args:
+        example: to trace with.
+        most: samples; the runtime plans memory for so many at once, and refuses more.
+
+    Raises:
+        QuantizationError: torch cannot export the network, or ExecuTorch cannot lower it.
+    """
+    with errors_as(QuantizationError, "backend=executorch: cannot lower the network"), silenced():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+        # Even in a trace, torch chooses a kernel of its own for a convolution, and asks whether the
+        # batch has 16 samples: 16 as the largest batch would be the only one.
+        program = export(module, example, 15 if most == 16 else most)
+        lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        return bytes(lowered.to_executorch().buffer)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Silence ExecuTorch's and torchao's warnings: of other processors, and of their own calls."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

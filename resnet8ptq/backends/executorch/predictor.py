@@ -1,0 +1,98 @@
+"""Runs a .pte file in ExecuTorch's runtime."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.executorch.lowering import silenced
+from resnet8ptq.graph.torch_module import as_tensors
+
+
+def load(path: Path, threads: int) -> Predictor:
+    """Load a program of `lowering.lower`; it gives no logits."""
+    return Predictor(_Network(path.read_bytes(), threads), lambda: None)
+
+
+@dataclass
+class _Pool:
+    """XNNPACK's threads, which all programs of a process share.
+
+    A new number of threads replaces the pool, to which loaded programs keep a pointer: they have to
+    be loaded again.
+
+    Attributes:
+        threads: of the pool; 0 before the runtime is imported.
+        replaced: how often another number was set.
+    """
+
+    threads: int = 0
+    replaced: int = 0
+
+    def resize(self, threads: int) -> None:
+        """Set the number of threads, if it is another."""
+        if threads == self.threads:
+            return
+        with silenced(), _without_stderr():
+            from executorch.extension.pybindings import portable_lib
+
+            portable_lib._unsafe_reset_threadpool(threads)
+        self.threads, self.replaced = threads, self.replaced + 1
+
+
+_POOL = _Pool()
+
+
+@dataclass
+class _Network:
+    """A function that runs a program on batches of any size, in parts that its memory holds."""
+
+    content: bytes
+    threads: int
+    _method: Any = field(default=None, init=False)
+    _most: int = field(default=1, init=False)
+    _pool: int = field(default=0, init=False)  # the pool that the program was loaded with
+
+    def __post_init__(self) -> None:
+        self._load()
+
+    def __call__(self, batch: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
+        """Return each output for a batch."""
+        if (self.threads, self._pool) != (_POOL.threads, _POOL.replaced):
+            self._load()
+        starts = range(0, len(batch), self._most)
+        parts = [self._run(batch[start : start + self._most]) for start in starts]
+        return tuple(np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+
+    def _run(self, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
+        return [
+            output.numpy()
+            for output in self._method.execute(as_tensors(np.ascontiguousarray(batch)))
+        ]
+
+    def _load(self) -> None:
+        _POOL.resize(self.threads)
+        from executorch.runtime import Runtime
+
+        program = Runtime.get().load_program(self.content)
+        self._method, self._pool = program.load_method("forward"), _POOL.replaced
+        self._most = program.metadata("forward").input_tensor_meta(0).sizes()[0]
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop what the runtime's C++ code logs: files of CPUs that are not there, new threads."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

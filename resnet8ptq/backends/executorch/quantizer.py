@@ -1,0 +1,147 @@
+"""ExecuTorch: what torch offers phones and small computers.
+
+PT2E's quantized program (`backends/torch/pt2e.py`), with the same ranges and corrections, is
+lowered to XNNPACK, which runs its operators on 8-bit kernels. The result is one .pte file.
+"""
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar, NoReturn
+
+import onnx
+
+from resnet8ptq.backends.contract import (
+    WITH_ACTIVATIONS,
+    Artifact,
+    Predictor,
+    Resolved,
+    Takes,
+    refuse_others,
+)
+from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.methods import SHARED
+from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.config.limits import FLOAT_BITS
+from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.core import files, invocation
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.embeddings import find_tables
+from resnet8ptq.graph.torch_module import load_torch_module, quantize_tables
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
+
+log = logging.getLogger(__name__)
+
+MODEL_FILE = "model.pte"
+MOST_AT_ONCE = 64  # samples; the runtime plans memory for so many, larger batches run in parts
+
+_KERNELS = "XNNPACK's int8 kernels take int8 activations and symmetric int8 weights"
+_TAKES: Takes = {
+    "method": (["static", "qat"], f"static only; {WITH_ACTIVATIONS['method'][1]}"),
+    "dtype.name": (["int8"], _KERNELS),
+    "symmetric.weights": ([None, True], _KERNELS),
+    "reduce_range": ([None, False], "XNNPACK's kernels take 8 bits"),
+    "calib.name": (SHARED, f"the observer of backend=torch; takes {' | '.join(SHARED)}"),
+    "format": ([None], "QDQ and QOperator are ONNX's"),
+    "slim": ([False], "for ONNX files"),
+}
+
+
+@dataclass(frozen=True)
+class ExecutorchQuantizer:
+    """See `contract.Quantizer`."""
+
+    config: QuantizationConfig
+    runtime: Runtime
+    widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
+    level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
+
+    def resolve(self) -> Resolved:
+        """Return weight and activation dtype; raise `UnsupportedError` without ExecuTorch."""
+        config = self.config
+        if find_spec("executorch") is None:
+            mend = invocation.install("executorch")
+            raise UnsupportedError(f"backend=executorch: ExecuTorch is not installed; try {mend}")
+        if config.dtype.name == "fp32":
+            return Resolved()
+        if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:
+            raise UnsupportedError(f"weights below 8 bits: {_KERNELS}")
+        refuse_others(config, _TAKES)
+        return Resolved(
+            weight_dtype="int8",
+            activation_dtype="int8",
+            weight_bits=8,
+            activation_bits=8,
+            execution="integer",
+            file_format="ExecuTorch",
+        )
+
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Return the settings unchanged: none depends on the network."""
+        return self.config
+
+    def quantize(
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+    ) -> Artifact:
+        """Quantize by PT2E, lower to XNNPACK and save; count what XNNPACK runs in 8 bits."""
+        from resnet8ptq.backends.executorch import contents, lowering
+        from resnet8ptq.backends.torch import pt2e
+        from resnet8ptq.backends.torch.torchscript import Example
+
+        config, path = self.config, folder / MODEL_FILE
+        module, example = load_torch_module(model.onnx_path), Example.of(calibration)
+        chosen: dict[str, Range] = {}
+        if config.dtype.name != "fp32":
+            graph = onnx.load(model.onnx_path).graph
+            skipped = find_float_nodes(graph, Selection.of(config))
+            quantize_tables(module, {node.name for node in find_tables(graph)} - {*skipped})
+            settings = config.calib, self.runtime, ranges or {}
+            activations = Activations(model.onnx_path, calibration, *settings)
+            scheme = WeightScheme("int8", symmetric=bool(config.symmetric.activations))
+            module, chosen = pt2e.quantize(module, graph, skipped, activations, config, scheme)
+        limits = (MOST_AT_ONCE, calibration.at_once, calibration.within_memory)
+        content = lowering.lower(module, example, min(n for n in limits if n))
+        with files.atomic(path) as temporary:
+            temporary.write_bytes(content)
+        if config.dtype.name == "fp32":
+            return Artifact(path)
+        operators = contents.read(content)
+        layers = sum(operator.is_layer and operator.integer for operator in operators)
+        if layers == 0:
+            raise QuantizationError("backend=executorch: XNNPACK runs no layer in 8 bits")
+        delegated = sum(operator.delegated for operator in operators)
+        integer = sum(operator.integer for operator in operators)
+        whole = len(operators)
+        log.info("XNNPACK runs %d of %d operators, %d in 8 bits", delegated, whole, integer)
+        details = {
+            "delegated_operators": f"{delegated} of {whole}",
+            "operators_in_8_bits": f"{integer} of {whole}",
+        }
+        return Artifact(path, layers, chosen, details)
+
+    @staticmethod
+    def load(path: Path, threads: int) -> Predictor:
+        """Load a .pte file; see `predictor.load`."""
+        from resnet8ptq.backends.executorch import predictor
+
+        return predictor.load(path, threads)
+
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count in the graph that XNNPACK gets, and in what portable kernels run."""
+        from resnet8ptq.backends.executorch import contents
+
+        layers = [operator for operator in contents.read(path.read_bytes()) if operator.is_layer]
+        integer = sum(layer.integer for layer in layers)
+        return integer, len(layers) - integer
+
+    def profile(self, path: Path, threads: int) -> NoReturn:
+        """Raise `UnsupportedError`: the published runtime records no times of operators."""
+        raise UnsupportedError(
+            "backend=executorch: the published runtime records no times of operators; a build with "
+            "EXECUTORCH_ENABLE_EVENT_TRACER=ON does"
+        )

@@ -1,0 +1,39 @@
+"""An ExecuTorch program behind MLflow's pyfunc; the runtime is imported when a file is loaded."""
+
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import mlflow
+import numpy as np
+
+
+class ExecutorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+    """The loaded program; it runs one request after another."""
+
+    def load_context(self, context: Any) -> None:
+        """Load the file."""
+        from executorch.runtime import Runtime
+
+        self.names = context.model_config["outputs"]
+        self.dtype = context.model_config.get("dtype", "float32")
+        content = Path(context.artifacts["model"]).read_bytes()
+        self.program = Runtime.get().load_program(content)
+        self.method, self.lock = self.program.load_method("forward"), Lock()
+
+    def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, Any]:
+        """Return each output [n, ...] by its name, for network inputs [n, ...]."""
+        import torch
+
+        inputs: Any = model_input  # by name, if the signature names the input
+        values = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+        samples = torch.from_numpy(np.ascontiguousarray(values, self.dtype))
+        with self.lock:
+            rows = [self.method.execute((sample,)) for sample in samples.split(1)]
+        arrays = [
+            np.concatenate([value.numpy() for value in part]) for part in zip(*rows, strict=True)
+        ]
+        return dict(zip(self.names, arrays, strict=True))
+
+
+mlflow.models.set_model(ExecutorchModel())

@@ -1,0 +1,125 @@
+"""What is special to ExecuTorch: what XNNPACK runs, its threads, and the batches it takes."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from resnet8ptq.backends.executorch import quantizer as executorch_quantizer
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.torch_module import load_torch_module
+from resnet8ptq.models.model import Fp32Model
+from tests.helpers import product_networks, transformers
+from tests.helpers.configs import make_config
+from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.quantized import Quantize
+
+WEIGHT_LAYERS = 10
+needs_executorch = pytest.mark.skipif(
+    importlib.util.find_spec("executorch") is None, reason="needs the extra executorch"
+)
+PICTURES = np.random.default_rng(0).normal(size=(20, 3, 8, 6)).astype(np.float32)
+
+
+@needs_executorch
+def test_xnnpack_runs_every_layer_in_8_bits(quantize: Quantize) -> None:
+    cell, whole = (quantize("backend=executorch", f"dtype={d}") for d in ("int8", "fp32"))
+    assert quantizer_of(cell.config).count_kernels(cell.artifact.path) == (WEIGHT_LAYERS, 0)
+    assert quantizer_of(whole.config).count_kernels(whole.artifact.path) == (0, WEIGHT_LAYERS)
+    assert cell.artifact.details["delegated_operators"] == "21 of 21"
+
+
+@needs_executorch
+def test_the_integers_are_those_that_pt2e_simulates(quantize: Quantize) -> None:
+    cell, simulated = (
+        quantize(f"backend={name}", "dtype=int8") for name in ("executorch", "torch_pt2e")
+    )
+    assert cell.artifact.ranges == simulated.artifact.ranges
+    assert (cell.predict().argmax(1) == simulated.predict().argmax(1)).mean() > 0.98
+
+
+@needs_executorch
+def test_products_of_computed_tensors_stay_in_float(
+    shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    onnx.save(transformers.build(), tmp_path / "transformer.onnx")
+    model = replace(shapes_model, onnx_path=tmp_path / "transformer.onnx")
+    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
+    artifact = quantizer.quantize(model, Split(PICTURES, None, "made"), tmp_path)
+    assert artifact.quantized_layers == len(transformers.LAYERS)
+    assert quantizer.count_kernels(artifact.path) == (
+        len(transformers.LAYERS),
+        len(transformers.PRODUCTS),
+    )
+    delegated, whole = artifact.details["delegated_operators"].split(" of ")
+    assert int(delegated) < int(whole)  # LayerNormalization has no kernel in XNNPACK
+    [scores] = quantizer.load(artifact.path, THREADS).predict(PICTURES)
+    with torch.inference_mode():
+        expected = load_torch_module(model.onnx_path)(torch.from_numpy(PICTURES)).numpy()
+    assert np.corrcoef(scores.ravel(), expected.ravel())[0, 1] > 0.99
+
+
+@needs_executorch
+def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(
+    shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    nodes = [
+        onnx.helper.make_node("Transpose", ["x"], ["t"], "turned", perm=[0, 2, 1]),
+        onnx.helper.make_node("MatMul", ["x", "t"], ["y"], "product"),
+    ]
+    sides: tuple[dict[str, list[int | str]], ...] = ({"x": ["N", 8, 6]}, {"y": ["N", 8, 8]})
+    path = product_networks.write(tmp_path / "product.onnx", nodes, {}, *sides)
+    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
+    model = replace(shapes_model, onnx_path=path)
+    with pytest.raises(QuantizationError, match="no layer in 8 bits"):
+        quantizer.quantize(model, Split(PICTURES[:, 0], None, "made"), tmp_path)
+
+
+@needs_executorch
+def test_programs_survive_another_number_of_threads(quantize: Quantize) -> None:
+    cell = quantize("backend=executorch", "dtype=int8")
+    quantizer, images = quantizer_of(cell.config), cell.data.test.inputs(slice(100))
+    one, two = (quantizer.load(cell.artifact.path, threads) for threads in (1, 2))
+    for predictor in (one, two, one):
+        np.testing.assert_array_equal(predictor.predict(images)[0], cell.predict()[:100])
+
+
+@needs_executorch
+@pytest.mark.parametrize("most", [1, 16])  # 16: a bound that torch's own choice of kernels has
+def test_more_samples_than_memory_is_planned_for_run_in_parts(
+    quantize: Quantize, monkeypatch: pytest.MonkeyPatch, quantize_anew: Quantize, most: int
+) -> None:
+    whole = quantize("backend=executorch", "dtype=int8").predict(images=100)
+    monkeypatch.setattr(executorch_quantizer, "MOST_AT_ONCE", most)
+    few = quantize_anew("backend=executorch", "dtype=int8")
+    np.testing.assert_array_equal(few.predict(images=100), whole)
+    np.testing.assert_array_equal(few.predict(3, images=100), whole)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["dtype=uint8"], "int8 activations"),
+        (["dtype=u8s8"], "int8 activations"),
+        (["symmetric.weights=false"], "symmetric int8 weights"),
+        (["reduce_range=true"], "take 8 bits"),
+        (["method=dynamic"], "static only"),
+        (["calib=histogram"], "observer of backend=torch"),
+        (["format=qdq"], "QDQ and QOperator are ONNX's"),
+    ],
+)
+@needs_executorch
+def test_says_what_is_unsupported(overrides: list[str], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        quantizer_of(make_config("backend=executorch", *overrides)).resolve()
+
+
+def test_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executorch_quantizer, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"not installed; try .*install .*executorch"):
+        quantizer_of(make_config("backend=executorch")).resolve()
