@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from resnet8ptq.core import files
+from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.report import facts
@@ -99,7 +100,8 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
     labels, task = facts.labels(records), facts.task_of(records)
     kept: dict[bytes, Array] = {}
     cells, shown = [], set()
-    for record, label in zip(records, labels, strict=True):
+    pairs = list(zip(records, labels, strict=True))
+    for record, label in track(pairs, "Reading the runs", "runs"):
         cell = _load_cell(store, task, record, label, kept)
         kind = record.backend, record.calib
         if cell.quantized and kind not in shown:

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files, templates
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
@@ -316,8 +317,10 @@ class Arguments:
 def main(words: list[str]) -> None:
     """Write a sweep's report again."""
     asked = command.parse_words(words, Arguments, __doc__)
-    store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
-    parent = history.load_run(store, asked.run_id) if asked.run_id else history.find_parent(store)
+    with waiting("Reading the runs"):
+        store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
+        run_id = asked.run_id
+        parent = history.load_run(store, run_id) if run_id else history.find_parent(store)
     if parent is None:
         raise TrackingError(f"experiment: {asked.experiment!r} has no sweep to report on")
     own = Path(parent.folder)
@@ -331,8 +334,9 @@ def main(words: list[str]) -> None:
     )
     records = history.load_compared(store, parent.run_id)
     chosen = load_selections(store, parent, records, limits)
-    for path in write(store, parent.run_id, chosen, folder):
-        print(path)
+    with waiting("Drawing the report"):
+        paths = write(store, parent.run_id, chosen, folder)
+    print(*paths, sep="\n")
 
 
 def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import or_nearest
 from resnet8ptq.report.facts import LIMITS
@@ -66,7 +67,8 @@ def main(words: list[str]) -> None:
         raise ConfigError(
             f"format: got {asked.format!r}, expected {or_nearest(asked.format, FORMATS)}"
         )
-    answer = find(asked)
+    with waiting("Reading the runs"):
+        answer = find(asked)
     print(FORMATS[asked.format](answer))
     if answer.exit_code:
         raise SystemExit(answer.exit_code)
