@@ -1,7 +1,7 @@
 """Exports a run's model as a folder for other machines: model, card, test vectors, example.
 
     resnet8ptq deploy                          the best model of the newest sweep
-    resnet8ptq deploy use=smallest             or fastest, fastest_batch, best_onnx, ...
+    resnet8ptq deploy use=smallest             or balanced, fastest, best_onnx, ...
     resnet8ptq deploy sweep=ID use=smallest    of the sweep with that parent run
     resnet8ptq deploy run_id=ID                of a run
 

@@ -2,7 +2,7 @@
 
 Only runs on the same images are compared; see `facts.group`. Their p-values of one kind are
 corrected together (Holm, 1979): the runs against their FP32 baselines (`facts.adjusted_p`), the
-same by class, and the runs against the best one.
+same by class, and the runs against the best one (`verdicts.as_good_as`).
 """
 
 import hashlib
@@ -185,13 +185,3 @@ def compare(cells: Sequence[Cell]) -> Family:
         for cell, row in zip(measured, class_p, strict=True)
     }
     return Family(tuple(replace(c, worse_classes=worse.get(id(c), ())) for c in cells))
-
-
-def indistinguishable(best: Cell, others: Sequence[Cell]) -> list[Cell]:
-    """Return those of `others` whose result does not differ significantly from `best`'s.
-
-    Paired on the same test images, corrected for the number of others.
-    """
-    assert best.paired is not None
-    p_values = [best.paired.against(cell.paired) for cell in others if cell.paired]
-    return [cell for cell, p in zip(others, holm(p_values), strict=True) if p >= SIGNIFICANCE]

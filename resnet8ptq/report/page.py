@@ -40,7 +40,7 @@ from resnet8ptq.report import (
 )
 from resnet8ptq.report.comparison import MAX_BYTES, Family, load
 from resnet8ptq.report.facts import best_first, headings
-from resnet8ptq.report.recommend import Selection, other_choice, why_none
+from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, why_none
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
@@ -224,6 +224,20 @@ def _head(
     return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
 
 
+def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
+    """Return the numbers of models that are as good as the best, and of those not known to be."""
+    total = len(best.equals) + len(best.unknown)
+    if not total:
+        return []
+    margin = verdicts.margin_of(selected.family.metric, selected.limits)
+    line = f"Shown to be {selected.family.metric.say_margin(margin)}: {len(best.equals)} others."
+    if best.equals:
+        line += " Choose among them by size and speed."
+    if best.unknown:
+        line += f" For {len(best.unknown)} more, these samples do not tell."
+    return [line]
+
+
 def summarize(selected: Selection) -> list[str]:
     """Return the sentences of the summary."""
     family, recommendations = selected.family, selected.recommendations
@@ -246,11 +260,7 @@ def summarize(selected: Selection) -> list[str]:
         return [*lines, *why_none(selected)]
     best = recommendations[0]
     lines.append(f"The best by {family.metric.title} is {best.label}: {best.why}; {best.verdict}.")
-    if best.equals:
-        lines.append(
-            f"{len(best.equals)} other models do not differ significantly from it. Choose among "
-            "them by size and speed."
-        )
+    lines += _say_as_good(selected, best)
     if not selected.passing:
         samples = "On the selection samples no" if selected.apart else "No"
         among = "among the models with a measured loss within the limit"

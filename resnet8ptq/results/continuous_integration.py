@@ -1,7 +1,7 @@
 """The verdict on a run or a sweep, for continuous integration: JSON and an exit code.
 
     resnet8ptq verdict                         the newest sweep's recommendation
-    resnet8ptq verdict use=smallest            or fastest, fastest_batch, best_onnx, ...
+    resnet8ptq verdict use=smallest            or balanced, fastest, best_onnx, ...
     resnet8ptq verdict sweep=ID use=smallest   of the sweep with that parent run
     resnet8ptq verdict run_id=ID               of a run
     resnet8ptq verdict folder=PATH             of the run or the sweep in that folder
@@ -33,7 +33,7 @@ from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
 
 FORMATS = {"json": to_json, "markdown": to_markdown}
 # Recommended among the models within the limit, so that a sweep may have none.
-_WITHIN = ("smallest", "fastest", "fastest_batch")
+_WITHIN = ("balanced", "smallest", "fastest", "fastest_batch")
 _TEXTS = ("run_id", "sweep", "folder", "use", "experiment", "uri", "root")
 
 

@@ -98,6 +98,10 @@ class Metric:
         """Return the limit in words."""
         return f"at most {self.show_drop(limits.max_drop)} worse than FP32"
 
+    def say_margin(self, margin: float) -> str:
+        """Return the margin of a model against the best one in words."""
+        return f"at most {self.show_drop(margin)} worse than the best"
+
     def show_limit(self, limits: ReportConfig) -> str:
         """Return the limit as an override."""
         return f"report.{self.limit_key}={getattr(limits, self.limit_key):g}"
@@ -229,6 +233,10 @@ class SampleValues(ABC):
             items: number of scored items.
         """
 
+    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return how far the loss against another quantized model lies above `drop`."""
+        return self.margin(other, metric, drop, items)
+
     @abstractmethod
     def arrays(self) -> dict[str, Array]:
         """Return the arrays to keep, by name."""
@@ -252,9 +260,9 @@ class Paired:
         named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
         return self.model.arrays() | named
 
-    def against(self, other: Self) -> float:
-        """Return the p-value of the difference from another run on the same samples."""
-        return self.model.against(other.model)[1]
+    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return how far the loss against another run on the same samples lies above `drop`."""
+        return self.model.margin_over(other.model, metric, drop, items)
 
     def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return how far the loss lies above `drop`, see `SampleValues.margin`."""

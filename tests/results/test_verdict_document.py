@@ -194,7 +194,7 @@ def test_fp32_itself_has_no_verdict() -> None:
 
 def test_a_use_without_a_recommendation() -> None:
     summary = summarize(sweep(("a", PASSES, {})))
-    with pytest.raises(ConfigError, match=r"use: got 'bset', .* try best \| smallest"):
+    with pytest.raises(ConfigError, match=r"use: got 'bset', .* try best \| balanced \| smallest"):
         judge_sweep(summary, "bset")
     with pytest.raises(ConfigError, match="use: got 'fastest'"):  # nothing was timed
         judge_sweep(summary, "fastest")
