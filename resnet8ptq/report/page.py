@@ -275,7 +275,7 @@ def summarize(selected: Selection) -> list[str]:
 
 def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
     """Return the sweep's configurations and the results of other tools; empty without these."""
-    counted = all("counts/expected_correct" in cell.record.metrics for cell in family.measured)
+    counted = all("expected_accuracy" in cell.record.metrics for cell in family.measured)
     if limits.reference is None or not family.measured or not counted:
         return []
     return reference.rank(family, reference.load(limits.reference))

@@ -22,6 +22,7 @@ from resnet8ptq.tasks.statistics import Interval, Margin
 if TYPE_CHECKING:  # a run imports matplotlib only when it draws
     from matplotlib.figure import Figure
 
+DIGITS = 9  # of a loss, after the point
 MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
 # Groups of metrics, which MLflow shows apart. The metrics without one lead its table.
 BASELINE = "baseline/"  # of FP32
@@ -82,9 +83,13 @@ class Metric:
         return -value if self.maximize else value
 
     def drop(self, change: float, baseline: float) -> float:
-        """Return the loss that a change of the baseline's value is; negative for a gain."""
+        """Return the loss that a change of the baseline's value is; negative for a gain.
+
+        Rounded: the difference of two fractions has an error of float64.
+        """
         worse = self.cost(change)
-        return worse / abs(baseline) if not self.bounded and baseline else worse
+        loss = worse / abs(baseline) if not self.bounded and baseline else worse
+        return round(loss, DIGITS) + 0.0  # no -0.0
 
     def allowed(self, drop: float, baseline: float) -> float:
         """Return a drop in the metric's units."""
