@@ -226,16 +226,16 @@ def _head(
 
 def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
     """Return the numbers of models that are as good as the best, and of those not known to be."""
-    total = len(best.equals) + len(best.unknown)
-    if not total:
+    shown, unknown = len(best.equals), len(best.unknown)
+    if not shown and not unknown:
         return []
-    margin = verdicts.margin_of(selected.family.metric, selected.limits)
-    line = f"Shown to be {selected.family.metric.say_margin(margin)}: {len(best.equals)} others."
-    if best.equals:
-        line += " Choose among them by size and speed."
-    if best.unknown:
-        line += f" For {len(best.unknown)} more, these samples do not tell."
-    return [line]
+    metric = selected.family.metric
+    margin = metric.say_margin(verdicts.margin_of(metric, selected.limits))
+    if shown:
+        line = f"Shown to be {margin}: {shown} others. Choose among them by size and speed."
+    else:
+        line = f"No other model is shown to be {margin}."
+    return [line + (f" Of {unknown}, these samples do not tell." if unknown else "")]
 
 
 def summarize(selected: Selection) -> list[str]:

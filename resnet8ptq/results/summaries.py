@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from resnet8ptq.core import invocation
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
 from resnet8ptq.report.comparison import Cell
@@ -360,7 +361,7 @@ def _reproduce(record: RunRecord) -> str | None:
     if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
         kept.append("evaluate.choice=half")
     # A named experiment may be a sweep.
-    return _printable_or_none(shlex.join(["python", "run.py", *kept, "hydra.mode=RUN"]))
+    return _printable_or_none(invocation.command("run", *kept, "hydra.mode=RUN"))
 
 
 def _printable_or_none(command: str) -> str | None:
