@@ -47,6 +47,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.store import find_store, open_store
 
+    log.info("run: %s", folder)
     settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
     background.prepare(sender.warm_up)

@@ -30,7 +30,7 @@ SWEEP = (
 )
 RUNS = 48
 MEASURED = {
-    *("system/quantize_s", "system/evaluate_s", "system/images_per_s", "peak_memory_bytes"),
+    *("system/quantize_s", "system/evaluate_s", "peak_memory_bytes"),
     *("system/evaluate_batch_size", "system/evaluate_threads", "system/prepare_s"),
 }
 

@@ -80,11 +80,12 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     rows = []
     for place, (run, config) in enumerate(zip(runs, configs, strict=True)):
         metrics = json.loads((run / "result.json").read_text())["metrics"]
+        correct = metrics["accuracy"] * metrics["counts/total"]
         ratios = [ratio(found[place], found[-1]) for found in blocks.values()]
         rows.append(
             [
                 *(config.format or "qdq", "per channel" if config.per_channel else "per tensor"),
-                *(f"{metrics['counts/correct']:.0f}", f"{metrics['size_bytes']:,.0f}"),
+                *(f"{correct:.0f}", f"{metrics['size_bytes']:,.0f}"),
                 f"{np.median(took[place]):.1f}",
                 *(f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios),
             ]

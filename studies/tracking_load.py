@@ -125,7 +125,6 @@ def make_result() -> RunResult:
     measurement = Measurement(
         task=task,
         comparison=task.compare(model, baseline),
-        images=len(labels),
         size_bytes=100_000,
         baseline_size_bytes=320_000,
         quantized_layers=11,

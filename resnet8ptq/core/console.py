@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from logging import LogRecord
@@ -132,25 +132,31 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
 
 
 @contextmanager
-def waiting(label: str) -> Iterator[None]:
-    """Show a spinner during a step without parts; without a terminal, see `announced`."""
+def waiting(label: str, draws_per_second: float = 10) -> Iterator[None]:
+    """Show a spinner during a step without parts.
+
+    Without a terminal, name the step in one line if it takes longer than `QUIET_SECONDS`.
+    """
     console = stderr()
     if not console.is_interactive:
-        with announced(label):
+        with _named_late(label):
             yield
         return
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(
+        *columns, console=console, transient=True, refresh_per_second=draws_per_second
+    ) as progress:
         progress.add_task(label, total=None)
         yield
 
 
-@contextmanager
-def announced(label: str) -> Iterator[None]:
-    """Name a step in one line if it takes longer than `QUIET_SECONDS`.
+def measuring(label: str) -> AbstractContextManager[None]:
+    """Do as `waiting`, during a measurement: draw seldom, because drawing would disturb it."""
+    return waiting(label, 1 / 2.5)
 
-    Measurements use it on a terminal too, because drawing a bar would disturb them.
-    """
+
+@contextmanager
+def _named_late(label: str) -> Iterator[None]:
     timer = threading.Timer(QUIET_SECONDS, _say, [f"{label} ..."])
     timer.daemon = True
     timer.start()

@@ -1,7 +1,7 @@
 """Exports a run's model as a folder for other machines: model, card, test vectors, example.
 
     resnet8ptq deploy                          the best model of the newest sweep
-    resnet8ptq deploy use=smallest             or fastest, fastest_batch, best_onnx, ...
+    resnet8ptq deploy use=smallest             or balanced, fastest, best_onnx, ...
     resnet8ptq deploy sweep=ID use=smallest    of the sweep with that parent run
     resnet8ptq deploy run_id=ID                of a run
 
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command
-from resnet8ptq.core.console import stdout
+from resnet8ptq.core.console import stdout, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact, safe_name, show
 from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
@@ -73,9 +73,10 @@ def main(words: list[str]) -> None:
     """
     asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     _check(asked)
-    store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}
-    record, use, verdict = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
+    with waiting("Reading the runs"):
+        store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
+        record, use, verdict = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
     name = safe_name(record.name or "model") + f"-{record.run_id[:8]}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:

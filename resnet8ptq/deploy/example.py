@@ -10,6 +10,7 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core import templates
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import QuantizationError, TrackingError
 from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import printable
@@ -144,10 +145,12 @@ def verify(folder: Path, more: Vectors | None = None) -> str:
     """
     with tempfile.TemporaryDirectory() as home:
         python = Path(home, "bin" if os.name == "posix" else "Scripts", "python")
-        _call([sys.executable, "-m", "venv", home], "the virtual environment cannot be created")
+        with waiting("Creating a virtual environment"):
+            _call([sys.executable, "-m", "venv", home], "the virtual environment cannot be created")
         install = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "-r"]
         failed = f"{REQUIREMENTS} cannot be installed; try verify=false, without this check"
-        _call([str(python), *install, str(folder / REQUIREMENTS)], failed)
+        with waiting(f"Installing {REQUIREMENTS} in a fresh environment"):
+            _call([str(python), *install, str(folder / REQUIREMENTS)], failed)
         output = run(python, folder)
         if more is not None:
             copy = Path(shutil.copytree(folder, Path(home, "more")))
@@ -162,7 +165,8 @@ def run(python: Path | str, folder: Path) -> str:
     Raises:
         QuantizationError: the example fails.
     """
-    return _call([str(python), "-I", str(folder / FILE)], f"{FILE} fails")
+    with waiting(f"Running {FILE}"):
+        return _call([str(python), "-I", str(folder / FILE)], f"{FILE} fails")
 
 
 def _call(command: Sequence[str], failed: str) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core import background, cache, memory
-from resnet8ptq.core.console import announced
+from resnet8ptq.core.console import measuring
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 
@@ -120,7 +120,7 @@ def find_batching(
 
     def make(folder: Path) -> None:
         background.rest()
-        with announced("Finding the fastest batch size"):
+        with measuring("Finding the fastest batch size"):
             best = _find_fastest(load, split, sizes, sorted(ways))
         (folder / "batching.json").write_text(json.dumps(astuple(best)))
 

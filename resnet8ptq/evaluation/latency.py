@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Profiler
 from resnet8ptq.config.schema import LatencyConfig
-from resnet8ptq.core.console import announced
+from resnet8ptq.core.console import measuring
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.tasks.contract import BASELINE
@@ -85,7 +85,7 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
     Returns:
         The times of each artifact, in order.
     """
-    with torch_threads_kept(), announced("Timing"):
+    with torch_threads_kept(), measuring("Timing"):
         predictors = [load(settings.threads) for load in loads]
         limit = settings.max_seconds
         single = time_in_turns(predictors, split, 1, settings.repeats, limit)

@@ -12,7 +12,6 @@ class Measurement:
 
     Attributes:
         task: scored the outputs.
-        images: number of samples.
         size_bytes, baseline_size_bytes: the files of the model and of its FP32 baseline.
         quantize_s: conversion, and calibration unless cached, in seconds.
         evaluate_s: all test images, in seconds.
@@ -29,7 +28,6 @@ class Measurement:
 
     task: Task
     comparison: Comparison
-    images: int
     size_bytes: int
     baseline_size_bytes: int
     quantized_layers: int
@@ -81,7 +79,6 @@ class RunResult:
             "system/evaluate_s": measured.evaluate_s,
             "system/evaluate_batch_size": measured.evaluate_batch_size,
             "system/evaluate_threads": measured.evaluate_threads,
-            "system/images_per_s": measured.images / measured.evaluate_s,
             "peak_memory_bytes": measured.peak_memory_bytes,
             "system/choose_s": measured.choose_s,
             "system/prepare_s": measured.prepare_s,

@@ -114,7 +114,6 @@ def _measure(
     return Measurement(
         task=evaluator.task,
         comparison=compared.comparison,
-        images=len(reported),
         size_bytes=quantized.size_bytes,
         baseline_size_bytes=evaluator.baseline(config, reported).size_bytes,
         quantized_layers=artifact.quantized_layers,

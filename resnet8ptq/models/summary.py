@@ -14,7 +14,7 @@ import onnx
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
-from resnet8ptq.core.console import print_table, say, stdout
+from resnet8ptq.core.console import print_table, say, stdout, waiting
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.attention import left_by_attention
 from resnet8ptq.graph.layers import RECURRENT, attribute
@@ -177,7 +177,8 @@ def _export(
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: {CRASHED}")
         arguments, network = (path, name, sample, module), module is not None  # which may download
-        exported = isolation.call(_read, *arguments, crashed=crashed, network=network)
+        with waiting("Reading the network"):
+            exported = isolation.call(_read, *arguments, crashed=crashed, network=network)
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")

@@ -2,7 +2,7 @@
 
 Only runs on the same images are compared; see `facts.group`. Their p-values of one kind are
 corrected together (Holm, 1979): the runs against their FP32 baselines (`facts.adjusted_p`), the
-same by class, and the runs against the best one.
+same by class, and the runs against the best one (`verdicts.as_good_as`).
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from resnet8ptq.core import files
+from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.report import facts
@@ -99,7 +100,8 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
     labels, task = facts.labels(records), facts.task_of(records)
     kept: dict[bytes, Array] = {}
     cells, shown = [], set()
-    for record, label in zip(records, labels, strict=True):
+    pairs = list(zip(records, labels, strict=True))
+    for record, label in track(pairs, "Reading the runs", "runs"):
         cell = _load_cell(store, task, record, label, kept)
         kind = record.backend, record.calib
         if cell.quantized and kind not in shown:
@@ -183,13 +185,3 @@ def compare(cells: Sequence[Cell]) -> Family:
         for cell, row in zip(measured, class_p, strict=True)
     }
     return Family(tuple(replace(c, worse_classes=worse.get(id(c), ())) for c in cells))
-
-
-def indistinguishable(best: Cell, others: Sequence[Cell]) -> list[Cell]:
-    """Return those of `others` whose result does not differ significantly from `best`'s.
-
-    Paired on the same test images, corrected for the number of others.
-    """
-    assert best.paired is not None
-    p_values = [best.paired.against(cell.paired) for cell in others if cell.paired]
-    return [cell for cell, p in zip(others, holm(p_values), strict=True) if p >= SIGNIFICANCE]

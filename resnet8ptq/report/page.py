@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files, templates
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
@@ -39,7 +40,7 @@ from resnet8ptq.report import (
 )
 from resnet8ptq.report.comparison import MAX_BYTES, Family, load
 from resnet8ptq.report.facts import best_first, headings
-from resnet8ptq.report.recommend import Selection, other_choice, why_none
+from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, why_none
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
@@ -223,6 +224,20 @@ def _head(
     return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
 
 
+def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
+    """Return the numbers of models that are as good as the best, and of those not known to be."""
+    shown, unknown = len(best.equals), len(best.unknown)
+    if not shown and not unknown:
+        return []
+    metric = selected.family.metric
+    margin = metric.say_margin(verdicts.margin_of(metric, selected.limits))
+    if shown:
+        line = f"Shown to be {margin}: {shown} others. Choose among them by size and speed."
+    else:
+        line = f"No other model is shown to be {margin}."
+    return [line + (f" Of {unknown}, these samples do not tell." if unknown else "")]
+
+
 def summarize(selected: Selection) -> list[str]:
     """Return the sentences of the summary."""
     family, recommendations = selected.family, selected.recommendations
@@ -245,11 +260,7 @@ def summarize(selected: Selection) -> list[str]:
         return [*lines, *why_none(selected)]
     best = recommendations[0]
     lines.append(f"The best by {family.metric.title} is {best.label}: {best.why}; {best.verdict}.")
-    if best.equals:
-        lines.append(
-            f"{len(best.equals)} other models do not differ significantly from it. Choose among "
-            "them by size and speed."
-        )
+    lines += _say_as_good(selected, best)
     if not selected.passing:
         samples = "On the selection samples no" if selected.apart else "No"
         among = "among the models with a measured loss within the limit"
@@ -264,7 +275,7 @@ def summarize(selected: Selection) -> list[str]:
 
 def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
     """Return the sweep's configurations and the results of other tools; empty without these."""
-    counted = all("counts/expected_correct" in cell.record.metrics for cell in family.measured)
+    counted = all("expected_accuracy" in cell.record.metrics for cell in family.measured)
     if limits.reference is None or not family.measured or not counted:
         return []
     return reference.rank(family, reference.load(limits.reference))
@@ -316,8 +327,10 @@ class Arguments:
 def main(words: list[str]) -> None:
     """Write a sweep's report again."""
     asked = command.parse_words(words, Arguments, __doc__)
-    store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
-    parent = history.load_run(store, asked.run_id) if asked.run_id else history.find_parent(store)
+    with waiting("Reading the runs"):
+        store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
+        run_id = asked.run_id
+        parent = history.load_run(store, run_id) if run_id else history.find_parent(store)
     if parent is None:
         raise TrackingError(f"experiment: {asked.experiment!r} has no sweep to report on")
     own = Path(parent.folder)
@@ -331,8 +344,9 @@ def main(words: list[str]) -> None:
     )
     records = history.load_compared(store, parent.run_id)
     chosen = load_selections(store, parent, records, limits)
-    for path in write(store, parent.run_id, chosen, folder):
-        print(path)
+    with waiting("Drawing the report"):
+        paths = write(store, parent.run_id, chosen, folder)
+    print(*paths, sep="\n")
 
 
 def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:

@@ -15,7 +15,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import invocation
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, typical
 from resnet8ptq.report import verdicts
-from resnet8ptq.report.comparison import Cell, Family, indistinguishable
+from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.pareto import SAME_SIZE, SAME_SPEED
 from resnet8ptq.report.table import VOID, show_interval
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
@@ -38,16 +38,24 @@ _STORE = {
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The choice for one use, and the models without a known difference from it."""
+    """The choice for one use, and its alternatives.
+
+    Attributes:
+        key: as typed: best, balanced, smallest, fastest, fastest_batch, best_NAME for a backend.
+        verdict: on the reported samples, see `verdicts`; empty for FP32.
+        equals: the alternatives; `equals_mean` says in which respect.
+        unknown: models of which these samples tell neither that they are, nor that they are not.
+    """
 
     use: str
     label: str
     why: str
     choice: Cell | None = None  # None for FP32 itself
-    verdict: str = ""  # on the reported samples, see `verdicts`; empty for FP32
+    verdict: str = ""
     equals: tuple[Cell, ...] = ()
     equals_mean: str = ""
-    key: str = ""  # as typed: best, smallest, fastest, fastest_batch, best_NAME for a backend
+    unknown: tuple[Cell, ...] = ()
+    key: str = ""
 
     @property
     def command(self) -> str:
@@ -180,14 +188,17 @@ def why_none(selected: Selection) -> list[str]:
 def recommend(selected: Selection) -> list[Recommendation]:
     """Return one recommendation for each use; none without candidates.
 
-    The smallest and the fastest are chosen among the models within the limit.
+    The balanced, the smallest and the fastest are chosen among the models within the limit.
     """
     candidates = selected.candidates
     if not candidates:
         return []
     title = selected.family.metric.title
-    uses = {"best": _best(selected, f"best {title}", candidates)}
+    best = _best(selected, f"best {title}", candidates)
+    uses = {"best": best}
     if selected.within:
+        if balanced := _balanced(selected, best):
+            uses["balanced"] = balanced
         uses["smallest"] = _smallest(selected)
         ids = {cell.record.run_id for cell in selected.within}
         if selected.timing is not None and not ids.isdisjoint(selected.timing.single):
@@ -250,8 +261,41 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
         why += f", against FP32 {change}"
     if selected.apart:
         why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the selection samples"
-    equals = indistinguishable(best, [cell for cell in cells if cell is not best])
-    return _of(selected, use, best, why, equals, f"no significant difference in {metric.title}")
+    others = [cell for cell in cells if cell is not best]
+    good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
+    recommended = _of(selected, use, best, why, good, f"shown to be {_say_margin(selected)}")
+    return replace(recommended, unknown=tuple(unknown))
+
+
+def _say_margin(selected: Selection) -> str:
+    metric = selected.family.metric
+    return metric.say_margin(verdicts.margin_of(metric, selected.limits))
+
+
+def _balanced(selected: Selection, best: Recommendation) -> Recommendation | None:
+    """Choose the smallest of the models that are shown to be as good as the best.
+
+    Of equal sizes it is the fastest. None if the best is not within the limit, and no other is.
+
+    The test is on the reported samples, corrected for all models, so that it holds for the one
+    that is chosen.
+    """
+    ids = {cell.record.run_id for cell in selected.within if selected.outcome(cell) != FAIL}
+    assert best.choice is not None  # of every recommendation but the fastest
+    members = [cell for cell in (best.choice, *best.equals) if cell.record.run_id in ids]
+    if not members:
+        return None
+    least = min(map(_bytes, members)) * (1 + SAME_SIZE)
+    small = [cell for cell in members if _bytes(cell) <= least]
+    chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
+    if chosen is best.choice:
+        why = f"no smaller model is shown to be {_say_margin(selected)}"
+    else:
+        metric = selected.family.metric
+        why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
+        why += f"{metric.show(chosen.metric(metric.name))}, shown to be {_say_margin(selected)}"
+    others = [cell for cell in members if cell is not chosen]
+    return _of(selected, "balanced", chosen, why, others, f"shown to be {_say_margin(selected)}")
 
 
 def _smallest(selected: Selection) -> Recommendation:

@@ -104,12 +104,13 @@ def _own(cells: Sequence[Cell]) -> Entry:
     def mean(name: str) -> float:
         return sum(cell.metric(name) for cell in cells) / len(cells)
 
+    total = int(cells[0].metric(TOTAL))
     return Entry(
         tool="this sweep",
         configuration=without_seed(cells[0]) if len(cells) > 1 else cells[0].label,
-        correct=mean("counts/correct"),
-        expected_correct=mean("counts/expected_correct"),
-        total=int(cells[0].metric(TOTAL)),
+        correct=sum(round(cell.metric("accuracy") * total) for cell in cells) / len(cells),
+        expected_correct=mean("expected_accuracy") * total,
+        total=total,
         size_bytes=mean("size_bytes"),
         draws=len(cells),
         own=True,

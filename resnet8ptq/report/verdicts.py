@@ -19,6 +19,7 @@ from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin, holm
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
+MARGIN = 0.5  # of the limit: the largest loss against the best model of one that is as good
 MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
 
 
@@ -94,6 +95,40 @@ def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
     level = SIGNIFICANCE / max(len(margins), 1)
     columns = zip(margins, within, beyond, totals, strict=True)
     return [_decide(*values, level) for values in columns]
+
+
+def margin_of(metric: Metric, limits: ReportConfig) -> float:
+    """Return the largest loss against the best model of a model that counts as good."""
+    return MARGIN * metric.limit(limits)
+
+
+def as_good_as(
+    best: Cell, others: Sequence[Cell], metric: Metric, limits: ReportConfig
+) -> tuple[list[Cell], list[Cell]]:
+    """Return those of `others` that are shown to be as good as `best`, and those not known to be.
+
+    A model is as good if its loss against `best` lies below `margin_of`. It is shown if the
+    one-sided 95% bound of its paired loss does, corrected for the number of others (Holm). It is
+    not known if the bound from the other side does not exclude it. A test without a margin would
+    list truly worse models: they often do not differ significantly.
+    """
+    margin, tested = margin_of(metric, limits), [cell for cell in others if cell.paired]
+    totals = [int(cell.metric(TOTAL)) for cell in tested]
+    margins = [
+        _margin_over(best, cell, metric, margin, total)
+        for cell, total in zip(tested, totals, strict=True)
+    ]
+    outcomes = [verdict.outcome for verdict in decide(margins, totals)]
+    pairs = list(zip(tested, outcomes, strict=True))
+    shown = [cell for cell, outcome in pairs if outcome == PASS]
+    return shown, [cell for cell, outcome in pairs if outcome == UNDECIDED]
+
+
+def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float, total: int) -> Margin:
+    assert best.paired is not None and cell.paired is not None  # of every measured cell
+    if best.record.grouped or cell.record.grouped:
+        return UNKNOWN
+    return cell.paired.margin_over(best.paired, metric, margin, total)
 
 
 def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:

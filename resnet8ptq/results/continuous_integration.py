@@ -1,7 +1,7 @@
 """The verdict on a run or a sweep, for continuous integration: JSON and an exit code.
 
     resnet8ptq verdict                         the newest sweep's recommendation
-    resnet8ptq verdict use=smallest            or fastest, fastest_batch, best_onnx, ...
+    resnet8ptq verdict use=smallest            or balanced, fastest, best_onnx, ...
     resnet8ptq verdict sweep=ID use=smallest   of the sweep with that parent run
     resnet8ptq verdict run_id=ID               of a run
     resnet8ptq verdict folder=PATH             of the run or the sweep in that folder
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import or_nearest
 from resnet8ptq.report.facts import LIMITS
@@ -32,7 +33,7 @@ from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
 
 FORMATS = {"json": to_json, "markdown": to_markdown}
 # Recommended among the models within the limit, so that a sweep may have none.
-_WITHIN = ("smallest", "fastest", "fastest_batch")
+_WITHIN = ("balanced", "smallest", "fastest", "fastest_batch")
 _TEXTS = ("run_id", "sweep", "folder", "use", "experiment", "uri", "root")
 
 
@@ -66,7 +67,8 @@ def main(words: list[str]) -> None:
         raise ConfigError(
             f"format: got {asked.format!r}, expected {or_nearest(asked.format, FORMATS)}"
         )
-    answer = find(asked)
+    with waiting("Reading the runs"):
+        answer = find(asked)
     print(FORMATS[asked.format](answer))
     if answer.exit_code:
         raise SystemExit(answer.exit_code)

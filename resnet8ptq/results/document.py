@@ -140,6 +140,21 @@ def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
         "name": sweep.name,
         "status": sweep.status,
         "runs": dict(counts),
+        "as_good_as_best": _as_good(sweep),
+    }
+
+
+def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
+    """Return the runs as good as the best; None without a best run, or with several."""
+    best = [choice for choice in sweep.choices if choice.use == "best"]
+    if len(best) != 1:
+        return None
+    (choice,) = best
+    return {
+        "best": choice.run_id,
+        "margin": choice.margin,
+        "shown": list(choice.equals),
+        "unknown": list(choice.unknown),
     }
 
 

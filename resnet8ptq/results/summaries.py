@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from resnet8ptq.core import invocation
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
 from resnet8ptq.report.comparison import Cell
@@ -106,10 +107,13 @@ class Choice:
     """The run that a sweep recommends for a use, see `report.recommend`.
 
     Attributes:
-        use: best, smallest, fastest, fastest_batch, or best_NAME for a backend.
+        use: best, balanced, smallest, fastest, fastest_batch, or best_NAME for a backend.
         run_id: None for FP32 itself, which only the uses for speed recommend.
         because: the reason in words.
-        equals: ids of the runs without a known difference from it.
+        equals: ids of the alternatives: for best and balanced, of the runs shown to be within the
+            margin of the best; for other uses, of runs close in size or speed.
+        unknown: ids of the runs that may be within the margin or not; the samples do not tell.
+        margin: half of the limit; None for uses other than best, balanced and best_NAME.
     """
 
     use: str
@@ -117,6 +121,8 @@ class Choice:
     label: str
     because: str
     equals: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    margin: float | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,9 @@ def summarize_sweep(
             None if recommended.choice is None else printable(recommended.choice.record.run_id),
             printable(recommended.label),
             printable(recommended.why),
-            tuple(printable(cell.record.run_id) for cell in recommended.equals),
+            _ids(recommended.equals),
+            _ids(recommended.unknown),
+            _margin(selected, recommended.key),
         )
         for selected in selections
         for recommended in selected.recommendations
@@ -218,6 +226,16 @@ def summarize_sweep(
         why_none="" if choices else printable(" ".join(reasons)),
         report=report,
     )
+
+
+def _ids(cells: Sequence[Cell]) -> tuple[str, ...]:
+    return tuple(printable(cell.record.run_id) for cell in cells)
+
+
+def _margin(selected: Selection, use: str) -> float | None:
+    if use != "balanced" and not use.startswith("best"):
+        return None
+    return verdicts.margin_of(selected.family.metric, selected.limits)
 
 
 def _why_none(selected: Selection) -> list[str]:
@@ -343,7 +361,7 @@ def _reproduce(record: RunRecord) -> str | None:
     if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
         kept.append("evaluate.choice=half")
     # A named experiment may be a sweep.
-    return _printable_or_none(shlex.join(["python", "run.py", *kept, "hydra.mode=RUN"]))
+    return _printable_or_none(invocation.command("run", *kept, "hydra.mode=RUN"))
 
 
 def _printable_or_none(command: str) -> str | None:

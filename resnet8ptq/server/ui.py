@@ -24,6 +24,7 @@ import requests
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
+from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.server import server
@@ -116,7 +117,9 @@ def serve(uri: str, port: int, page: str) -> None:
     places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
     variables = {**os.environ, **LIGHT, **places}
     with server.start(words, variables, None) as process:
-        if _answers(f"http://{HOST}:{port}/health", process):
+        with waiting("Starting MLflow"):
+            answers = _answers(f"http://{HOST}:{port}/health", process)
+        if answers:
             print(f"http://{HOST}:{port}{page}  Ctrl-C ends", flush=True)
         raise TrackingError(f"MLflow has ended with code {process.wait()}; its output is above")
 

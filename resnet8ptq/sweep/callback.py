@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import background, command, invocation
+from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
@@ -142,14 +142,16 @@ class RunningSweep:
             except Exception:  # an artifact is missing, but the metrics are there
                 terminal.print_runs(records, judged=Judged(limits=self.limits))
                 raise
-            chosen = page.select(families, self.limits)
-            judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
+            with console.waiting("Comparing the runs"):
+                chosen = page.select(families, self.limits)
+                judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
             terminal.print_runs(records, judged=judged)
             if mlperf_tiny.is_suite(records):
                 mlperf_tiny.print_suite(records)
             timings = final_timing.run(chosen, folder) if timed else [None] * len(families)
             chosen = [replace(s, timing=t) for s, t in zip(chosen, timings, strict=True)]
-            page.write(store, parent_id, chosen, folder)
+            with console.waiting("Drawing the report"):
+                page.write(store, parent_id, chosen, folder)
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.folder).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
@@ -262,6 +264,8 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     typed = [words.parse(word) for word in overrides]
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
+    # No log is set up yet. The imports that follow take a second, or several from a cold disk.
+    console.say(console.stderr(), f"{count or 'unknown number of'} jobs: {folder}")
     for line in words.find_idle(config, typed, swept):
         log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}

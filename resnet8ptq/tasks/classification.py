@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.contract import (
+    DIGITS,
     LOGITS,
     Array,
     Comparison,
@@ -134,7 +135,7 @@ class ClassScores(Scores):
     def more(self) -> Metrics:
         """Return hits, macro F1, and with more than 5 classes top-5 accuracy."""
         top5 = {"top5_accuracy": self.top5_accuracy} if self.probabilities.shape[1] > TOP else {}
-        return {"counts/correct": self.correct, "macro_f1": self.macro_f1, **top5}
+        return {"macro_f1": self.macro_f1, **top5}
 
     @cached_property
     def _at_top(self) -> NDArray[np.bool_]:
@@ -220,7 +221,7 @@ def class_metrics(names: Sequence[str], model: ClassScores, baseline: ClassScore
     for label, name in enumerate(metric_names(names)):
         change = model.class_change(baseline, label)
         metrics[f"class/{name}/accuracy"] = model.class_accuracy(label)
-        metrics[f"class/{name}/drop"] = None if change is None else -change
+        metrics[f"class/{name}/drop"] = None if change is None else round(-change, DIGITS) + 0.0
     return metrics
 
 
@@ -262,9 +263,7 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     model, baseline = comparison.model, comparison.baseline
     return {
         "counts/tied": model.tied,
-        "counts/expected_correct": model.expected_correct,
         "expected_accuracy": model.fair,
-        "paired/expected_drop": comparison.fair_drop,
         **changes(model, baseline),
         **class_metrics(names, model, baseline),
     }

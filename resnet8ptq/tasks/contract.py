@@ -22,6 +22,7 @@ from resnet8ptq.tasks.statistics import Interval, Margin
 if TYPE_CHECKING:  # a run imports matplotlib only when it draws
     from matplotlib.figure import Figure
 
+DIGITS = 9  # of a loss, after the point
 MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
 # Groups of metrics, which MLflow shows apart. The metrics without one lead its table.
 BASELINE = "baseline/"  # of FP32
@@ -82,9 +83,13 @@ class Metric:
         return -value if self.maximize else value
 
     def drop(self, change: float, baseline: float) -> float:
-        """Return the loss that a change of the baseline's value is; negative for a gain."""
+        """Return the loss that a change of the baseline's value is; negative for a gain.
+
+        Rounded: the difference of two fractions has an error of float64.
+        """
         worse = self.cost(change)
-        return worse / abs(baseline) if not self.bounded and baseline else worse
+        loss = worse / abs(baseline) if not self.bounded and baseline else worse
+        return round(loss, DIGITS) + 0.0  # no -0.0
 
     def allowed(self, drop: float, baseline: float) -> float:
         """Return a drop in the metric's units."""
@@ -97,6 +102,10 @@ class Metric:
     def say_limit(self, limits: ReportConfig) -> str:
         """Return the limit in words."""
         return f"at most {self.show_drop(limits.max_drop)} worse than FP32"
+
+    def say_margin(self, margin: float) -> str:
+        """Return the margin of a model against the best one in words."""
+        return f"at most {self.show_drop(margin)} worse than the best"
 
     def show_limit(self, limits: ReportConfig) -> str:
         """Return the limit as an override."""
@@ -229,6 +238,10 @@ class SampleValues(ABC):
             items: number of scored items.
         """
 
+    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return how far the loss against another quantized model lies above `drop`."""
+        return self.margin(other, metric, drop, items)
+
     @abstractmethod
     def arrays(self) -> dict[str, Array]:
         """Return the arrays to keep, by name."""
@@ -252,9 +265,9 @@ class Paired:
         named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
         return self.model.arrays() | named
 
-    def against(self, other: Self) -> float:
-        """Return the p-value of the difference from another run on the same samples."""
-        return self.model.against(other.model)[1]
+    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return how far the loss against another run on the same samples lies above `drop`."""
+        return self.model.margin_over(other.model, metric, drop, items)
 
     def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return how far the loss lies above `drop`, see `SampleValues.margin`."""

@@ -64,6 +64,10 @@ class RelativeError(Metric):
         """Return the limit in words."""
         return f"SQNR of at least {limits.min_sqnr_db:g} dB against FP32"
 
+    def say_margin(self, margin: float) -> str:
+        """Return the margin of a model against the best one in words."""
+        return f"with at most {margin:.2%} more noise than the best"
+
     @property
     def loss_title(self) -> str:
         """The drop, as a figure names it."""
@@ -97,6 +101,10 @@ class DeviationValues(Replicates):
         FP32's outputs are the reference, so that each sample's share of the signal is certain.
         """
         return Margin.of_mean(self.noise - drop * self.signal)
+
+    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return the margin of the noise that the other model does not have."""
+        return Margin.of_mean(self.noise - other.noise - drop * self.signal)
 
 
 @dataclass(frozen=True)

@@ -268,6 +268,9 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
             f"tracking.experiment_name: {name!r} was deleted in {redact(uri)}; restore "
             "it there, or choose another name"
         )
+    if view.is_outdated(experiment.tags.get(view.TAG)):
+        with suppress(MlflowException):  # without the permission, the earlier view stays
+            client.set_experiment_tag(experiment.experiment_id, view.TAG, view.VALUE)
     return str(experiment.experiment_id)
 
 

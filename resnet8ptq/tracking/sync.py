@@ -16,7 +16,7 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
-from resnet8ptq.core.console import track
+from resnet8ptq.core.console import track, waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.tracking import history, journal, upload
 from resnet8ptq.tracking.journal import Journal
@@ -130,7 +130,8 @@ def main(words: list[str]) -> None:
     folder = Path(asked.folder)
     if not folder.is_dir():
         raise ConfigError(f"folder: got {folder}, takes a folder of runs or sweeps")
-    store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
+    with waiting("Opening the store"):
+        store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
     synced = sync(store, folder)
     for state in ("logged", "killed", "running"):
         for path in getattr(synced, state):

@@ -5,6 +5,7 @@ the experiment: JSON with a `state` that is JSON again. Missing entries keep the
 MLflow that cannot read the tag opens its default page.
 """
 
+import hashlib
 import json
 from typing import Any
 
@@ -44,7 +45,35 @@ _STATE = {
     ],
     "isAccordionReordered": True,  # else MLflow sorts them by name, and puts its own last
 }
-VALUE = json.dumps({"name": "Comparison", "createdAt": 0, "state": json.dumps(_STATE)})  # of TAG
+
+
+def _digest(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()[:16]
+
+
+def _value(state: str) -> str:
+    return json.dumps(
+        {"name": "Comparison", "createdAt": 0, "state": state, "digest": _digest(state)}
+    )
+
+
+VALUE = _value(json.dumps(_STATE))  # of TAG
+
+
+def is_outdated(value: str | None) -> bool:
+    """Tell whether a stored view is an earlier one of this module, or missing.
+
+    A view that somebody changed no longer has the digest of its state, and stays. The first views
+    had no digest.
+    """
+    if value is None:
+        return True
+    try:
+        view = json.loads(value)
+        digest = view.get("digest", "" if view["createdAt"] else _digest(view["state"]))
+        return value != VALUE and bool(digest == _digest(view["state"]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
 
 
 def path(experiment_id: str) -> str:

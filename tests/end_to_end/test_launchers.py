@@ -41,7 +41,7 @@ CELLS = (*QUICK, *FAILS)
 AFTER_KILLED = (*CELLS[:-1], "calib.num_bins=4096,2048,2047")  # the first job is killed
 WRONG = "error: calib.num_bins: got 2047, takes an even number > 2 * calib.num_quantized_bins = 256"
 MEASURED = {
-    *("system/quantize_s", "system/evaluate_s", "system/images_per_s", "peak_memory_bytes"),
+    *("system/quantize_s", "system/evaluate_s", "peak_memory_bytes"),
     *("system/evaluate_batch_size", "system/evaluate_threads"),
 }
 

@@ -18,6 +18,5 @@ def make_result(task: Task, comparison: Comparison, **changes: Any) -> RunResult
         "evaluate_threads": 2,
         "peak_memory_bytes": None,
     }
-    images = comparison.model.total
-    measurement = Measurement(task, comparison, images, **{**figures, **changes})
+    measurement = Measurement(task, comparison, **{**figures, **changes})
     return RunResult("ok", measurement=measurement, resolved={"weight_dtype": "int8"})

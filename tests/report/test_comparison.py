@@ -1,4 +1,4 @@
-"""Tests across a sweep: Holm's correction, classes, and which models cannot be told apart."""
+"""Tests across a sweep: Holm's correction, and classes."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from resnet8ptq.report import comparison, facts
-from resnet8ptq.report.comparison import Cell, compare, indistinguishable
+from resnet8ptq.report.comparison import Cell, compare
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.hits import MCNEMAR, Hits
 from resnet8ptq.tasks.statistics import holm, mcnemar
@@ -50,16 +50,6 @@ def test_a_class_is_flagged_only_where_it_lost_significantly() -> None:
     )
     assert found.class_names == NAMES
     assert [cell.worse_classes for cell in found.cells] == [("dog",), (), ()]
-
-
-def test_indistinguishable_is_paired_and_corrected() -> None:
-    found = sweep(
-        ("best", predictions(won=20), {}),
-        ("near", predictions(won=18), {"calib": "entropy"}),
-        ("far", predictions(lost=30), {"calib": "percentile"}),
-    )
-    best, near, far = found.cells
-    assert indistinguishable(best, [near, far]) == [near]
 
 
 def test_nothing_measured_gives_an_empty_comparison() -> None:

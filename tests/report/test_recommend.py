@@ -31,9 +31,12 @@ def select(
 
 
 def by_use(
-    *cells: object, race: PairedLatency | None = None, **options: object
+    *cells: object,
+    race: PairedLatency | None = None,
+    limits: ReportConfig = LIMITS,
+    **options: object,
 ) -> dict[str, Recommendation]:
-    return {r.use: r for r in recommend(select(sweep(*cells, **options), race))}  # type: ignore[arg-type]
+    return {r.use: r for r in recommend(select(sweep(*cells, **options), race, limits))}  # type: ignore[arg-type]
 
 
 def chosen(found: Recommendation) -> str:
@@ -41,15 +44,45 @@ def chosen(found: Recommendation) -> str:
     return found.choice.record.run_id
 
 
-def test_most_accurate_names_those_that_cannot_be_told_from_it() -> None:
+def test_the_best_names_the_models_shown_as_good_and_apart_those_not_known() -> None:
     found = by_use(
         ("best", predictions(won=10), {}),
-        ("near", predictions(won=8), {"calib": "entropy"}),
+        ("same", predictions(won=10), {"calib": "entropy"}),
+        ("near", predictions(won=8), {"calib": "mse"}),
         ("far", predictions(lost=40), {"calib": "percentile"}),
+        limits=ReportConfig(max_drop=0.03),
     )
     choice = found["best accuracy"]
     assert chosen(choice) == "best"
-    assert [cell.record.run_id for cell in choice.equals] == ["near"]
+    assert [cell.record.run_id for cell in choice.equals] == ["same", "near"]
+    assert choice.equals_mean == "shown to be at most 1.5 points worse than the best"
+    assert choice.unknown == ()  # "far" is shown to be worse
+    strict = by_use(
+        ("best", predictions(won=10), {}),
+        ("near", predictions(won=8), {"calib": "mse"}),
+        ("far", predictions(lost=40), {"calib": "percentile"}),
+        limits=ReportConfig(max_drop=0.01),
+    )["best accuracy"]
+    assert strict.equals == ()  # 1,000 images prove no 0.5 points
+    assert [cell.record.run_id for cell in strict.unknown] == ["near"]
+
+
+def test_balanced_is_the_smallest_model_shown_as_good_as_the_best() -> None:
+    cells = [
+        ("best", predictions(won=10), {"size_bytes": 100_000.0}),
+        ("good", predictions(won=8), {"calib": "mse", "size_bytes": 60_000.0}),
+        ("slow", predictions(won=9), {"calib": "kl", "size_bytes": 60_100.0}),
+        ("worse", predictions(lost=25), {"calib": "entropy", "size_bytes": 50_000.0}),
+    ]
+    times = {"best": 1.0, "good": 1.0, "slow": 2.0, "worse": 1.0}
+    timed = [(name, model, more | {"latency_p50_ms": times[name]}) for name, model, more in cells]
+    found = by_use(*timed, limits=ReportConfig(max_drop=0.05))
+    assert chosen(found["balanced"]) == "good"
+    assert [cell.record.run_id for cell in found["balanced"].equals] == ["best", "slow"]
+    assert found["balanced"].key == "balanced"
+    assert chosen(found["smallest"]) == "worse"  # within the limit against FP32
+    strict = by_use(*timed, limits=ReportConfig(max_drop=0.005))
+    assert "balanced" not in strict or chosen(strict["balanced"]) == "best"
 
 
 def test_of_equals_at_the_top_the_faster_and_smaller_is_chosen() -> None:
@@ -80,8 +113,8 @@ def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
         choices=[predictions(), predictions(won=5)],
     )
     selected = select(family)
-    (best, smallest) = recommend(selected)
-    assert chosen(best) == chosen(smallest) == "sound"
+    best, balanced, smallest = recommend(selected)
+    assert chosen(best) == chosen(balanced) == chosen(smallest) == "sound"
     assert best.why.startswith("90.20%, against FP32 +0.20 points")
     assert best.why.endswith("; 90.50% on the selection samples")
     told = other_choice(selected)

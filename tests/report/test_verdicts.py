@@ -1,9 +1,18 @@
 """Pass, fail and undecided, from sweeps made by hand."""
 
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import notes, page, table, verdicts
+from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
-from tests.helpers.cells import predictions, sweep
+from resnet8ptq.tasks.classification import ACCURACY
+from resnet8ptq.tasks.contract import Paired
+from resnet8ptq.tasks.hits import Hits
+from tests.helpers.cells import predictions, record, sweep
 
 
 def judged(*cells: object, max_drop: float = 0.01) -> dict[str, str]:
@@ -84,3 +93,40 @@ def test_the_column_says_void() -> None:
     found = sweep(("a", predictions(), {"doubt": DOUBT}))
     rows = table.rows(found.records, verdicts.in_words([found], ReportConfig(min_accuracy=0.99)))
     assert VOID in rows[-1]
+
+
+def simulate(loss: float, random: np.random.Generator, images: int = 2000) -> Cell:
+    """Return a model of 87% accuracy that loses `loss` against the best, with 3% flips."""
+    labels = np.zeros(images, np.int64)
+    lost, won = 0.015 + loss / 2, 0.015 - loss / 2
+    draws = random.random(images)
+    best = random.random(images) < 0.87
+    flips = np.where(best, draws < lost / 0.87, draws < won / 0.13)
+    values = [Hits((~right).astype(np.int64), labels) for right in (best ^ flips, best)]
+    about = record("run", predictions(), **{"counts/total": float(images)})
+    return Cell(about, "model", Paired(*values))
+
+
+def share_listed(loss: float, images: int = 2000, sweeps: int = 400) -> float:
+    """Return the share of simulated sweeps that list a model with this loss as good as the best."""
+    random = np.random.default_rng(7)
+    listed = 0
+    for _ in range(sweeps):
+        cell = simulate(loss, random, images)
+        assert cell.paired is not None
+        best = replace(cell, paired=Paired(cell.paired.baseline, cell.paired.baseline))
+        listed += bool(verdicts.as_good_as(best, [cell], ACCURACY, ReportConfig())[0])
+    return listed / sweeps
+
+
+@pytest.mark.parametrize("images", [500, 2000, 10_000])
+def test_a_model_that_is_a_point_worse_than_the_best_is_hardly_ever_listed(images: int) -> None:
+    assert share_listed(0.01, images) <= 0.05
+
+
+def test_a_model_at_the_margin_is_listed_in_at_most_a_twentieth_of_sweeps() -> None:
+    assert share_listed(0.005, 10_000) <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_an_equal_model_is_listed_if_the_samples_suffice() -> None:
+    assert share_listed(0.0, 10_000) > 0.8

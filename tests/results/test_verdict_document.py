@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_fp32_itself_has_no_verdict() -> None:
 
 def test_a_use_without_a_recommendation() -> None:
     summary = summarize(sweep(("a", PASSES, {})))
-    with pytest.raises(ConfigError, match=r"use: got 'bset', .* try best \| smallest"):
+    with pytest.raises(ConfigError, match=r"use: got 'bset', .* try best \| balanced \| smallest"):
         judge_sweep(summary, "bset")
     with pytest.raises(ConfigError, match="use: got 'fastest'"):  # nothing was timed
         judge_sweep(summary, "fastest")
@@ -214,7 +215,8 @@ def test_none_within_the_limit_is_no_wrong_input() -> None:
     assert (answered["verdict"], answered["choice"]) == ("undecided", None)
 
 
-def test_reproduce_is_what_hydra_ran() -> None:
+def test_reproduce_is_what_hydra_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["resnet8ptq"])
     family = sweep(("a", PASSES, {"chosen_by": "50 of the test samples"}))
     tags = family.records[0].tags
     for overrides, command in (
@@ -223,7 +225,7 @@ def test_reproduce_is_what_hydra_ran() -> None:
         ("backend=onnx \x1b[31m", None),
         (
             "backend=onnx 'calib.table=a b' hydra.x=1",
-            "python run.py backend=onnx 'calib.table=a b' evaluate.choice=half hydra.mode=RUN",
+            "resnet8ptq run backend=onnx 'calib.table=a b' evaluate.choice=half hydra.mode=RUN",
         ),
     ):
         tags["job_overrides"] = overrides

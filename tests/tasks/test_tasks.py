@@ -234,7 +234,7 @@ def test_a_model_beside_itself_differs_in_nothing(case):
     assert comparison.delta == metrics["drop"] == 0
     assert metrics.get("paired/p_value", 1.0) == 1
     assert metrics.get("ci95/delta_low", 0) <= 0 <= metrics.get("ci95/delta_high", 0)
-    assert comparison.paired.against(comparison.paired) == 1
+    assert comparison.paired.model.against(comparison.paired.model)[1] == 1
     assert metrics[case.task.metric.name] == value
     assert metrics["ci95/value_low"] <= value <= metrics["ci95/value_high"]
 
@@ -268,8 +268,8 @@ def test_a_worse_model_is_told_apart(case):
         assert low <= comparison.delta <= high
         assert not low <= 0 <= high
     better = compare(case, 0.05)
-    p_value = comparison.paired.against(better.paired)
-    assert p_value == better.paired.against(comparison.paired) < 0.01
+    p_value = comparison.paired.model.against(better.paired.model)[1]
+    assert p_value == better.paired.model.against(comparison.paired.model)[1] < 0.01
     if case.task.name not in ("binary", "detection"):  # without logits, or without raw outputs
         assert comparison.sqnr_db < better.sqnr_db
 
@@ -307,7 +307,8 @@ def test_kept_values_read_back(case, tmp_path):
         np.savez_compressed(path, **case.task.arrays(comparison))
         with np.load(path, allow_pickle=False) as arrays:
             kept.append(case.task.test.read(arrays))
-    assert kept[0].against(kept[1]) == runs[0].paired.against(runs[1].paired)
+    model, other = (run.paired.model for run in runs)
+    assert kept[0].model.against(kept[1].model) == model.against(other)
     assert kept[0].by_class(2) == runs[0].paired.by_class(2)
     with pytest.raises((KeyError, ValueError)):
         case.task.test.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr  # scipy.stats takes a second to import
 
+from resnet8ptq.core.console import waiting
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.bootstrap import Replicates
 from resnet8ptq.tasks.contract import Array, Metrics, Outputs, Scores
@@ -78,8 +79,9 @@ class DetectionScores(Scores):
     @cached_property
     def by_class(self) -> Values:
         """AP of each class on each bootstrap sample [resamples, classes]."""
-        weights = ap_bootstrap.draw(self.total, self.resamples)
-        return ap_bootstrap.by_class(self.evaluation.matches, weights)
+        with waiting(f"AP of {self.resamples} bootstrap samples"):
+            weights = ap_bootstrap.draw(self.total, self.resamples)
+            return ap_bootstrap.by_class(self.evaluation.matches, weights)
 
     @property
     def pictures_of_class(self) -> NDArray[np.int64]:
