@@ -61,6 +61,16 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
     return [name for node in graph.node for name in node.output if name in used & floats]
 
 
+def integer_nodes(proto: onnx.ModelProto) -> list[str]:
+    """Return the names of the nodes that take or make integers, such as tokens or a mask."""
+    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    values = [*inferred.input, *inferred.value_info, *inferred.output]
+    float_type = onnx.TensorProto.FLOAT
+    integers = {v.name for v in values if v.type.tensor_type.elem_type not in (0, float_type)}
+    nodes = proto.graph.node
+    return [n.name for n in nodes if not integers.isdisjoint((*n.input[:1], *n.output))]
+
+
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Map node indices to the tensors at which the graph can be cut in two.
 

@@ -425,3 +425,70 @@ def test_a_header_that_promises_more_than_there_is(tmp_path, shape):
     (tmp_path / "a.npy").write_bytes(content.getvalue() + bytes(100))
     with pytest.raises(DataError, match=r"a\.npy: cannot be read"):
         read(tmp_path / "a.npy")
+
+
+# Several inputs
+
+IDS = np.random.default_rng(1).integers(0, 90, (COUNT, 7))
+MASK = (np.arange(7) < 1 + np.arange(COUNT)[:, None] % 7).astype(np.int32)
+
+
+def records(data):
+    """Return the fields of both sides, in the order of the samples' labels and tokens."""
+    images, labels = whole(data)
+    order = np.lexsort(images["a"].T)
+    return {name: images[name][order] for name in images.dtype.names}, labels[order]
+
+
+@pytest.mark.parametrize("sided", [False, True])
+def test_arrays_with_the_inputs_names_are_one_sample(tmp_path, sided):
+    arrays = {"a": IDS, "b_mask": MASK, "y": LABELS}
+    if sided:
+        halves = [(slice(0, 8), "train"), (slice(8, COUNT), "test")]
+        arrays = {f"{n}_{side}": v[part] for n, v in arrays.items() for part, side in halves}
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = read(tmp_path / "a.npz")
+    assert data.test.has_records
+    if sided:
+        assert (len(data.train), len(data.test)) == (8, 4)
+    fields, labels = records(data)
+    order = np.lexsort(IDS.T)
+    np.testing.assert_array_equal(fields["a"], IDS[order])
+    np.testing.assert_array_equal(fields["b_mask"], MASK[order])
+    np.testing.assert_array_equal(labels, LABELS[order])
+
+
+@pytest.mark.parametrize("suffix", ["", "_train"])
+def test_inputs_are_named_by_a_dict(tmp_path, suffix):
+    arrays = {f"ids{suffix}": IDS, f"mask{suffix}": MASK, f"y{suffix}": LABELS, "unused": 1}
+    if suffix:
+        arrays |= {"ids_test": IDS + 100, "mask_test": MASK, "y_test": LABELS}
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = read(tmp_path / "a.npz", inputs={"a": "ids", "b": "mask"}, labels=None)
+    assert data.train.images.dtype.names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "inputs", "says"),
+    [
+        ({"ids": IDS, "mask": MASK[:5], "y": LABELS}, None, "has 5 for the input mask"),
+        ({"ids": IDS, "mask": MASK.astype(str), "y": LABELS}, None, "takes numbers"),
+        ({"ids": IDS, "mask": MASK, "y": LABELS}, {"a": "tokens"}, "takes a file, or one of"),
+        (
+            {"ids": IDS, "mask": np.full(MASK.shape, np.nan), "y": LABELS},
+            None,
+            "NaN or infinity in sample 0",
+        ),
+        ({"ids": IDS, "mask": MASK}, None, "takes the name of one"),
+    ],
+)
+def test_inputs_that_do_not_belong_together_are_refused(tmp_path, arrays, inputs, says):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(PtqError, match=says):
+        read(tmp_path / "a.npz", inputs=inputs)
+
+
+def test_an_offset_is_refused_for_several_inputs(tmp_path):
+    np.savez(tmp_path / "a.npz", a=IDS, b=MASK, y=LABELS)
+    with pytest.raises(ConfigError, match=r"data\.offset, data\.scale: got 3 and 1"):
+        read(tmp_path / "a.npz", offset=3.0)

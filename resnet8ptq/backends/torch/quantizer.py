@@ -34,6 +34,7 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.embeddings import find_tables
+from resnet8ptq.graph.layers import integer_nodes
 from resnet8ptq.graph.torch_module import load_torch_module, quantize_tables
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
@@ -113,9 +114,10 @@ class TorchQuantizer:
         if config.dtype.name == "fp32":
             file.save(module, example, path, options.freeze)
             return Artifact(path)
-        graph = onnx.load(model.onnx_path).graph
-        skipped = find_float_nodes(graph, Selection.of(config))
+        proto = onnx.load(model.onnx_path)
+        graph, skipped = proto.graph, find_float_nodes(proto.graph, Selection.of(config))
         quantize_tables(module, {node.name for node in find_tables(graph)} - {*skipped})
+        skipped += [name for name in integer_nodes(proto) if name not in skipped]
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
         if config.method == "dynamic":

@@ -1,0 +1,132 @@
+"""Networks with several inputs, converted: by name, of any length, from ONNX and from torch."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper, parser
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.records import pack
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models import conversion
+from resnet8ptq.models.sources import Module
+
+COUNT, LONGEST, WORDS = 8, 6, 20
+RANDOM = np.random.default_rng(0)
+MASK = (np.arange(LONGEST) < 2 + np.arange(COUNT)[:, None] % 5).astype(np.int64)
+IDS = RANDOM.integers(1, WORDS, (COUNT, LONGEST)) * MASK
+TEXTS = pack({"ids": IDS, "mask": MASK})
+
+MASKED = """
+    counted = Cast<to = 1>(mask)
+    wide = Unsqueeze(counted, two)
+    kept = Mul(rows, wide)
+    sums = ReduceSum<keepdims = 0>(kept, one)
+    logits = MatMul(sums, weights)
+"""
+UNMASKED = """
+    sums = ReduceSum<keepdims = 0>(rows, one)
+    whole = Cast<to = 1>(mask)
+    total = ReduceSum<keepdims = 1>(whole, one)
+    zeros = Sub(total, total)
+    shifted = Add(sums, zeros)
+    logits = MatMul(shifted, weights)
+"""
+
+
+def write(path: Path, nodes: str, mask: str = "int64[N, L] mask") -> Path:
+    """Write a network that sums the rows of its words."""
+    proto = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (int64[N, L] ids, {mask}) => (float[N, 3] logits) {{
+            rows = Gather(table, ids)
+            {nodes}
+        }}""")
+    constants = {
+        "table": RANDOM.normal(size=(WORDS, 4)).astype(np.float32),
+        "weights": RANDOM.normal(size=(4, 3)).astype(np.float32),
+        "one": np.array([1]),
+        "two": np.array([2]),
+    }
+    proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
+    onnx.save(proto, path)
+    return path
+
+
+def convert(path: Path, folder: Path, samples=TEXTS, module: Module | None = None):
+    folder.mkdir()
+    conversion.convert(path, folder, samples, module)
+    return conversion.read_record(folder)
+
+
+def test_a_network_that_ignores_padding_takes_any_length(tmp_path: Path) -> None:
+    record = convert(write(tmp_path / "a.onnx", MASKED), tmp_path / "made")
+    assert [tensor.shape for tensor in record.contract.inputs] == [(None,), (None,)]
+    assert set(record.parity) == {
+        *("onnx, unfolded", "onnx, folded", "torch, unfolded", "torch, folded")
+    }
+    run = open_runner(str(tmp_path / "made" / "folded.onnx"))
+    short = pack({"ids": IDS[:1, :2], "mask": MASK[:1, :2]})
+    np.testing.assert_allclose(run(short)[0], run(TEXTS[:1])[0], rtol=1e-5)
+
+
+def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path: Path, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        record = convert(write(tmp_path / "a.onnx", UNMASKED), tmp_path / "made")
+    assert [tensor.shape for tensor in record.contract.inputs] == [(LONGEST,), (LONGEST,)]
+    assert "ids, mask: all samples are as long as the longest one" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float16", "int32", "float"])
+def test_each_input_has_its_own_dtype(tmp_path: Path, dtype: str) -> None:
+    path = write(tmp_path / "a.onnx", MASKED, f"{dtype}[N, L] mask")
+    record = convert(path, tmp_path / "made")
+    assert record.contract.inputs[1].dtype == {"float": "float32"}.get(dtype, dtype)
+
+
+def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path: Path) -> None:
+    nodes = MASKED.replace(
+        "kept = Mul(rows, wide)", "half = Mul(rows, rate) kept = Mul(half, wide)"
+    )
+    path = write(tmp_path / "a.onnx", nodes, "int64[N, L] mask, float rate")
+    with pytest.raises(
+        ModelError, match=r"rate is a single number.*model\.inputs=\{rate: \.\.\.\}"
+    ):
+        convert(path, tmp_path / "refused")
+    folder = tmp_path / "made"
+    folder.mkdir()
+    conversion.convert(path, folder, TEXTS, inputs={"rate": 0.5})
+    assert [t.name for t in conversion.read_record(folder).contract.inputs] == ["ids", "mask"]
+
+
+def test_one_array_does_not_fill_two_inputs(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has 2 inputs .*and the samples are one array"):
+        convert(write(tmp_path / "a.onnx", MASKED), tmp_path / "made", IDS)
+
+
+class Network(torch.nn.Module):
+    """The same as a module; its parameters name the inputs, in another order than the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(WORDS, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, mask: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, 3]."""
+        return self.head((self.table(ids) * mask[:, :, None]).sum(1))
+
+
+def test_a_module_takes_its_inputs_by_the_names_of_its_parameters(tmp_path: Path) -> None:
+    network = Network()
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    record = convert(
+        tmp_path / "weights.pt", tmp_path / "made", module=Module(f"{__name__}.Network")
+    )
+    assert [str(t) for t in record.contract.inputs] == ["mask [?] int64", "ids [?] int64"]
+    run = open_runner(str(tmp_path / "made" / "folded.onnx"))
+    expected = network(torch.from_numpy(MASK), torch.from_numpy(IDS)).detach().numpy()
+    np.testing.assert_allclose(run(TEXTS)[0], expected, rtol=1e-4, atol=1e-6)
