@@ -116,7 +116,7 @@ class Split:
         whole = self.prepare if self.fields is None else self.fields.whole
         return np.zeros_like(whole(stored))
 
-    @property
+    @cached_property
     def has_pairs(self) -> bool:
         """Whether every group has two samples, which are of use together only."""
         if self.groups is None:

@@ -67,7 +67,11 @@ def draw_calibration(
     wanted = default if samples_per_class is None else samples_per_class
     if samples_per_class is not None:
         _check_wanted(samples_per_class, [*map(len, members)], data, bool(held_out))
-    drawn = [random.choice(some, min(wanted, len(some)), replace=False) for some in members]
+    drawn = [
+        _keep_pairs(pool, random.choice(some, min(wanted, len(some)), replace=False), free)
+        for some in members
+        if len(some)
+    ]
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
     return CalibrationSet(pool.take(indices), indices)
 
@@ -124,10 +128,18 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
     # Take the first image of each class, then the second of each, and so on: the sort is stable.
     turns = np.concatenate([np.arange(len(members)) for members in classes])
     drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:images]]
-    if data.train.has_pairs:
-        groups = np.asarray(data.train.groups)
-        drawn = np.flatnonzero(free & np.isin(groups, groups[drawn[: max(images // 2, 1)]]))
-    return data.train.take(np.sort(drawn).astype(np.int64))
+    return data.train.take(np.sort(_keep_pairs(data.train, drawn, free)).astype(np.int64))
+
+
+def _keep_pairs(
+    split: Split, drawn: NDArray[np.int64], free: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return drawn samples unchanged; of pairs the first half, with the partners that are free."""
+    if not split.has_pairs:
+        return drawn
+    groups = np.asarray(split.groups)
+    first = np.sort(np.unique(groups[drawn], return_index=True)[1])[: max(len(drawn) // 2, 1)]
+    return np.flatnonzero(free & np.isin(groups, groups[drawn[first]]))
 
 
 @functools.cache  # logged once, although every run of a sweep draws them

@@ -17,7 +17,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.records import unpack
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.sampling import draw_held_out
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.data.sources import texts
 from tests.helpers.configs import make_config
 
@@ -193,6 +193,9 @@ def test_samples_that_choose_are_whole_pairs(read, tmp_path):
     for images in (2, 4, 5):
         held_out = draw_held_out(data, images)
         assert held_out.has_pairs and len(held_out) == images // 2 * 2
+        calibration = draw_calibration(data, 4, 42, [held_out]).split
+        assert calibration.has_pairs and len(calibration) == 4
+        assert not {*calibration.groups} & {*held_out.groups}
     assert not data.train.take(np.arange(1, len(data.train))).has_pairs
 
 
