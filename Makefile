@@ -7,6 +7,21 @@ SETUP := pyproject.toml constraints.txt
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu: torch without CUDA, which takes gigabytes on Linux
 INSTALL := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
+# pip would try an index that does not answer five times for each package, for minutes.
+define CHECK_INDEX
+import os, ssl, sys, urllib.error, urllib.request
+url = sys.argv[1].rstrip("/") + "/torch/"
+try:
+    urllib.request.urlopen(url, timeout=20)
+except (OSError, ValueError) as error:
+    reason = getattr(error, "reason", error)
+    known = not isinstance(reason, ssl.SSLError) and getattr(error, "code", 404) == 404
+    local = url.startswith("file:") or os.path.isdir(sys.argv[1])
+    if known and not local and "@" not in url:  # pip has certificates and passwords of its own
+        sys.exit(f"TORCH_INDEX: got {sys.argv[1]}, which has no torch ({reason}), expected an index of CPU builds; try https://download.pytorch.org/whl/cpu, or leave it out")
+endef
+export CHECK_INDEX
+
 .PHONY: help setup sweep test check bench ui server clean
 
 help: ## Show this list
@@ -40,6 +55,7 @@ clean: ## Remove the virtual environment; runs and their store stay
 
 .venv/.run: $(SETUP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@$(if $(TORCH_INDEX),$(PYTHON) -c "$$CHECK_INDEX" '$(TORCH_INDEX)')
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -e .
 	@touch $@
