@@ -213,9 +213,10 @@ class OnnxQuantizer:
         return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
     def _find_tables(self, graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
-        """Return the embeddings that take 8 bits by row: not those in blocks of 4 bits."""
-        if self.config.method == "weight_only" and weight_only.takes_tables(self.config):
-            return []
+        """Return the embeddings in 8 bits by row; weights alone have 4 bits if `op_types` says."""
+        if self.config.method == "weight_only":
+            in_blocks = "Gather" in weight_only.find_operators(self.config)
+            skipped = [n.name for n in graph.node] if in_blocks else self.config.nodes_to_exclude
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:

@@ -84,11 +84,6 @@ def find_operators(config: QuantizationConfig) -> list[str]:
     return [name for name in taken if name in (config.op_types or taken)]
 
 
-def takes_tables(config: QuantizationConfig) -> bool:
-    """Tell whether `op_types` names embedding tables, which then have 4 bits in blocks."""
-    return _EMBEDDING in find_operators(config) and config.op_types is not None
-
-
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
     """Return the matrix products that `quantize` takes.
 
@@ -146,9 +141,8 @@ def describe_left(graph: onnx.GraphProto, skipped: Collection[str]) -> dict[str,
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
-    """Count the convolutions, matrix products and embeddings that stay in float, by operator."""
-    layers = [*weight_layers(graph).values(), *find_embeddings(graph)]
-    taken = [*find_layers(graph, skipped), *find_embeddings(graph, skipped)]
+    """Count the convolutions and matrix products that stay in float, by operator."""
+    layers, taken = weight_layers(graph).values(), find_layers(graph, skipped)
     return Counter(n.op_type for n in layers) - Counter(n.op_type for n in taken)
 
 
