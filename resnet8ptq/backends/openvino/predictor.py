@@ -69,8 +69,8 @@ class Network:
 
     def run(self, request: Any, batch: NDArray[Any]) -> list[NDArray[Any]]:
         """Run a batch in a compiled graph."""
-        for name, values in feed(batch, self.names).items():
-            array = np.ascontiguousarray(values)
+        arrays = {name: np.ascontiguousarray(v) for name, v in feed(batch, self.names).items()}
+        for name, array in arrays.items():  # their memory is read later, by `infer`
             shared = array.flags.writeable  # OpenVINO refuses to share other memory
             request.set_tensor(name, library().Tensor(array, shared_memory=shared))
         request.infer()
