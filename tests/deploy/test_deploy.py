@@ -24,6 +24,7 @@ from PIL import Image
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
+from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.preprocessing import Preprocessing, arrange
@@ -35,12 +36,14 @@ from tests.helpers.configs import make_config
 from tests.helpers.sharing import call_once
 
 BACKENDS = {"onnx": "model.onnx", "torch": "model.pt", "tflite": "model.tflite"}
+if is_installed():
+    BACKENDS["openvino"] = "model.onnx"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Called:
     """A sweep of every backend that deploys a file of its own."""
-    cells = ("backend=onnx,torch,tflite", "calib.samples_per_class=20", "per_channel=true")
+    cells = (f"backend={','.join(BACKENDS)}", "calib.samples_per_class=20", "per_channel=true")
     return call_once(tmp_path_factory, "deployed", *QUICK, *cells)
 
 
@@ -467,5 +470,7 @@ def test_registered_model_is_whole(
     assert described["signature"] and (home / "input_example.json").exists()
     pinned = (home / "requirements.txt").read_text().split()
     assert all("==" in each and "+" not in each for each in pinned)
-    framework = {"onnx": "onnxruntime", "torch": "torch", "tflite": "ai-edge-litert"}[backend]
+    framework = {"onnx": "onnxruntime", "torch": "torch", "tflite": "ai-edge-litert"}.get(
+        backend, backend
+    )
     assert any(each.startswith(f"{framework}==") for each in pinned)
