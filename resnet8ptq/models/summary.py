@@ -40,7 +40,7 @@ _TFLITE = _SHARED | {
     *("DepthToSpace", "SpaceToDepth", "Minimum", "Maximum"),
 }
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
-BACKENDS = ("onnx", "torch", "tflite")
+BACKENDS = ("onnx", "torch", "tflite", "openvino")
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,12 @@ def _read(path: Path, name: str, sample: Sample, module: Module | None) -> bytes
 
 def quantized_operators(backend: str) -> frozenset[str]:
     """Return the operators that a backend has integer kernels for, by ONNX name."""
-    if backend != "onnx":
+    if backend in ("torch", "tflite"):
         return frozenset({"torch": _TORCH, "tflite": _TFLITE}[backend])
     from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
+    if backend == "openvino":  # it reads QDQ files
+        return frozenset(QDQRegistry)
     return frozenset({*QDQRegistry, *QLinearOpsRegistry})
 
 

@@ -8,10 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Key, Node, Profiler, to_nodes
 from resnet8ptq.backends.openvino.predictor import Network, open_network
+from resnet8ptq.graph.layers import LAYERS
 
 # OpenVINO's names: Convolution, GroupConvolution, Deconvolution, FullyConnected..., MatMul
 _LAYER = re.compile("[Cc]onvolution|FullyConnected|MatMul")
@@ -28,16 +30,22 @@ def profile(path: Path, threads: int) -> Iterator[Profiler]:
 
 
 def count_kernels(path: Path) -> tuple[int, int]:
-    """Return how many layers run on integers, and how many in float.
+    """Return how many layers of a file run on integers, and how many in float.
 
     The name of the kernel decides: `runtimePrecision`, the type of the input, is also u8 for
-    layers that convert it and compute in float.
+    layers that convert it and compute in float. Products that OpenVINO fuses with others into one
+    kernel, as those of attention, have no kernel of their own and count as float.
     """
     compiled = open_network(path, 1).request(1).get_compiled_model()
     about = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
-    layers = [info for info in about if _LAYER.search(info["layerType"].astype(str))]
-    on_integers = sum(_INTEGER.search(i["primitiveType"].astype(str)) is not None for i in layers)
-    return on_integers, len(layers) - on_integers
+    kernels = [i["primitiveType"].astype(str) for i in about if _is_layer(i["layerType"])]
+    on_integers = sum(_INTEGER.search(kernel) is not None for kernel in kernels)
+    layers = sum(node.op_type in LAYERS for node in onnx.load(path).graph.node)
+    return on_integers, max(layers, len(kernels)) - on_integers
+
+
+def _is_layer(kind: Any) -> bool:
+    return _LAYER.search(kind.astype(str)) is not None
 
 
 @dataclass(frozen=True)
