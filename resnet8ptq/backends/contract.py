@@ -41,7 +41,7 @@ class Resolved:
             framework does not tell.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
         file_format: of the artifact.
-        engine: of torch.
+        engine: of torch; `openvino`.
     """
 
     weight_dtype: str = "float32"

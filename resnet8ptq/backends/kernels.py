@@ -42,7 +42,7 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
     exact = not is_x86(flags) or not VNNI.isdisjoint(flags)
     if exact or "int8" not in resolved.weight_dtype.split(", "):
         return False
-    if resolved.engine is not None:  # torch
+    if resolved.activation_bits is not None:  # torch
         return resolved.engine != "qnnpack" and resolved.activation_bits == 8
     if resolved.weight_bits != 8:
         return False

@@ -10,6 +10,7 @@ from resnet8ptq.core.registry import look_up
 BACKENDS = {
     "onnx": "resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
     "torch": "resnet8ptq.backends.torch.quantizer:TorchQuantizer",
+    "openvino": "resnet8ptq.backends.openvino.quantizer:OpenvinoQuantizer",
     "tflite": "resnet8ptq.backends.tflite.quantizer:TfliteQuantizer",
     "executorch": "resnet8ptq.backends.executorch.quantizer:ExecutorchQuantizer",
 }

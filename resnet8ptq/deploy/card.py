@@ -62,8 +62,8 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         header=_header(source, task, name),
         name=name,
         file=model.name,
-        library=example.library_of(model.suffix),
-        served_by=example.library_of(source.artifact.suffix),
+        library=example.library_of(model.suffix, record.backend),
+        served_by=example.library_of(source.artifact.suffix, record.backend),
         summary=_summary(source, task),
         cautions=source.cautions,
         verified=[printable(line) for line in facts.verified.splitlines()],
@@ -124,7 +124,7 @@ def _header(source: Source, task: Task, name: str) -> str:
     dataset = {"name": source.config.data.name, "type": source.config.data.name}
     results = [{"task": {"type": kind}, "dataset": dataset, "metrics": values}]
     known: dict[str, Any] = {
-        "library_name": example.library_of(source.artifact.suffix),
+        "library_name": example.library_of(source.artifact.suffix, record.backend),
         "tags": ["quantization", "post-training-quantization", record.dtype],
         "metrics": [metric.name],
         "model-index": [{"name": name, "results": results}],

@@ -156,7 +156,8 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     tested.save(folder / vectors.FILE)
     tensors = run.call(interface.read, model, tested, names)
     facts = card.Facts(tensors, tested, again.summary, microcontroller=figures, change=change)
-    needs = example.requirements(model.suffix, example.reads_pictures(run, tested))
+    library = example.library_of(model.suffix, run.record.backend)
+    needs = example.requirements(library, example.reads_pictures(run, tested))
     if version is not None:
         needs = [*older_runtime.requirements(older_runtime.check_version(version)), *needs[2:]]
     (folder / example.REQUIREMENTS).write_text("".join(f"{line}\n" for line in needs))
@@ -186,12 +187,15 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     path = folder / run.artifact.name
     if asked is None:
         return Path(shutil.copyfile(run.artifact, path)), ""
-    if path.suffix != ".onnx":
-        raise ConfigError(f"target.{asked}: takes an ONNX file; the run has {path.name}")
+    library = example.library_of(path.suffix, run.record.backend)
+    if library != "onnxruntime":
+        raise ConfigError(
+            f"target.{asked}: takes a file of ONNX Runtime; the run has {path.name} of {library}"
+        )
     if target.onnxruntime is None:
         path = path.with_suffix(".ort")
         run.call(older_runtime.to_ort, run.artifact, path)
-        return path, f"written in the ORT format by {example.requirements('.ort', False)[0]}"
+        return path, f"written in the ORT format by {example.requirements('onnxruntime', False)[0]}"
     version = older_runtime.check_version(target.onnxruntime)
     lowered = run.call(older_runtime.lower_file, run.artifact, path, version)
     return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}"

@@ -30,9 +30,9 @@ _LIBRARIES = {
 }
 
 
-def library_of(suffix: str) -> str:
-    """Return the package that runs files with this suffix."""
-    return _LIBRARIES.get(suffix, "torch")
+def library_of(suffix: str, backend: str) -> str:
+    """Return the package that runs a backend's files with this suffix."""
+    return backend if backend == "openvino" else _LIBRARIES.get(suffix, "torch")
 
 
 def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) -> str:
@@ -49,7 +49,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
     return templates.load("resnet8ptq.deploy", "example.py.j2").render(
         file=file,
         suffix=suffix,
-        library=library_of(suffix),
+        library=library_of(suffix, source.record.backend),
         engine=check_engine(source.record.engine) if suffix == ".pt" else "",
         mode=mode,
         resizing=resizing(preprocess, mode) if mode else [],
@@ -125,11 +125,11 @@ def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
     return text.splitlines()
 
 
-def requirements(suffix: str, pictures: bool) -> list[str]:
+def requirements(library: str, pictures: bool) -> list[str]:
     """Return the packages of the example, pinned to the installed versions."""
     from importlib.metadata import version
 
-    names = [library_of(suffix), "numpy", *(["pillow"] if pictures else [])]
+    names = [library, "numpy", *(["pillow"] if pictures else [])]
     # Without the name of a torch build, such as `+cpu`: registries have only the number.
     return [f"{name}=={version(name).partition('+')[0]}" for name in names]
 

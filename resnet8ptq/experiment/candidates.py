@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import is_arm, is_x86, saturates
 from resnet8ptq.config.schema import DTYPES
-from resnet8ptq.core import invocation
+from resnet8ptq.core import invocation, machine
 from resnet8ptq.core.machine import VNNI
 from resnet8ptq.models.summary import Summary
 
@@ -46,7 +46,8 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
     """
     order = (TRY, SLOW, WRONG, CANNOT)
     found = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
-    found += [*_executorch(network), *_tflite(network), *_per_tensor(network)]
+    found += [*_executorch(network), *_openvino(flags, network), *_tflite(network)]
+    found += [*_per_tensor(network)]
     return sorted(found, key=lambda finding: order.index(finding.verdict))
 
 
@@ -61,6 +62,9 @@ def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
     chosen = [f"backend=onnx,torch {dtypes} {weights}"]
     if network is None or "tflite" in network.quantized:
         chosen.append(f"backend=tflite dtype=int8 {weights}")
+    if "version.openvino" in machine.versions():
+        narrow = " reduce_range=true" if _saturates("int8", flags) else ""
+        chosen.append(f"backend=openvino dtype=int8{narrow} {weights}")
     path = f" model.path={shlex.quote(str(network.path))}" if network else ""
     return [f"{invocation.command('run', '-m')}{path} {settings}" for settings in chosen]
 
@@ -136,6 +140,17 @@ def _executorch(network: Summary | None) -> Iterator[Candidate]:
     why = f"XNNPACK's kernels take s8 activations; runs on phones too{rest}"
     settings = "backend=executorch dtype=int8 per_channel=true"
     yield Candidate(settings, TRY, why, "measured elsewhere: docs/quantization.md")
+
+
+def _openvino(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+    settings = "backend=openvino dtype=int8 per_channel=true"
+    if _saturates("int8", flags):
+        settings += " reduce_range=true"
+    fast = f"{_beyond_x86(flags)}: " if not is_x86(flags) else ""
+    why = f"{fast}its integer kernels take s8 weights (extra openvino)"
+    place = "measured elsewhere: docs/quantization.md"
+    yield Candidate(settings, TRY, f"{why}{_in_float('openvino', network)}", place)
+    yield Candidate("backend=openvino dtype=uint8", CANNOT, "u8 weights run in float", place)
 
 
 def _tflite(network: Summary | None) -> Iterator[Candidate]:

@@ -45,7 +45,7 @@ _EXECUTORCH = {
     *("Transpose", "Reshape", "Flatten"),
 }
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
-BACKENDS = ("onnx", "torch", "tflite", "executorch")
+BACKENDS = ("onnx", "torch", "tflite", "executorch", "openvino")
 
 
 @dataclass(frozen=True)
@@ -199,11 +199,13 @@ def _read(path: Path, name: str, sample: Sample, module: Module | None) -> bytes
 
 def quantized_operators(backend: str) -> frozenset[str]:
     """Return the operators that a backend has integer kernels for, by ONNX name."""
-    if backend != "onnx":
-        others = {"torch": _TORCH, "tflite": _TFLITE, "executorch": _EXECUTORCH}
+    others = {"torch": _TORCH, "tflite": _TFLITE, "executorch": _EXECUTORCH}
+    if backend in others:
         return frozenset(others[backend])
     from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
+    if backend == "openvino":  # it reads QDQ files
+        return frozenset(QDQRegistry)
     return frozenset({*QDQRegistry, *QLinearOpsRegistry})
 
 

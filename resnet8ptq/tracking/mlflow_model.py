@@ -1,8 +1,8 @@
 """A run's artifact as an MLflow model: signature, input example, pinned requirements.
 
-ONNX files have MLflow's own flavor. TFLite, torch and ExecuTorch files have a small pyfunc. MLflow
-copies its code (`serving_code`) beside the file, so that a server needs only the framework, not
-this package.
+ONNX files have MLflow's own flavor. Files of TFLite, torch, ExecuTorch and OpenVINO have a small
+pyfunc. MLflow copies its code (`serving_code`) beside the file, so that a server needs only the
+framework, not this package.
 """
 
 import re
@@ -21,9 +21,10 @@ from resnet8ptq.tracking.store import Store
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 _REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
 _CODE = Path(__file__).parent / "serving_code"
-# By the file's suffix: the module of its pyfunc, and the packages that it imports.
+# By the engine or the file's suffix: the module of its pyfunc, and the packages that it imports.
 _SERVED = {
     ".onnx": ("", ("onnx", "onnxruntime", "numpy")),
+    "openvino": ("openvino_model.py", ("openvino", "numpy")),
     ".tflite": ("tflite_model.py", ("ai-edge-litert", "numpy")),
     ".pt": ("torch_model.py", ("torch", "numpy")),
     ".pt2": ("torch_model.py", ("torch", "numpy")),
@@ -66,7 +67,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     from mlflow.types import Schema, TensorSpec
 
     path = folder / described["file"]
-    code, packages = _SERVED[path.suffix]
+    code, packages = _SERVED.get(described.get("engine") or "") or _SERVED[path.suffix]
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
     if code:
@@ -107,7 +108,7 @@ def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
         "artifacts": {"model": str(path)},
         "model_config": {key: config[key] for key in ("outputs", "engine", "inputs")},
     }
-    if path.suffix != ".tflite":
+    if code == "torch_model.py":
         name = mlflow.pyfunc.__name__
         settings |= {
             "flavor": _Unchecked,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY
 from resnet8ptq.core.errors import UnsupportedError
@@ -43,12 +44,17 @@ DTYPE_TABLE = {
     ("executorch", "uint8"): None,
     ("executorch", "u8s8"): None,
     ("executorch", "w4a8"): None,
+    ("openvino", "fp32"): ("float32", "float32"),
+    ("openvino", "int8"): ("int8", "int8"),
+    ("openvino", "uint8"): None,
+    ("openvino", "u8s8"): ("int8", "uint8"),
+    ("openvino", "w4a8"): None,
     # Weights alone: method=weight_only, see test_weight_only.py.
     **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
     **{(f"torch_{flow}", dtype): None for flow in ("pt2e", "inductor") for dtype in WEIGHT_ONLY},
 }
 _REASONS = r"qint8 weights|int8 kernels|below 8 bits|weights alone"
-INTERPRETED = (*BACKENDS, "torch_pt2e")
+INTERPRETED = (*(b for b in BACKENDS if b != "openvino" or is_installed()), "torch_pt2e")
 OPTIONS = (
     *INTERPRETED,
     "torch_inductor",

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.records import pack
 from resnet8ptq.data import registry
@@ -17,7 +18,7 @@ from resnet8ptq.models import model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
 
-BACKENDS = ("onnx", "torch", "torch_pt2e")
+BACKENDS = ("onnx", "torch", "torch_pt2e", *(["openvino"] if is_installed() else []))
 ROUNDING = 1e-4  # of logits of about 10
 
 

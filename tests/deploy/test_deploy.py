@@ -25,6 +25,7 @@ from PIL import Image
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
+from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.preprocessing import Preprocessing, arrange
@@ -38,6 +39,8 @@ from tests.helpers.sharing import call_once
 BACKENDS = {"onnx": "model.onnx", "torch": "model.pt", "tflite": "model.tflite"}
 if find_spec("executorch") is not None:
     BACKENDS["executorch"] = "model.pte"
+if is_installed():
+    BACKENDS["openvino"] = "model.onnx"
 FRAMEWORKS = {"onnx": "onnxruntime", "tflite": "ai-edge-litert"}  # others: the backend's name
 
 

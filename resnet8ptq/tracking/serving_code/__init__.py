@@ -1,1 +1,1 @@
-"""Modules that MLflow copies beside a TFLite or torch file to serve it; none imports another."""
+"""Modules that MLflow copies beside TFLite, torch or OpenVINO files; none imports another."""

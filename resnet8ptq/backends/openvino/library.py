@@ -1,0 +1,62 @@
+"""Imports OpenVINO without its telemetry, and loads ONNX files on the CPU."""
+
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from resnet8ptq.core.errors import UnsupportedError
+
+_MISSING = "backend=openvino: got no package openvino; try pip install 'resnet8ptq[openvino]'"
+
+
+def is_installed() -> bool:
+    """Tell whether the extra `openvino` is installed."""
+    return find_spec("openvino") is not None
+
+
+@cache
+def library() -> Any:
+    """Return the module `openvino`.
+
+    Importing it reports to Intel, unless `openvino_telemetry` cannot be imported: then a stub that
+    sends nothing replaces it. An entry None in `sys.modules` makes that import fail.
+
+    Raises:
+        UnsupportedError: it is not installed.
+    """
+    if not is_installed():
+        raise UnsupportedError(_MISSING)
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    import openvino
+
+    return openvino
+
+
+@cache
+def core() -> Any:
+    """Return OpenVINO's plugins, one set for this process."""
+    return library().Core()
+
+
+def read(model: Path | bytes) -> Any:
+    """Return the graph of an ONNX file, or of its content."""
+    return core().read_model(model if isinstance(model, bytes) else str(model))
+
+
+def compile_graph(graph: Any, threads: int, timed: bool = False) -> Any:
+    """Return a graph compiled for the CPU, in 8 bits where it says so and in float32 elsewhere.
+
+    Args:
+        threads: 0: every core.
+        timed: measure each node.
+    """
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",  # by default float layers run in bfloat16 on some CPUs
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,  # processes beside this one would share its first core
+        "PERF_COUNT": timed,
+    }
+    return core().compile_model(graph, "CPU", settings)

@@ -1,0 +1,80 @@
+"""Counts and times the kernels that OpenVINO chose, by its own information on a loaded file."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.contract import Key, Node, Profiler, to_nodes
+from resnet8ptq.backends.openvino.predictor import Network, open_network
+from resnet8ptq.graph.layers import LAYERS
+
+# OpenVINO's names: Convolution, GroupConvolution, Deconvolution, FullyConnected..., MatMul
+_LAYER = re.compile("[Cc]onvolution|FullyConnected|MatMul")
+# A kernel's name ends with the type that it computes in: brgconv_avx512_I8, jit_avx512_f32.
+_INTEGER = re.compile("_[IiUu]8$")
+_FLOAT = re.compile("_(f32|f16|bf16)$")
+_CONVERSIONS = {"FakeQuantize", "Convert", "Reorder"}
+
+
+@contextmanager
+def profile(path: Path, threads: int) -> Iterator[Profiler]:
+    """Load an ONNX file, as `predictor.load` does, to time its optimized nodes."""
+    yield _Profiler(open_network(path, threads, timed=True))
+
+
+def count_kernels(path: Path) -> tuple[int, int]:
+    """Return how many layers of a file run on integers, and how many in float.
+
+    The name of the kernel decides: `runtimePrecision`, the type of the input, is also u8 for
+    layers that convert it and compute in float. Products that OpenVINO fuses with others into one
+    kernel, as those of attention, have no kernel of their own and count as float.
+    """
+    compiled = open_network(path, 1).request(1).get_compiled_model()
+    about = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
+    kernels = [i["primitiveType"].astype(str) for i in about if _is_layer(i["layerType"])]
+    on_integers = sum(_INTEGER.search(kernel) is not None for kernel in kernels)
+    layers = sum(node.op_type in LAYERS for node in onnx.load(path).graph.node)
+    return on_integers, max(layers, len(kernels)) - on_integers
+
+
+def _is_layer(kind: Any) -> bool:
+    return _LAYER.search(kind.astype(str)) is not None
+
+
+@dataclass(frozen=True)
+class _Profiler:
+    """See `contract.Profiler`."""
+
+    network: Network
+    runs: list[dict[Key, float]] = field(default_factory=list)
+
+    def predict(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        request = self.network.request(len(batch))
+        outputs = self.network.run(request, batch)
+        executed = [n for n in request.get_profiling_info() if n.status == n.Status.EXECUTED]
+        self.runs.append(
+            {
+                (node.node_name, node.node_type, _kind(node)): node.real_time
+                / timedelta(milliseconds=1)
+                for node in executed
+            }
+        )
+        return outputs
+
+    def nodes(self, runs: int) -> list[Node]:
+        return to_nodes(self.runs[-runs:])
+
+
+def _kind(node: Any) -> str:
+    if node.node_type in _CONVERSIONS:
+        return "conversion"
+    if _INTEGER.search(node.exec_type):
+        return "integer"
+    return "float" if _FLOAT.search(node.exec_type) else "other"

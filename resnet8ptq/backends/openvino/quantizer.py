@@ -1,0 +1,126 @@
+"""OpenVINO on the CPU: the artifact is an ONNX file in QDQ format, which OpenVINO compiles.
+
+OpenVINO's own format has two files for each network, and holds the same graph. The quantizer of
+`backends.onnx` writes the file, so that ranges, corrections and plans are the same in both.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from resnet8ptq.backends.contract import WITH_ACTIVATIONS, Artifact, Resolved, Takes, refuse_others
+from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
+from resnet8ptq.backends.openvino import predictor, profiler
+from resnet8ptq.backends.openvino.library import library, read
+from resnet8ptq.calibration.statistics import Ranges
+from resnet8ptq.config.limits import FLOAT_BITS
+from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import UnsupportedError, errors_as
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.models.model import Fp32Model
+
+ENGINE = "openvino"
+
+_FLOAT = "OpenVINO computes such layers in float"
+# Each was compiled and its kernels counted (2026.4).
+_TAKES: Takes = {
+    "method": (["static", "qat"], f"ranges at inference: {_FLOAT}; takes static | qat"),
+    "format": ([None, "qdq", "auto"], "OpenVINO does not read QOperator files; takes qdq"),
+    "dtype.name": (["int8", "u8s8"], f"weights of u8, or below 8 bits: {_FLOAT}"),
+}
+
+
+@dataclass(frozen=True)
+class OpenvinoQuantizer:
+    """See `contract.Quantizer`."""
+
+    config: QuantizationConfig
+    runtime: Runtime
+    widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
+
+    @property
+    def level_pools(self) -> tuple[str, ...]:
+        """Return those of QDQ files."""
+        return self._writer.level_pools
+
+    def resolve(self) -> Resolved:
+        """Return dtypes and schemes of the QDQ file, and OpenVINO as its engine."""
+        library()
+        if self.config.dtype.name == "fp32":
+            return Resolved(engine=ENGINE)
+        refuse_others(self.config, WITH_ACTIVATIONS)
+        refuse_others(self.config, _TAKES)
+        resolved = self._writer.resolve()
+        if resolved.execution == "simulated":
+            raise UnsupportedError(f"precision.plan: weights below 8 bits: {_FLOAT}")
+        return replace(resolved, engine=ENGINE)
+
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Check that OpenVINO has all operators; see `contract.Quantizer`."""
+        with errors_as(UnsupportedError, "backend=openvino: OpenVINO cannot read the network"):
+            read(model.onnx_path)
+        self._writer.fit(model)
+        return self.config
+
+    def quantize(
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+    ) -> Artifact:
+        """Write the QDQ file; see `contract.Quantizer`.
+
+        Raises:
+            UnsupportedError: OpenVINO computes every layer of the file in float.
+        """
+        artifact = self._writer.quantize(model, calibration, folder, ranges)
+        if self.config.dtype.name == "fp32":
+            return artifact
+        proto = onnx.load(artifact.path)
+        if avoid_unit_scales(proto.graph):
+            with files.atomic(artifact.path) as temporary:
+                onnx.save(proto, temporary)
+        on_integers, in_float = profiler.count_kernels(artifact.path)
+        if not on_integers:
+            artifact.path.unlink()
+            raise UnsupportedError(
+                f"backend=openvino: OpenVINO computes all {in_float} layers of the quantized file "
+                "in float on this CPU"
+            )
+        return artifact
+
+    @property
+    def _writer(self) -> OnnxQuantizer:
+        config = self.config
+        static = config.dtype.name != "fp32" and config.method in ("static", "qat")
+        return OnnxQuantizer(replace(config, format="qdq") if static else config, self.runtime)
+
+    load = staticmethod(predictor.load)
+    count_kernels = staticmethod(profiler.count_kernels)
+    profile = staticmethod(profiler.profile)
+
+
+def avoid_unit_scales(graph: onnx.GraphProto) -> bool:
+    """Raise activation scales of exactly 1 to the next float, in place; tell whether there is one.
+
+    OpenVINO removes a multiplication by 1, then no longer recognizes the dequantization, and
+    computes the next layer in float. Pixels 0..255 in dtype=u8s8 have that scale.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    scales = {
+        node.input[1]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] not in constants
+    }
+    ones = [
+        constants[name]
+        for name in scales & constants.keys()
+        if np.array_equal(numpy_helper.to_array(constants[name]), np.float32(1))
+    ]
+    for tensor in ones:
+        above = np.nextafter(np.float32(1), np.float32(2))
+        tensor.CopyFrom(numpy_helper.from_array(above, tensor.name))
+    return bool(ones)

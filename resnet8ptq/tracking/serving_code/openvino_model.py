@@ -1,0 +1,41 @@
+"""An ONNX file behind MLflow's pyfunc, run by OpenVINO as it was measured: no bfloat16."""
+
+import sys
+from threading import Lock
+from typing import Any
+
+import mlflow
+import numpy as np
+
+
+class OpenvinoModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+    """The compiled file; it runs one request after another."""
+
+    def load_context(self, context: Any) -> None:
+        """Compile the file, without OpenVINO's telemetry."""
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+        import openvino
+
+        self.names = context.model_config["outputs"]
+        self.inputs = context.model_config["inputs"]
+        settings = {"INFERENCE_PRECISION_HINT": "f32"}
+        self.network = openvino.Core().compile_model(context.artifacts["model"], "CPU", settings)
+        self.taken = [value.get_any_name() for value in self.network.inputs]
+        self.lock = Lock()
+
+    def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, Any]:
+        """Return each output [n, ...] by its name, for network inputs [n, ...]."""
+        given: Any = model_input  # by name, if the signature names the inputs
+        if not isinstance(given, dict):
+            given = {next(iter(self.inputs)): given}
+        batch = {
+            name: np.ascontiguousarray(given[name], kind) for name, kind in self.inputs.items()
+        }
+        if len(batch) == 1:  # the signature's name of a single input is not the file's
+            batch = dict(zip(self.taken, batch.values(), strict=True))
+        with self.lock:
+            results = self.network({name: batch[name] for name in self.taken})
+            return {name: results[number].copy() for number, name in enumerate(self.names)}
+
+
+mlflow.models.set_model(OpenvinoModel())

@@ -1,0 +1,130 @@
+"""What is special to OpenVINO: no telemetry, integer kernels that are counted, every batch size."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from resnet8ptq.backends.openvino import library
+from resnet8ptq.backends.openvino.predictor import open_network
+from resnet8ptq.backends.openvino.profiler import count_kernels
+from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer, avoid_unit_scales
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.model import Fp32Model
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.quantized import Quantize
+
+needs_openvino = pytest.mark.skipif(not library.is_installed(), reason="needs the extra openvino")
+
+
+def test_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "is_installed", lambda: False)
+    library.library.cache_clear()
+    with pytest.raises(UnsupportedError, match=r"pip install 'resnet8ptq\[openvino\]'"):
+        quantizer_of(make_config("backend=openvino")).resolve()
+    library.library.cache_clear()
+
+
+@needs_openvino
+def test_importing_it_reports_nothing(tmp_path: Path) -> None:
+    """Its telemetry writes an id below the home folder before it sends."""
+    code = (
+        "from resnet8ptq.backends.openvino.library import library; library(); import sys; "
+        "assert sys.modules['openvino_telemetry'] is None; "
+        "assert not any(name.startswith('openvino_telemetry.') for name in sys.modules)"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["dtype=uint8"], "weights of u8"),
+        (["dtype=w4a8"], "below 8 bits"),
+        (["dtype=int8", "method=dynamic"], "takes static | qat"),
+        (["dtype=int8", "format=qoperator"], "takes qdq"),
+        (["dtype=w8", "method=weight_only"], "weights alone"),
+    ],
+)
+def test_what_it_computes_in_float_is_unsupported(settings: list[str], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        quantizer_of(make_config("backend=openvino", *settings)).resolve()
+
+
+@needs_openvino
+@pytest.mark.parametrize("dtype", ["int8", "u8s8"])
+def test_every_layer_runs_on_integers(quantize: Quantize, dtype: str) -> None:
+    cell = quantize("backend=openvino", f"dtype={dtype}", "per_channel=true")
+    assert count_kernels(cell.artifact.path) == (10, 0)
+    assert count_kernels(quantize("backend=openvino", "dtype=fp32").artifact.path) == (0, 10)
+
+
+@needs_openvino
+def test_a_file_that_runs_in_float_is_not_called_quantized(
+    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    """Weights of u8 are in the file, but OpenVINO has no kernels for them."""
+    assert count_kernels(quantize("backend=onnx", "dtype=uint8").artifact.path) == (0, 10)
+    config = make_config("data=shapes", "backend=openvino", "dtype=uint8")  # `resolve` refuses it
+    quantizer = OpenvinoQuantizer(config, runtime_of(config))
+    with pytest.raises(UnsupportedError, match="all 10 layers of the quantized file in float"):
+        quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 0).split, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_openvino
+def test_ranges_are_those_of_onnx(quantize: Quantize) -> None:
+    settings = ("dtype=int8", "per_channel=true", "calib=percentile")
+    ours, others = (quantize(f"backend={name}", *settings) for name in ("openvino", "onnx"))
+    assert ours.artifact.ranges == others.artifact.ranges
+
+
+@needs_openvino
+@pytest.mark.parametrize("dtype", ["fp32", "int8", "u8s8"])
+def test_outputs_do_not_depend_on_the_batch_size(quantize: Quantize, dtype: str) -> None:
+    cell = quantize("backend=openvino", f"dtype={dtype}", "per_channel=true")
+    whole, parts, single = (cell.predict(size, images=250) for size in (250, 32, 1))
+    np.testing.assert_allclose(parts, whole, atol=1e-6)
+    np.testing.assert_allclose(single, whole, atol=1e-6)
+
+
+@needs_openvino
+def test_a_scale_of_one_does_not_keep_a_layer_in_float(quantize: Quantize) -> None:
+    """Pixels 0..255 in u8 have it."""
+    settings = ("dtype=u8s8", "per_channel=true")
+    theirs, ours = (quantize(f"backend={name}", *settings) for name in ("onnx", "openvino"))
+    assert count_kernels(theirs.artifact.path) == (9, 1)
+    proto = onnx.load(theirs.artifact.path)
+    assert avoid_unit_scales(proto.graph)
+    assert not avoid_unit_scales(proto.graph)
+    assert proto == onnx.load(ours.artifact.path)
+    pixels = theirs.data.test.take(np.arange(50)).inputs(np.arange(50))
+    (before,), (after,) = (open_runner(str(c.artifact.path))(pixels) for c in (theirs, ours))
+    np.testing.assert_allclose(after, before, atol=1e-5)
+
+
+@needs_openvino
+def test_each_input_is_read_before_its_memory_is_freed() -> None:
+    """Several inputs, each a temporary array, in the order of their names."""
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "two (int64[N, L] first, int64[N, L] second) => (int64[N, L] y) { y = Sub(first, second) }"
+    )
+    network = open_network(proto.SerializeToString(), 1)
+    for size in (1, 5, 300):
+        records = np.zeros(size, [("second", np.int64, (7,)), ("first", np.int64, (7,))])
+        records["first"] = np.arange(7 * size).reshape(size, 7)
+        records["second"] = 3
+        np.testing.assert_array_equal(network(records)[0], records["first"] - 3)
