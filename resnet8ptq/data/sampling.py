@@ -48,7 +48,9 @@ def draw_calibration(
         if 2 * most > len(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
-    unseen = np.isin(pool.pixel_hashes, data.test.pixel_hashes, invert=True)
+    unseen = data.unseen
+    if data.calibration is not None:
+        unseen = np.isin(pool.pixel_hashes, data.test.pixel_hashes, invert=True)
     if len(pool) and not unseen.any():
         raise DataError(f"{data.name}: {len(pool)} calibration images are test images too")
     free &= unseen
