@@ -121,7 +121,7 @@ def title(records: Sequence[RunRecord]) -> str:
     names = {(record.dataset, record.model) for record in measured}
     totals = {int(record.total) for record in records if record.total is not None}
     kind = images_of(measured)
-    images = f", {totals.pop():,} {kind} images" if len(totals) == 1 else ""
+    images = f", {totals.pop():,} {kind} samples" if len(totals) == 1 else ""
     scored = {record.scored_as for record in measured} - {"classification"}
     tasks = "".join(f", task={name}" for name in sorted(scored))
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks

@@ -25,27 +25,27 @@ def describe(family: Family) -> list[tuple[str, str]]:
         return _join(record.tags.get(name) for record in runs)
 
     task, kind = family.task, images_of(runs)
-    total = _join(f"{record.total:.0f}" for record in runs)
+    scored = f"{_join(f'{record.total:.0f}' for record in runs)} {kind} samples"
     versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
     flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
     against = "" if task.note else BASELINE
-    chosen = "the best are chosen on the reported images, so that their results are optimistic"
+    chosen = "the best are chosen on the reported samples, so that their results are optimistic"
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
     return [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
-        ("data", f"{param('data.name')}; {total} {kind} images, digest {tag('test_digest')[:16]}…"),
+        ("data", f"{param('data.name')}; {scored}, digest {tag('test_digest')[:16]}…"),
         (
             "calibration",
-            f"{param('calibration_samples')} samples, none of them among the {kind} images, seed "
+            f"{param('calibration_samples')} samples, none of them among the {kind} samples, seed "
             f"{param('seed')}, digest of the sample indices {tag('calibration_digest')[:16]}…",
         ),
         ("task", f"{task.name}, judged by {task.metric.title}"),
         ("evaluated artifact", "the file that was written, loaded again from disk"),
         (
             "tests",
-            f"{task.test.name}, paired on the same images{against}; Holm's correction within a "
+            f"{task.test.name}, paired on the same samples{against}; Holm's correction within a "
             f"family; significant below {SIGNIFICANCE}",
         ),
         ("intervals", task.test.intervals),

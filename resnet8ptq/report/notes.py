@@ -9,7 +9,7 @@ from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 12  # runs behind one note
 P_NOTE = (
-    "p: {test} against the FP32 baseline of the same framework, on the same images{correction}."
+    "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}."
 )
 LIMIT_NOTE = (
     "limit: {limit} ({key}). pass: the upper one-sided 95% bound of the loss{several} is within "
@@ -39,8 +39,8 @@ SPEEDUP_NOTE = (
     "speedup, not ms."
 )
 FAMILIES_NOTE = (
-    "The runs were scored on {count} different sets of images, or by different metrics. Each set "
-    "has its own table: runs are ranked, tested and recommended only among runs on the same images."
+    "The runs were scored on {count} different sets of samples, or by different metrics. Each set "
+    "has its own table: runs are ranked, tested and recommended among those on the same samples."
 )
 
 

@@ -27,7 +27,7 @@ TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
 CLOSE = 0.05  # sizes within 5% count as close
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
-SINGLE = "fastest, one image at a time"
+SINGLE = "fastest, one sample at a time"
 # Settings of `deploy` that name the store -> the run's param and its default.
 _STORE = {
     "uri": ("tracking.uri", "null"),
@@ -204,7 +204,7 @@ def recommend(selected: Selection) -> list[Recommendation]:
         if selected.timing is not None and not ids.isdisjoint(selected.timing.single):
             uses["fastest"] = _fastest(selected, SINGLE, selected.timing.single)
             if selected.timing.batch:
-                batches = f"fastest, {selected.timing.batch_size} images at a time"
+                batches = f"fastest, {selected.timing.batch_size} samples at a time"
                 uses["fastest_batch"] = _fastest(selected, batches, selected.timing.batch)
         elif _timed(selected.within):
             uses["fastest"] = _fastest_of_runs(selected)

@@ -73,7 +73,7 @@ def test_sweep_prints_every_cell_and_the_reason(sweep: Called) -> None:
         ("torch", "uint8"): "unsupported",
     }
     assert f"unsupported: {REASON} (torch uint8" in sweep.out
-    assert "shapes, resnet8, 500 held-out training images" in sweep.out
+    assert "shapes, resnet8, 500 held-out training samples" in sweep.out
     assert "Traceback" not in sweep.err
     assert "Warning" not in sweep.err
 
@@ -334,7 +334,7 @@ def test_missing_data_falls_back_loudly(tmp_path: Path) -> None:
     assert warning.count("CIFAR-10 NOT FOUND") == 1
     assert "`shapes`" in warning
     assert "set CIFAR10_DIR or data.root" in warning
-    assert "shapes, resnet8, 500 held-out training images" in found.out
+    assert "shapes, resnet8, 500 held-out training samples" in found.out
     (run,) = found.runs
     assert run.data.params["data"] == "shapes"
     assert run.data.tags["status"] == "ok"

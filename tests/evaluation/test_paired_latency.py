@@ -113,8 +113,8 @@ def test_the_best_models_of_a_sweep_race_fp32(sweep: Called) -> None:
     ids = {run.info.run_id for run in sweep.children}
     assert set(race.single) == set(race.batch) == {*ids, "onnx fp32", "torch fp32"}
     report = artifacts["report.md"].read_text()
-    assert "| fastest, one image at a time | **" in report
-    assert "| fastest, 2 images at a time | **" in report
+    assert "| fastest, one sample at a time | **" in report
+    assert "| fastest, 2 samples at a time | **" in report
     assert "measured in different runs" not in report
     assert "which the reported figures do not use" in report
 

@@ -228,7 +228,7 @@ def test_analysis_ranks_every_layer(
     ratios = [float(row["logits_sqnr_db"]) for row in rows]
     assert ratios == sorted(ratios, reverse=mode == "all_but_one")
     assert len({int(row["size_bytes"]) + int(row["saved_bytes"]) for row in rows}) == 1  # FP32's
-    assert all(name in done.out for name in (*nodes, "held-out training images"))
+    assert all(name in done.out for name in (*nodes, "held-out training samples"))
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("resnet8ptq").experiment_id])

@@ -20,7 +20,7 @@ from resnet8ptq.report.recommend import (
 from tests.helpers.cells import predictions, sweep
 
 LIMITS = ReportConfig(max_drop=0.02, min_accuracy=0.85)
-SINGLE, BATCHES = "fastest, one image at a time", "fastest, 64 images at a time"
+SINGLE, BATCHES = "fastest, one sample at a time", "fastest, 64 samples at a time"
 
 
 def select(

@@ -141,10 +141,10 @@ def test_each_set_of_images_has_a_section_of_its_own() -> None:
     images = [f"set{n}_{name}" for n in "12" for name in ("trade_offs.svg", "ranges_onnx.png")]
     found = families()
     text = page.to_markdown(page.select(found, LIMITS), images)
-    assert "scored on 2 different sets of images" in text
+    assert "scored on 2 different sets of samples" in text
     assert re.findall("^## (.*)$", text, re.M) == [
-        "pets, net, 1,000 test images",
-        "wild pets, net, 998 test images",
+        "pets, net, 1,000 test samples",
+        "wild pets, net, 998 test samples",
     ]
     first, second = text.split("\n## ")[1:]
     for number, section in (("1", first), ("2", second)):
@@ -160,7 +160,7 @@ def test_each_set_of_images_has_a_section_of_its_own() -> None:
 
 def test_one_set_of_images_needs_no_heading(found: Family) -> None:
     text = page.to_markdown(page.select([found], LIMITS), {})
-    assert text.startswith("# Quantization report: pets, net, 1,000 test images\n\n## Summary\n")
+    assert text.startswith("# Quantization report: pets, net, 1,000 test samples\n\n## Summary\n")
     assert "sets of images" not in text
 
 

@@ -83,9 +83,9 @@ def test_simulated_and_dynamic_runs_say_what_their_figures_are() -> None:
 
 
 def test_title_says_which_images_were_scored() -> None:
-    assert facts.title([OK]).endswith("5,000 test images")
+    assert facts.title([OK]).endswith("5,000 test samples")
     held_out = record(**{"evaluate.split": "held_out"})
-    assert facts.title([held_out]).endswith("5,000 held-out training images")
+    assert facts.title([held_out]).endswith("5,000 held-out training samples")
 
 
 def test_run_that_was_not_timed_has_no_speedup() -> None:
@@ -277,7 +277,7 @@ def test_p_and_speedup_are_explained_only_where_there_is_one() -> None:
 
 
 def test_title_names_data_model_and_images() -> None:
-    assert facts.title(ALL) == "shapes, resnet8, 5,000 test images"
+    assert facts.title(ALL) == "shapes, resnet8, 5,000 test samples"
     assert facts.title([UNSUPPORTED]) == "shapes, resnet8"
 
 
@@ -301,9 +301,9 @@ def test_runs_on_different_images_have_tables_of_their_own() -> None:
     ]
     assert [len(family) for family in facts.group(given)] == [2, 4]
     text = printed(given, terminal.ALL)
-    assert "scored on 2 different sets of images" in text
-    first, second = text.split("shapes, resnet8, 5,000 held-out training images")
-    assert "shapes, resnet8, 5,000 test images" in first
+    assert "scored on 2 different sets of samples" in text
+    first, second = text.split("shapes, resnet8, 5,000 held-out training samples")
+    assert "shapes, resnet8, 5,000 test samples" in first
     assert first.count("0.020") == 2  # Holm: 0.01 * 2
     assert second.count("0.030") == 3
     assert REASON in second and REASON not in first
@@ -312,7 +312,7 @@ def test_runs_on_different_images_have_tables_of_their_own() -> None:
 def test_titles_that_are_alike_have_the_digest() -> None:
     given = [replace(OK, tags={"status": "ok", "test_digest": digit * 64}) for digit in "12"]
     assert facts.headings(facts.group(given)) == [
-        f"shapes, resnet8, 5,000 test images, digest {digit * 16}…" for digit in "12"
+        f"shapes, resnet8, 5,000 test samples, digest {digit * 16}…" for digit in "12"
     ]
 
 

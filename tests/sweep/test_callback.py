@@ -82,12 +82,12 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
     found = call(tmp_path, "-m", splits, *quick, **NO_REAL_FILES)
     assert found.code == 0, found.err
     assert found.parent.info.status == "FINISHED"
-    assert "scored on 2 different sets of images" in found.out
+    assert "scored on 2 different sets of samples" in found.out
     (report,) = tmp_path.glob("runs/sweeps/*/*/report.md")
     sections = report.read_text().split("\n## ")[1:]
     assert [section.splitlines()[0] for section in sections] == [
-        "shapes, resnet8, 5,000 test images",
-        "shapes, resnet8, 500 held-out training images",
+        "shapes, resnet8, 5,000 test samples",
+        "shapes, resnet8, 500 held-out training samples",
     ]
     for number, section in enumerate(sections, 1):
         assert "1 combinations requested: 1 measured" in section

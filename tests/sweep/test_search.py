@@ -158,7 +158,7 @@ def test_the_report_lists_the_front_and_what_to_type() -> None:
     section = text.split("## Pareto front")[1].split("## All runs")[0]
     assert "| configuration | accuracy | size kB |" in section
     assert "| onnx uint8 minmax per tensor | 90.50% | 100.0 |" in section
-    assert "held-out training images, not test images" in section
+    assert "held-out training samples, not test samples" in section
     assert (
         "    python -m resnet8ptq run experiment=search 'op_types=[Conv, Gemm]' "
         "evaluate.split=test hydra.mode=RUN" in section

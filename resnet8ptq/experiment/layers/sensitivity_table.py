@@ -77,7 +77,7 @@ def _notes(result: SensitivityResult) -> list[str]:
     }[result.mode]
     return [
         f"SQNR of the {result.output} against FP32: {rank}.",
-        f"{result.images:,} held-out training images, {result.metric.title} "
+        f"{result.images:,} held-out training samples, {result.metric.title} "
         f"{result.metric.show(result.fp32_value)} in FP32; a difference of a few images is noise: "
         "the ranking is by SQNR.",
         f"saved: against the FP32 file of the same framework, {result.fp32_size_bytes / 1000:.1f} "
