@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.corrections.walk import Walk
-from resnet8ptq.graph.weights import read_bias, write_bias
+from resnet8ptq.graph.weights import find_added_bias, read, read_bias, write_bias, write_input
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,8 @@ def correct_biases(
     """Return `proto` with biases that give each output channel the same mean as in `fp32`.
 
     Layer by layer: the means of a layer are measured after rounded and corrected layers, with float
-    activations. A MatMul has no bias; the next layer with a bias corrects its error.
+    activations. The bias of a MatMul is in the Add after it; without one, the next layer with one
+    corrects its error.
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)
@@ -41,17 +42,28 @@ def correct_biases(
     for number, (name, node) in enumerate(nodes.items(), 1):
         twin = simulated[name]
         layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))
-        if node.op_type == "MatMul":
-            log.info("corrections.bias_correction: %s is a MatMul, which has no bias", node.name)
+        if node.op_type == "MatMul" and find_added_bias(proto.graph, node) is None:
+            log.info("corrections.bias_correction: %s is a MatMul without a bias", node.name)
             continue
         label = f"Bias correction {number} of {len(nodes)}: {name}"
         walk.to(twin, label)
         (mean,) = _means(walk, [twin], label).values()
         error = mean - targets[node.output[0]]
-        bias = (read_bias(proto.graph, node) - error).astype(np.float32)
-        write_bias(proto.graph, node, bias)
-        write_bias(rounded.graph, twin, bias)
+        for graph, layer in ((proto.graph, node), (rounded.graph, twin)):
+            _shift_bias(graph, layer, error)
     return proto
+
+
+def _shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.float64]) -> None:
+    """Subtract the mean error of a layer's output from its bias."""
+    if node.op_type == "MatMul":
+        added = find_added_bias(graph, node)
+        assert added is not None
+        layer, index = added
+        bias = read(graph, layer.input[index]) - error
+        write_input(graph, layer, index, bias)
+    else:
+        write_bias(graph, node, read_bias(graph, node) - error)
 
 
 def _means(walk: Walk, nodes: list[onnx.NodeProto], label: str) -> dict[str, NDArray[np.float64]]:

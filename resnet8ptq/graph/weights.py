@@ -7,7 +7,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from resnet8ptq.graph.layers import channel_axis
+from resnet8ptq.graph.layers import channel_axis, consumers
 
 Array = NDArray[np.float32]
 
@@ -41,6 +41,22 @@ def write_bias(graph: onnx.GraphProto, node: onnx.NodeProto, bias: NDArray[Any])
     if len(node.input) < 3:
         node.input.append("")
     write_input(graph, node, 2, bias)
+
+
+def find_added_bias(
+    graph: onnx.GraphProto, matmul: onnx.NodeProto
+) -> tuple[onnx.NodeProto, int] | None:
+    """Return the Add of a constant [output channels] to a MatMul, and the index of the constant.
+
+    None if there is none, or if another node takes the product too.
+    """
+    readers, channels = consumers(graph, matmul.output[0]), read_weights(graph, matmul).shape[0]
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    if [node.op_type for node in readers] == ["Add"]:
+        for index, name in enumerate(readers[0].input):
+            if name in constants and list(constants[name].dims) == [channels]:
+                return readers[0], index
+    return None
 
 
 def write_input(

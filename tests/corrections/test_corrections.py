@@ -316,6 +316,34 @@ def test_bias_correction_removes_the_mean_error(proto: onnx.ModelProto, images: 
         assert np.abs(error).max() < 1e-4 * np.abs(target).max()
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_the_bias_of_a_matmul_is_in_the_add_after_it(images: Split, first: bool) -> None:
+    """As exporters write the layers of transformers; the second MatMul has no bias to correct."""
+    shape, inputs = images.images.shape[1:], ["b", "product"] if first else ["product", "b"]
+    network = make_network(
+        [
+            helper.make_node("Flatten", ["input"], ["flat"], name="flat"),
+            helper.make_node("MatMul", ["flat", "w"], ["product"], name="layer"),
+            helper.make_node("Add", inputs, ["hidden"], name="bias"),
+            helper.make_node("MatMul", ["hidden", "v"], ["output"], name="last"),
+        ],
+        shape,
+        w=normal(int(np.prod(shape)), 8),
+        b=normal(8),
+        v=normal(8, 3),
+    )
+    setting = setting_of(configure(), images)
+    corrected = bias_correction.correct_biases(network, network, setting)
+    simulated = copy.deepcopy(corrected)
+    for node in layers.find(simulated.graph, setting.selection).values():
+        layers.round_weights(simulated.graph, node, setting.weights.scheme(node.name))
+    walk = setting.walk(network)
+    [[target]], [[output]] = walk.run(["hidden"]), walk.beside(simulated).run(["hidden"])
+    error = np.abs((output - target).mean(axis=0, dtype=np.float64))
+    assert error.max() < 1e-4 * np.abs(target).max()
+    assert not np.array_equal(read(corrected.graph, "b"), read(network.graph, "b"))
+
+
 def test_bias_correction_adds_a_bias(images: Split) -> None:
     network = make_network(
         [
