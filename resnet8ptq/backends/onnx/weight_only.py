@@ -33,7 +33,6 @@ _BLOCKS = "with method=weight_only each block of weights has a scale"
 _FLOAT = "with method=weight_only activations are float"
 _TAKES: Takes = {
     "dtype.name": (WEIGHT_ONLY, f"method=weight_only takes dtype={' | '.join(WEIGHT_ONLY)}"),
-    "per_channel": ([False], f"{_BLOCKS}; takes weight_only.block_size"),
     "reduce_range": ([None, False], "method=weight_only takes all bits"),
     "precision.plan": ([None], "method=weight_only takes the bits of dtype for all layers"),
     "format": ([None], f"has no meaning: {_FLOAT}"),
