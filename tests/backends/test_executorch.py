@@ -81,6 +81,12 @@ def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(
 
 
 @needs_executorch
+def test_a_float_layer_behind_8_bits_is_unsupported(quantize: Quantize) -> None:
+    with pytest.raises(UnsupportedError, match="a layer in float behind one in 8 bits"):
+        quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
+
+
+@needs_executorch
 def test_programs_survive_another_number_of_threads(quantize: Quantize) -> None:
     cell = quantize("backend=executorch", "dtype=int8")
     quantizer, images = quantizer_of(cell.config), cell.data.test.inputs(slice(100))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from resnet8ptq.backends.torch import package
+from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.core import files as core_files
 from resnet8ptq.core import machine
@@ -130,7 +131,8 @@ def test_a_failing_compiler_is_told_and_leaves_nothing(
         config.patch({"cpp.cxx": (None, "false")}),
         pytest.raises(QuantizationError, match="AOTInductor failed"),
     ):
-        package.save(torch.nn.Linear(4, 2), torch.zeros(1, 4), folder / "model.pt2")
+        example = Example((torch.zeros(1, 4),), (False,))
+        package.save(torch.nn.Linear(4, 2), example, folder / "model.pt2")
     assert not [*scratch.iterdir(), *folder.iterdir()]
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
 

@@ -144,8 +144,8 @@ def test_two_letters_changed_places(name: str, where: int) -> None:
 def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
     (tmp_path / "README.md").write_text("no network")
     ended = call(tmp_path, *QUICK[1:], *typed, **NO_REAL_FILES)
-    assert (ended.code, len(ended.err.splitlines())) == (2, 1)
-    assert ended.errors
+    assert (ended.code, len(ended.errors)) == (2, 1)
+    assert ended.err.splitlines()[-1] == ended.errors[0]
     assert not (tmp_path / "mlruns").exists()
 
 

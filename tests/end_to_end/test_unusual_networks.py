@@ -273,12 +273,13 @@ def test_integers_are_no_pictures_unless_the_network_takes_bytes():
     ] == [*(True, True, False)]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int16", "uint16"])
+@pytest.mark.parametrize("dtype", ["float64", "int16", "uint16"])
 def test_another_type_is_named_with_those_that_are_taken(tmp_path, cache_root, dtype):
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     path = write_table(tmp_path / "table.onnx", kind)
     settings = replace(make_config("data=arrays").model, name="own", path=str(path))
-    with pytest.raises(ModelError, match=rf"its input is {dtype}; takes float32, int8, int32"):
+    says = rf"its input \w+ is {dtype}; takes float32, float16, int8, int32"
+    with pytest.raises(ModelError, match=says):
         model.load(settings, data_of(IDS), cache_root)
 
 

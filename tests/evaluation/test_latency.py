@@ -1,5 +1,6 @@
 """Latency: what is measured and how it is named; never how long anything took."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,7 +83,7 @@ def test_fp32_has_a_latency_and_no_speedup(
     [((32, 32, 3), 32), ((224, 224, 3), 16), ((640, 640, 3), 2), ((4000,) * 2, 1)],
 )
 def test_a_batch_of_large_samples_is_smaller(shape: tuple[int, ...], size: int) -> None:
-    split = SimpleNamespace(input_shape=shape, limit=lambda size: size)
+    split = SimpleNamespace(sample_bytes=4 * math.prod(shape), limit=lambda size: size)
     assert latency.find_batch_size(LatencyConfig(), split) == size
     assert latency.find_batch_size(LatencyConfig(batch_size=5), split) == 5
 

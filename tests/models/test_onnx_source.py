@@ -476,7 +476,7 @@ def test_another_type_of_input_is_refused(refused):
         0, helper.make_node("Cast", ["pixels:0"], ["floats"], to=TensorProto.FLOAT)
     )
     proto.graph.node[1].input[0] = "floats"
-    assert "its input is float64; takes float32, int8, " in refused(proto)
+    assert "its input pixels:0 is float64; takes float32, float16, int8, " in refused(proto)
 
 
 def test_an_output_without_a_batch_axis_is_refused(refused):

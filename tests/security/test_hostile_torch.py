@@ -12,6 +12,7 @@ import torch
 from onnx import helper
 
 from resnet8ptq.backends.torch import program as exported
+from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.models.gates import torch_archive
 from tests.helpers.quantized import Quantize
@@ -205,5 +206,6 @@ def test_networks_of_others_are_loaded(shapes_model, tmp_path: Path) -> None:
             node.attribute.remove(next(a for a in node.attribute if a.name == "num_outputs"))
     path = tmp_path / "many.onnx"
     onnx.save(proto, path)
-    exported.save(load_torch_module(path), torch.zeros(1, 32, 32, 3), tmp_path / "many.pt2")
+    example = Example((torch.zeros(1, 32, 32, 3),), (False,))
+    exported.save(load_torch_module(path), example, tmp_path / "many.pt2")
     assert exported.load(tmp_path / "many.pt2").predict(IMAGES)[0].shape == (2, 10)

@@ -8,7 +8,12 @@ from typing import Any
 
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
-from resnet8ptq.core.errors import QuantizationError, errors_as
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
+
+_FLOAT_LAYER = (
+    "a layer in float behind one in 8 bits: XNNPACK's partitioner refuses it; takes networks "
+    "without nodes_to_exclude and without 32 bits in precision.plan"
+)
 
 
 def lower(module: Any, example: Example, most: int) -> bytes:
@@ -19,6 +24,7 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         most: samples; the runtime plans memory for so many at once, and refuses more.
 
     Raises:
+        UnsupportedError: a layer is in float, and its input in 8 bits.
         QuantizationError: torch cannot export the network, or ExecuTorch cannot lower it.
     """
     with errors_as(QuantizationError, "backend=executorch: cannot lower the network"), silenced():
@@ -28,7 +34,12 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         # Even in a trace, torch chooses a kernel of its own for a convolution, and asks whether the
         # batch has 16 samples: 16 as the largest batch would be the only one.
         program = export(module, example, 15 if most == 16 else most)
-        lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        try:
+            lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        except RuntimeError as error:
+            if "should both be quantized" in str(error):
+                raise UnsupportedError(_FLOAT_LAYER) from None
+            raise
         return bytes(lowered.to_executorch().buffer)
 
 

@@ -113,7 +113,7 @@ class ExecutorchQuantizer:
         operators = contents.read(content)
         layers = sum(operator.is_layer and operator.integer for operator in operators)
         if layers == 0:
-            raise QuantizationError("backend=executorch: XNNPACK runs no layer in 8 bits")
+            raise QuantizationError("XNNPACK quantized nothing: it runs no layer in 8 bits")
         delegated = sum(operator.delegated for operator in operators)
         integer = sum(operator.integer for operator in operators)
         whole = len(operators)
