@@ -1,6 +1,6 @@
 """Writes the model card, `README.md`: metadata for the Hugging Face Hub, then Markdown."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
     settings = dict(zip(keys, record.settings(*keys), strict=True))
     settings["precision.plan"] = record.planned_bits
     text = templates.load("resnet8ptq.deploy", "README.md.j2").render(
-        header=_header(source, task, name),
+        header=_header(source, task, name, names_of(vectors.inputs.dtype)),
         name=name,
         file=model.name,
         library=example.library_of(model.suffix, record.backend),
@@ -109,10 +109,12 @@ def _summary(source: Source, task: Task) -> str:
     return f"{source.config.model.name} quantized after training, {dtypes}{shown}{use}"
 
 
-def _header(source: Source, task: Task, name: str) -> str:
+def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str:
     """Return the metadata as YAML, with comments at the fields to fill in."""
     record, metric = source.record, task.metric
     kind = _KINDS.get(task.name, "other")
+    if "input_ids" in inputs:
+        kind = "text-classification" if task.name == "classification" else "other"
     values = [
         {"type": key, "name": title, "value": value}
         for key, title, value in (

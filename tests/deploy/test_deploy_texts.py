@@ -1,0 +1,37 @@
+"""A run with two inputs of any length, deployed: its card, its example, its MLflow model."""
+
+import sys
+from pathlib import Path
+
+import mlflow.pyfunc
+import numpy as np
+import pytest
+
+from resnet8ptq.deploy import example
+from tests.helpers.calling import call, call_beside
+
+FAST = ("latency.enabled=false", "calib.samples_per_class=5")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.load
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
+def test_a_network_of_texts_is_deployed_and_served(tmp_path: Path, backend: str) -> None:
+    words = ("data=phrases", f"backend={backend}", "per_channel=true", *FAST)
+    ended = call(tmp_path, *words)
+    assert ended.code == 0, ended.err
+    [run] = ended.runs
+    folder = tmp_path / "out"
+    named = (f"run_id={run.info.run_id}", f"folder={folder}", "register=texts", "verify=false")
+    done = call_beside(tmp_path, "deploy", *named)
+    assert done.code == 0, done.err
+    card = (folder / "README.md").read_text()
+    assert "pipeline_tag: text-classification" in card
+    assert '"input_ids": [' in card and '"attention_mask": [' in card
+    assert "output 0: 10 samples" in example.run(sys.executable, folder)
+    vectors = np.load(folder / "test_vectors.npz")
+    model = mlflow.pyfunc.load_model(f"models:/{run.outputs.model_outputs[0].model_id}")
+    inputs = {name: vectors["inputs"][name] for name in ("input_ids", "attention_mask")}
+    for length in (None, int(inputs["attention_mask"].sum(1).max())):
+        served = model.predict({name: values[:, :length] for name, values in inputs.items()})
+        np.testing.assert_allclose(served["logits"], vectors["output_0"], atol=1e-3)
