@@ -73,7 +73,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     if code:
         shapes, outputs = _shapes(example), described["outputs"]
         values = feed(example, list(shapes))
-        dtypes = {name: array.dtype.name for name, array in values.items()}
+        dtypes = [[name, array.dtype.name] for name, array in values.items()]  # MLflow sorts a dict
         settings = _pyfunc(path, code, {**described, "outputs": list(outputs), "inputs": dtypes})
     else:
         shapes, outputs, settings = _onnx(path)

@@ -15,7 +15,7 @@ FAST = ("latency.enabled=false", "calib.samples_per_class=5")
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.load
-@pytest.mark.parametrize("backend", ["onnx", "torch"])
+@pytest.mark.parametrize("backend", ["onnx", "torch", "executorch", "openvino"])
 def test_a_network_of_texts_is_deployed_and_served(tmp_path: Path, backend: str) -> None:
     words = ("data=phrases", f"backend={backend}", "per_channel=true", *FAST)
     ended = call(tmp_path, *words)

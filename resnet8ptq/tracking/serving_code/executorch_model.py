@@ -16,7 +16,7 @@ class ExecutorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         from executorch.runtime import Runtime
 
         self.names = context.model_config["outputs"]
-        self.dtype = context.model_config.get("dtype", "float32")
+        self.inputs = dict(context.model_config["inputs"])
         content = Path(context.artifacts["model"]).read_bytes()
         self.program = Runtime.get().load_program(content)
         self.method, self.lock = self.program.load_method("forward"), Lock()
@@ -25,11 +25,13 @@ class ExecutorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
         import torch
 
-        inputs: Any = model_input  # by name, if the signature names the input
-        values = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
-        samples = torch.from_numpy(np.ascontiguousarray(values, self.dtype))
+        given: Any = model_input  # by name, if the signature names the inputs
+        if not isinstance(given, dict):
+            given = {next(iter(self.inputs)): given}
+        batch = [np.ascontiguousarray(given[name], kind) for name, kind in self.inputs.items()]
+        samples = zip(*(torch.from_numpy(values).split(1) for values in batch), strict=True)
         with self.lock:
-            rows = [self.method.execute((sample,)) for sample in samples.split(1)]
+            rows = [self.method.execute(sample) for sample in samples]
         arrays = [
             np.concatenate([value.numpy() for value in part]) for part in zip(*rows, strict=True)
         ]

@@ -17,7 +17,7 @@ class OpenvinoModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         import openvino
 
         self.names = context.model_config["outputs"]
-        self.inputs = context.model_config["inputs"]
+        self.inputs = dict(context.model_config["inputs"])
         settings = {"INFERENCE_PRECISION_HINT": "f32"}
         self.network = openvino.Core().compile_model(context.artifacts["model"], "CPU", settings)
         self.taken = [value.get_any_name() for value in self.network.inputs]

@@ -25,7 +25,7 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
         self.names = context.model_config["outputs"]
         config = context.model_config  # older models have one input, and its dtype
-        self.inputs = config.get("inputs", {"input": config.get("dtype", "float32")})
+        self.inputs = dict(config.get("inputs", [["input", config.get("dtype", "float32")]]))
         engine, path = context.model_config.get("engine"), context.artifacts["model"]
         if engine is not None:
             torch.backends.quantized.engine = engine
