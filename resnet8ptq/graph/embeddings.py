@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.pruning import prune
 
 _LEAST = 1e-30  # of a row's largest value; smaller ones are 0: their scale would underflow
 
@@ -51,6 +52,8 @@ def quantize_tables(proto: onnx.ModelProto, names: Collection[str]) -> None:
     """Store the tables of the Gather nodes in `names` in 8 bits, in place; see `round_rows`."""
     graph = proto.graph
     nodes = [node for node in find_tables(graph) if node.name in names]
+    if not nodes:
+        return
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for name in dict.fromkeys(node.input[0] for node in nodes):
         levels, scale = round_rows(numpy_helper.to_array(stored[name]))
@@ -69,7 +72,4 @@ def quantize_tables(proto: onnx.ModelProto, names: Collection[str]) -> None:
         for kind, inputs, made, attributes in reversed(steps):
             name = node.name if made == output else made
             graph.node.insert(index, helper.make_node(kind, inputs, [made], name, **attributes))
-    used = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    prune(graph)

@@ -8,7 +8,7 @@ constants, the others follow the sizes.
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from onnx import helper, numpy_helper
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import feed
+from resnet8ptq.graph.pruning import find_all, inputs_of, prune
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.models.contract import Samples, read_contract
-from resnet8ptq.models.gates.onnx import find_all
 from resnet8ptq.models.normalization import drop_attribute, write_paddings
 
 Outputs = list[NDArray[Any]]
@@ -111,7 +111,7 @@ def fix_sizes(
             shape[1] = _LENGTH
         _set_shape(value, shape)
     others = [node for node in graph.node if not static.issuperset(node.output)]
-    wanted = sorted(static.intersection(name for node in others for name in _inputs(node)))
+    wanted = sorted(static.intersection(name for node in others for name in inputs_of(node)))
     names = [*(value.name for value in graph.output), *wanted]
     if any_length:
         given += [_shortened(given[0], any_length)]
@@ -125,7 +125,7 @@ def fix_sizes(
     ]
     for name in wanted:
         _replace(graph, name, tensors, bool(any_length))
-    _prune(graph)
+    prune(graph)
     data_sized = find_data_sized(fixed)
     for value in graph.output:
         example = tensors[0][value.name]
@@ -268,28 +268,6 @@ def _replace(
     dims[varying] = -1
     for node in reshapes:
         _set_target(graph, node, dims)
-
-
-def _prune(graph: onnx.GraphProto) -> None:
-    """Remove nodes and constants that no output needs."""
-    needed = {value.name for value in graph.output}
-    for node in reversed(list(graph.node)):
-        if needed.intersection(node.output):
-            needed.update(_inputs(node))
-        else:
-            graph.node.remove(node)
-    constants = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.initializer[:]
-    graph.initializer.extend(constants)
-
-
-def _inputs(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names of a node's inputs, and of the tensors that its inner graphs use."""
-    yield from filter(None, node.input)
-    for inner in find_all(node, onnx.GraphProto):
-        yield from (value.name for value in inner.output)
-        for part in inner.node:
-            yield from filter(None, part.input)
 
 
 def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:

@@ -14,8 +14,9 @@ from onnx import defs, numpy_helper, version_converter
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis
+from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.weights import read_bias, write_bias
-from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, find_all, graph_inputs, read_constant
+from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, graph_inputs, read_constant
 
 OPSET = 17
 MIN_OPSET = 13  # the first with a per-channel QuantizeLinear

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,3 +64,28 @@ def test_rows_are_rounded_and_other_readers_keep_the_float_table(shared):
     expected = rows @ table if shared else np.maximum(rows, 0)
     del proto.graph.node[[n.output[0] for n in proto.graph.node].index("c")]
     np.testing.assert_allclose(open_runner(proto)(ids)[0], expected, rtol=1e-5)
+
+
+def test_constants_of_inner_graphs_stay():
+    proto = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (int64[N] ids, bool b) => (float[N, 4] y) {
+            rows = Gather(table, ids)
+            added = If (b) <
+                then_branch = t () => (float[4] a) { a = Identity(ones) },
+                else_branch = e () => (float[4] d) {
+                    i = Constant <value_int = 1>()
+                    d = Gather(table, i)
+                }
+            >
+            y = Add(rows, added)
+        }""")
+    table, ones = np.eye(4, dtype=np.float32), np.ones(4, np.float32)
+    for name, values in (("table", table), ("ones", ones)):
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    proto.graph.node[0].name = "lookup"
+    quantize_tables(proto, ["lookup"])
+    run = onnxruntime.InferenceSession(proto.SerializeToString()).run
+    for branch, added in ((True, ones), (False, table[1])):
+        [values] = run(None, {"ids": np.array([0, 2]), "b": np.array(branch)})
+        np.testing.assert_allclose(values, table[[0, 2]] + added)

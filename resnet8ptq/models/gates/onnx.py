@@ -7,15 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import onnx
-from google.protobuf.message import Message
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
+from resnet8ptq.graph.pruning import find_all
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
 MAX_NODES = 200_000  # two bytes of a file make one, which takes a hundred in memory
@@ -43,9 +42,6 @@ _NARROW = {
     getattr(TensorProto, name)
     for name in ("INT8", "UINT8", "INT4", "UINT4", "FLOAT8E4M3FN", "FLOAT8E5M2")
 }
-
-
-M = TypeVar("M", bound=Message)
 
 
 def read(path: Path) -> onnx.ModelProto:
@@ -134,17 +130,6 @@ def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
 
 def _counted(names: list[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in Counter(names).items())
-
-
-def find_all(message: Message, kind: type[M]) -> Iterator[M]:
-    """Yield all messages of a kind, including those in attributes, subgraphs and functions."""
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        for part in [value] if isinstance(value, Message) else value:
-            if isinstance(part, kind):
-                yield part
-            yield from find_all(part, kind)
 
 
 def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
