@@ -38,8 +38,8 @@ class LazyImages:
         return self.whole[self.indices[chosen]]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        for start in range(0, len(self), AT_ONCE):
-            yield from self[start : start + AT_ONCE]
+        for part in in_parts(self):
+            yield from part
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
@@ -50,6 +50,12 @@ class LazyImages:
 
 
 Images = NDArray[Any] | LazyImages
+
+
+def in_parts(samples: Images) -> Iterator[NDArray[Any]]:
+    """Yield samples [N, ...] in parts of at most `AT_ONCE`."""
+    for start in range(0, len(samples), AT_ONCE):
+        yield samples[start : start + AT_ONCE]
 
 
 @dataclass(frozen=True, eq=False)

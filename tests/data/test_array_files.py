@@ -468,6 +468,16 @@ def test_inputs_are_named_by_a_dict(tmp_path, suffix):
     assert data.train.images.dtype.names == ("a", "b")
 
 
+def test_the_sides_of_a_split_may_hold_their_inputs_in_another_order(tmp_path):
+    train = {"ids_train": IDS, "train_mask": MASK, "y_train": LABELS}
+    test = {"y_test": LABELS, "mask_test": MASK, "ids_test": IDS + 100}
+    np.savez(tmp_path / "a.npz", **train, **test)
+    data = read(tmp_path / "a.npz", labels=None)
+    for split, ids in ((data.train, IDS), (data.test, IDS + 100)):
+        assert split.images.dtype.names == ("ids", "mask")
+        np.testing.assert_array_equal(split.images["ids"], ids)
+
+
 @pytest.mark.parametrize(
     ("arrays", "inputs", "says"),
     [

@@ -28,7 +28,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.records import pack
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.dataset import SIDES, Dataset, Split
-from resnet8ptq.data.lazy import AT_ONCE
+from resnet8ptq.data.lazy import AT_ONCE, in_parts
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
 
@@ -272,9 +272,10 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
 
 
 def _of_own_names(arrays: Arrays, side: str, others: Collection[str | None]) -> dict[str, str]:
-    """Return arrays of one side of a split by their name without that side."""
+    """Return arrays of one side of a split by their name without that side, in its order."""
     known = {n: n.removesuffix(f"_{side}").removeprefix(f"{side}_") for n in arrays}
-    return {base: name for name, base in known.items() if base != name and name not in others}
+    own = {base: name for name, base in known.items() if base != name and name not in others}
+    return dict(sorted(own.items()))
 
 
 def _of_side(side: str) -> list[list[str]]:
@@ -294,7 +295,7 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     groups = config.groups or pick(arrays, usual[2], root)
     labels = config.labels or pick(arrays, usual[1], root)
     inputs = config.inputs or pick(arrays, usual[0], root)
-    unnamed = [name for name in arrays if name.lower() not in (*CLASSES, *STEPS)]
+    unnamed = [name for name in sorted(arrays) if name.lower() not in (*CLASSES, *STEPS)]
     unnamed = [name for name in unnamed if name not in (labels, groups)]
     sided = any(_of_own_names(arrays, side, ()) for side in SIDES)
     if inputs is None and labels is not None and len(unnamed) > 1 and not sided:
@@ -400,8 +401,8 @@ def _find_inputs(
 
 def _hash(values: Array) -> str:
     digest = hashlib.sha256(_shape(values).encode())
-    for start in range(0, len(values), AT_ONCE):
-        digest.update(np.ascontiguousarray(values[start : start + AT_ONCE]).data)
+    for part in in_parts(values):
+        digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()
 
 
@@ -437,10 +438,10 @@ def _warn_unused(arrays: Arrays, root: Path) -> None:
 def _check_finite(array: _Sourced) -> None:
     if array.values.dtype.kind != "f":
         return
-    for start in range(0, len(array.values), AT_ONCE):
-        finite = np.isfinite(array.values[start : start + AT_ONCE])
+    for index, part in enumerate(in_parts(array.values)):
+        finite = np.isfinite(part)
         if not finite.all():
-            first = start + int(np.argwhere(~finite)[0, 0])
+            first = index * AT_ONCE + int(np.argwhere(~finite)[0, 0])
             raise DataError(f"{array}: NaN or infinity in sample {first}; takes finite values")
 
 
@@ -479,8 +480,9 @@ def check_labels(labels: Array, source: object) -> NDArray[np.int64]:
 def _is_one_hot(rows: Array) -> bool:
     if rows.dtype.kind not in "iubf" or rows.shape[1] > MAX_CLASSES:
         return False
-    parts = (rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE))
-    return all(np.isin(part, (0, 1)).all() and (part.sum(axis=1) == 1).all() for part in parts)
+    return all(
+        np.isin(part, (0, 1)).all() and (part.sum(axis=1) == 1).all() for part in in_parts(rows)
+    )
 
 
 def _read_groups(groups: _Sourced) -> NDArray[np.int64]:
