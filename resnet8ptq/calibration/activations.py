@@ -112,7 +112,7 @@ class Activations:
                 observe = partial(
                     TensorStats.observe, stage=stage, config=self.calib, new_batch=first
                 )
-                for name, values in feed(samples, inputs).items() if inputs else ():
+                for name, values in feed(samples, inputs).items():
                     observe(stats[name], values)
                 for run, part in zip(runs, parts, strict=True):
                     list(pool.map(observe, [stats[name] for name in part], run(samples)))

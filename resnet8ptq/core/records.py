@@ -42,8 +42,8 @@ def feed(samples: Array, names: Sequence[str]) -> dict[str, Array]:
 
     Args:
         samples: records, or the values [N, ...] of a single input.
-        names: of a network's inputs; a network may lack some of the records' fields.
+        names: of a network's inputs; it may lack some of the records' fields, or take none.
     """
     if not names_of(samples.dtype):
-        return {names[0]: samples}
+        return dict.fromkeys(names[:1], samples)
     return {name: np.ascontiguousarray(samples[name]) for name in names}

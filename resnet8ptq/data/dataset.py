@@ -15,7 +15,7 @@ from resnet8ptq.core import cache, code
 from resnet8ptq.core.records import names_of
 from resnet8ptq.data import fields
 from resnet8ptq.data.fields import Fields, Layout
-from resnet8ptq.data.lazy import AT_ONCE, Batches, Images, LazyImages
+from resnet8ptq.data.lazy import Batches, Images, LazyImages, in_parts
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
 Labels = NDArray[Any]
@@ -71,8 +71,8 @@ class Split:
         if self.preprocessing != RAW:
             described += repr(self.preprocessing)
         digest = hashlib.sha256(described.encode())
-        for start in range(0, len(self), AT_ONCE):
-            digest.update(np.ascontiguousarray(images[start : start + AT_ONCE]).data)
+        for part in in_parts(images):
+            digest.update(np.ascontiguousarray(part).data)
         for array in (self.labels, self.groups):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
@@ -91,11 +91,11 @@ class Split:
     @cached_property
     def lengths(self) -> NDArray[np.int64] | None:
         """The length of each sample, [N]; None where the network takes all in one length."""
-        if self.fields is None or not self.fields.any_length or self.fields.mask is None:
+        mask = None if self.fields is None else self.fields.length_mask
+        if mask is None:
             return None
-        starts = range(0, len(self), AT_ONCE)
-        parts = [self.images[start : start + AT_ONCE][self.fields.mask] for start in starts]
-        return np.concatenate([np.zeros(0, np.int64), *map(fields.lengths, parts)])
+        parts = [fields.lengths(part[mask]) for part in in_parts(self.images)]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -242,14 +242,15 @@ class Dataset:
         Args:
             at_once, dtype, fields: see `Split`.
         """
-        test = self.test
-        if (layout, at_once, dtype, fields) == (
-            *(test.layout, test.at_once, test.dtype, test.fields),
-        ):
+        changes: dict[str, Any] = {
+            "layout": layout,
+            "at_once": at_once,
+            "dtype": dtype,
+            "fields": fields,
+        }
+        if all(getattr(self.test, name) == value for name, value in changes.items()):
             return self
-        return self.with_splits(
-            lambda split: replace(split, layout=layout, at_once=at_once, dtype=dtype, fields=fields)
-        )
+        return self.with_splits(lambda split: replace(split, **changes))
 
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
         """Return the data set with `change` applied to every split."""

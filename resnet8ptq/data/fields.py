@@ -14,7 +14,6 @@ from resnet8ptq.core.records import names_of, pack, unpack
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
 Layout = tuple[int, ...]
-Sample = NDArray[Any]  # [1, ...]: values or a record
 
 
 @dataclass(frozen=True)
@@ -50,24 +49,35 @@ class Fields:
     mask: str | None = None
     any_length: tuple[str, ...] = ()
 
+    @property
+    def length_mask(self) -> str | None:
+        """The mask that tells the length of a sample; None if the network takes one length."""
+        return self.mask if self.any_length else None
+
     def longest(self, stored: np.dtype[Any]) -> int | None:
-        """Return the length of stored records; None if the network does not take any length."""
-        return stored[self.mask].shape[0] if self.any_length and self.mask is not None else None
+        """Return the length of stored records; None if the network takes one length."""
+        return None if self.length_mask is None else stored[self.length_mask].shape[0]
 
     def whole(self, stored: NDArray[Any]) -> NDArray[Any]:
         """Return stored records [n] as records of network inputs, in their stored length."""
-        return pack({field.name: field.prepare(stored[field.name]) for field in self.inputs})
+        return pack(self._fill(stored))
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
         """Return stored records [n] as records of network inputs, cut to the longest sample."""
-        return self.cut(self.whole(stored))
+        return pack(self._shorten(self._fill(stored)))
 
     def cut(self, inputs: NDArray[Any]) -> NDArray[Any]:
         """Return records of network inputs [n], cut to the longest of them."""
-        if not self.any_length or self.mask is None:
+        return pack(self._shorten(unpack(inputs)))
+
+    def _fill(self, stored: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        return {field.name: field.prepare(stored[field.name]) for field in self.inputs}
+
+    def _shorten(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        if self.length_mask is None:
             return inputs
-        length, arrays = max(int(lengths(inputs[self.mask]).max(initial=1)), 1), unpack(inputs)
-        return pack({n: v[:, :length] if n in self.any_length else v for n, v in arrays.items()})
+        length = int(lengths(inputs[self.length_mask]).max(initial=1))
+        return {n: v[:, : max(length, 1)] if n in self.any_length else v for n, v in inputs.items()}
 
 
 def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
@@ -89,9 +99,16 @@ def find_mask(dtype: np.dtype[Any]) -> str | None:
     return masks[0] if len(masks) == 1 else None
 
 
+def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
+    """Return the fields with a value for each value of the mask, with it; () without a mask."""
+    mask = find_mask(dtype)
+    length = None if mask is None else dtype[mask].shape
+    return tuple(name for name in names_of(dtype) if dtype[name].shape[:1] == length)
+
+
 def picture_shape(dtype: np.dtype[Any]) -> Layout:
     """Return the shape of the first field that holds pictures; () without one."""
-    return next((dtype[n].shape for n in names_of(dtype) if _is_picture(dtype[n])), ())
+    return next((dtype[n].shape for n in names_of(dtype) if is_picture(dtype[n])), ())
 
 
 def steps_of(dtype: np.dtype[Any], steps: Preprocessing) -> Preprocessing:
@@ -100,8 +117,9 @@ def steps_of(dtype: np.dtype[Any], steps: Preprocessing) -> Preprocessing:
     Args:
         dtype: of the field, with its shape.
     """
-    return steps if _is_picture(dtype) else RAW
+    return steps if is_picture(dtype) else RAW
 
 
-def _is_picture(dtype: np.dtype[Any]) -> bool:
+def is_picture(dtype: np.dtype[Any]) -> bool:
+    """Whether a field of this dtype, with its shape, holds pictures [H, W, C]."""
     return dtype.ndim == 3 and dtype.base == np.uint8

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import names_of
-from resnet8ptq.data.fields import Field, Fields, Layout, find_mask, steps_of
+from resnet8ptq.data.fields import Field, Fields, Layout, find_mask, find_masked, steps_of
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 from resnet8ptq.models.gates.onnx import graph_inputs
 
@@ -137,8 +137,8 @@ def match(stored: Samples, steps: Preprocessing, contract: Contract) -> Match:
         [tensor] = contract.inputs
         return Match(find_layout(stored.shape[1:], tensor), find_dtype(stored.dtype, steps, tensor))
     fields = tuple(_fill(tensor, stored.dtype, steps) for tensor in contract.inputs)
-    mask = find_mask(stored.dtype)
-    return Match(fields=Fields(fields, mask, _any_length(contract, stored.dtype, mask)))
+    any_length = _any_length(contract, stored.dtype)
+    return Match(fields=Fields(fields, find_mask(stored.dtype), any_length))
 
 
 def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing) -> Field:
@@ -158,16 +158,14 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing) -> Field:
         raise ModelError(f"input {tensor.name}: {error}") from None
 
 
-def _any_length(contract: Contract, stored: np.dtype[Any], mask: str | None) -> tuple[str, ...]:
+def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
     """Return the inputs with a free first axis that is as long as the mask, which is one of them.
 
     A network that does not take the mask cannot ignore padding.
     """
-    if mask is None:
-        return ()
     free = [tensor.name for tensor in contract.inputs if tensor.shape[:1] == (None,)]
-    long = tuple(name for name in free if stored[name].shape[:1] == stored[mask].shape)
-    return long if mask in long else ()
+    masked = tuple(name for name in free if name in find_masked(stored))
+    return masked if find_mask(stored) in masked else ()
 
 
 def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -> str:

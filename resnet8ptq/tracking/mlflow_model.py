@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core import interrupts, machine
 from resnet8ptq.core.records import feed, names_of
-from resnet8ptq.data.fields import find_mask
+from resnet8ptq.data.fields import find_masked
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store
 
@@ -120,12 +120,11 @@ def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
 
 def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of each input, with -1 for the batch and for the length of texts."""
-    names, mask = names_of(example.dtype), find_mask(example.dtype)
+    names, masked = names_of(example.dtype), find_masked(example.dtype)
     if not names:
         return {"input": (-1, *example.shape[1:])}
-    longest = None if mask is None else example.dtype[mask].shape[:1]
     shapes = {name: example.dtype[name].shape for name in names}
-    return {n: (-1, -1, *s[1:]) if s[:1] == longest else (-1, *s) for n, s in shapes.items()}
+    return {n: (-1, -1, *s[1:]) if n in masked else (-1, *s) for n, s in shapes.items()}
 
 
 def _onnx(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]], dict[str, Any]]:

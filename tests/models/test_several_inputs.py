@@ -130,3 +130,11 @@ def test_a_module_takes_its_inputs_by_the_names_of_its_parameters(tmp_path: Path
     run = open_runner(str(tmp_path / "made" / "folded.onnx"))
     expected = network(torch.from_numpy(MASK), torch.from_numpy(IDS)).detach().numpy()
     np.testing.assert_allclose(run(TEXTS)[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_module_that_refuses_its_inputs_says_so_once(tmp_path: Path) -> None:
+    torch.save(Network().state_dict(), tmp_path / "weights.pt")
+    wrong = pack({"ids": IDS, "mask": MASK[:, :3]})
+    with pytest.raises(ModelError) as refused:
+        convert(tmp_path / "weights.pt", tmp_path / "made", wrong, Module(f"{__name__}.Network"))
+    assert str(refused.value).count("(3,)") == 1

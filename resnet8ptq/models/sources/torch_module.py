@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data.fields import find_mask
+from resnet8ptq.data.fields import find_masked, is_picture
 from resnet8ptq.graph.torch_module import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
 from resnet8ptq.models.sources import Module, Network, Sample, is_record
@@ -54,22 +54,18 @@ def read(source: Path, sample: Sample, module: Module) -> Network:
 def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:
     """Yield inputs [2, ...] of zeros, by the name of their parameter."""
     parameters = list(signature(network.forward).parameters)
-    names = names_of(sample.dtype)
-    if not names:
+    if not names_of(sample.dtype):
         shape = sample.shape[1:]
         for sizes in dict.fromkeys(arranged(shape, layout) for layout in likely_layouts(shape)):
             yield {parameters[0]: torch.zeros(2, *sizes)}
         return
-    for first in (True, False):  # channels
+    kinds = {n: sample.dtype[n] for n in parameters if n in names_of(sample.dtype)}
+    for channels_first in (True, False) if any(map(is_picture, kinds.values())) else (False,):
         inputs = {}
-        for name in (name for name in parameters if name in names):
-            kind = sample.dtype[name]
-            picture = kind.ndim == 3 and kind.base == np.uint8
-            layout = likely_layouts(kind.shape)[0] if picture and first else None
-            values = np.zeros((2, *arranged(kind.shape, layout)), kind.base)
-            inputs[name] = torch.from_numpy(values).to(
-                torch.float32 if picture or kind.base.kind == "f" else None
-            )
+        for name, kind in kinds.items():
+            layout = likely_layouts(kind.shape)[0] if channels_first and is_picture(kind) else None
+            values = torch.from_numpy(np.zeros((2, *arranged(kind.shape, layout)), kind.base))
+            inputs[name] = values.float() if is_picture(kind) or kind.base.kind == "f" else values
         yield inputs
 
 
@@ -77,8 +73,7 @@ def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any
     """Export a module, with a free batch size, and a free length of texts, if torch can."""
     examples = tuple(inputs.values())
     kinds = np.dtype([(name, "i8", tuple(e.shape[1:])) for name, e in inputs.items()])
-    mask = find_mask(kinds)
-    any_length = {name for name in inputs if mask and kinds[name].shape[:1] == kinds[mask].shape}
+    any_length = {*find_masked(kinds)}
     with warnings.catch_warnings(action="ignore"):
         with torch.no_grad():
             network(*examples)
