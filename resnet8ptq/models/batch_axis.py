@@ -69,11 +69,13 @@ def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
     return lambda samples: in_batches(run, samples, 1)
 
 
-def in_full_batches(predict: Predict, size: int) -> Predict:
-    """Let a network that takes batches of `size` take any number of samples.
+def in_full_batches(predict: Predict, size: int | None) -> Predict:
+    """Let a network that takes batches of `size` take any number of samples; None: it does so.
 
     The last batch is padded with zeros, whose outputs are dropped.
     """
+    if size is None:
+        return predict
 
     def run(samples: Samples) -> Outputs:
         missing = -len(samples) % size

@@ -140,12 +140,15 @@ def _convert(
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
-    at_once = min(AT_ONCE, memory.fitting(live_bytes(proto), memory.step()))
+    longest = None if fields is None else fields.longest(samples.dtype)
+    at_once = min(AT_ONCE, memory.fitting(live_bytes(proto, longest), memory.step()))
     contract = read_contract(proto.graph)
 
     def run(predict: Predict, label: str) -> Outputs:
+        full = batch_axis.in_full_batches(predict, contract.batch)
+
         def shortened(batch: Samples) -> Outputs:
-            return predict(fields.cut(batch) if fields is not None and free else batch)
+            return full(fields.cut(batch) if fields is not None and free else batch)
 
         return batch_axis.in_batches(shortened, samples, at_once, label)
 
@@ -154,11 +157,11 @@ def _convert(
     parity, without_torch = {}, {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
-        outputs = run(_full(open_runner(str(path)), contract), f"{_COMPARING}: {label}")
+        outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
         parity[label] = compare(outputs, expected, final, label)
         label = f"torch, {path.stem}"
         try:
-            outputs = run(_full(_torch_runner(path), contract), f"{_COMPARING}: {label}")
+            outputs = run(_torch_runner(path), f"{_COMPARING}: {label}")
         except Exception as error:  # ModelError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
@@ -245,13 +248,6 @@ def find_final(outputs: Outputs, samples: Samples) -> str:
         return PROBABILITIES if 0 <= scores.min() <= scores.max() <= 1 else LOGITS
     sums_to_one = scores.min() >= 0 and np.allclose(scores.sum(1), 1, rtol=0, atol=1e-3)
     return PROBABILITIES if sums_to_one else LOGITS
-
-
-def _full(predict: Predict, contract: Contract) -> Predict:
-    """Fill the batches of a network that takes a fixed number of samples."""
-    return (
-        predict if contract.batch is None else batch_axis.in_full_batches(predict, contract.batch)
-    )
 
 
 def _torch_runner(path: Path) -> Predict:

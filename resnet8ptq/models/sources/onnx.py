@@ -35,7 +35,7 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
         predict = open_runner(proto)
     fixed = read_contract(converted.graph).batch
-    return Network(converted, in_full_batches(predict, fixed) if fixed else predict, opset(proto))
+    return Network(converted, in_full_batches(predict, fixed), opset(proto))
 
 
 def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
