@@ -1,10 +1,13 @@
 """Networks with several inputs and of any length, in every backend that takes them."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper, parser
 
 from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core.errors import UnsupportedError
@@ -14,11 +17,14 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.compatibility import fit, fit_settings
 from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import model
+from resnet8ptq.tasks.distortion import sqnr_db
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
 
-BACKENDS = ("onnx", "torch", "torch_pt2e", *(["openvino"] if is_installed() else []))
+INSTALLED = {"openvino": is_installed(), "executorch": find_spec("executorch") is not None}
+BACKENDS = ("onnx", "torch", "torch_pt2e", *(name for name, there in INSTALLED.items() if there))
 ROUNDING = 1e-4  # of logits of about 10
 
 
@@ -56,6 +62,40 @@ def test_outputs_do_not_depend_on_the_batch_size(phrases, backend, dtype, tmp_pa
         np.testing.assert_allclose(other, outputs[0], atol=ROUNDING)
     right = (outputs[0].argmax(axis=1) == some.labels).mean()
     assert right > 0.9  # FP32: 95.3% of all samples
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_path) -> None:
+    data, fp32 = phrases
+    proto = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (int64[N, L] input_ids, int64[N, L] attention_mask) => (float[N, 3] logits) {
+            rows = Gather(table, input_ids)
+            wide = Unsqueeze(attention_mask, two)
+            counted = Cast<to = 1>(wide)
+            kept = Mul(rows, counted)
+            sums = ReduceSum<keepdims = 0>(kept, one)
+            logits = MatMul(sums, weights)
+        }""")
+    for index, node in enumerate(proto.graph.node):
+        node.name = f"node{index}"
+    random, words = np.random.default_rng(0), int(data.test.images["input_ids"].max()) + 1
+    constants = {
+        "table": random.normal(size=(words, 8)).astype(np.float32),
+        "weights": random.normal(size=(8, 3)).astype(np.float32),
+        "one": np.array([1]),
+        "two": np.array([2]),
+    }
+    proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
+    onnx.save(proto, tmp_path / "masked.onnx")
+    config = make_config("data=phrases", f"backend={backend}", "dtype=int8", "per_channel=true")
+    quantizer = quantizer_of(config)
+    network = replace(fp32, onnx_path=tmp_path / "masked.onnx")
+    artifact = quantizer.quantize(network, draw_calibration(data, 10, 0).split, tmp_path)
+    [batch] = data.test.take(np.arange(20)).batches(20)
+    [expected] = open_runner(proto)(batch)
+    [outputs] = quantizer.load(artifact.path, 1).predict(batch)
+    assert sqnr_db([expected], [outputs]) > 20
 
 
 def test_padding_does_not_calibrate(phrases, tmp_path) -> None:

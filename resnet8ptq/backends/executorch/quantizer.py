@@ -29,11 +29,10 @@ from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.embeddings import find_tables
-from resnet8ptq.graph.torch_module import load_torch_module, quantize_tables
+from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
+from resnet8ptq.precision.plan import Plan, Selection
 
 log = logging.getLogger(__name__)
 
@@ -91,19 +90,21 @@ class ExecutorchQuantizer:
         """Quantize by PT2E, lower to XNNPACK and save; count what XNNPACK runs in 8 bits."""
         from resnet8ptq.backends.executorch import contents, lowering
         from resnet8ptq.backends.torch import pt2e
+        from resnet8ptq.backends.torch.preparation import prepare
         from resnet8ptq.backends.torch.torchscript import Example
 
         config, path = self.config, folder / MODEL_FILE
         module, example = load_torch_module(model.onnx_path), Example.of(calibration)
         chosen: dict[str, Range] = {}
         if config.dtype.name != "fp32":
-            graph = onnx.load(model.onnx_path).graph
-            skipped = find_float_nodes(graph, Selection.of(config))
-            quantize_tables(module, {node.name for node in find_tables(graph)} - {*skipped})
+            proto = onnx.load(model.onnx_path)
+            skipped = prepare(module, proto, Selection.of(config))
             settings = config.calib, self.runtime, ranges or {}
             activations = Activations(model.onnx_path, calibration, *settings)
             scheme = WeightScheme("int8", symmetric=bool(config.symmetric.activations))
-            module, chosen = pt2e.quantize(module, graph, skipped, activations, config, scheme)
+            module, chosen = pt2e.quantize(
+                module, proto.graph, skipped, activations, config, scheme
+            )
         limits = (MOST_AT_ONCE, calibration.at_once, calibration.within_memory)
         content = lowering.lower(module, example, min(n for n in limits if n))
         with files.atomic(path) as temporary:

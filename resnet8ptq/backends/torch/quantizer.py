@@ -25,6 +25,7 @@ from resnet8ptq.backends.contract import (
     refuse_others,
 )
 from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
+from resnet8ptq.backends.torch.preparation import prepare
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
@@ -33,12 +34,10 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.embeddings import find_tables
-from resnet8ptq.graph.layers import integer_nodes
-from resnet8ptq.graph.torch_module import load_torch_module, quantize_tables
+from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
+from resnet8ptq.precision.plan import Plan, Selection
 
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # torch's choice, before any run sets it
 
@@ -115,9 +114,7 @@ class TorchQuantizer:
             file.save(module, example, path, options.freeze)
             return Artifact(path)
         proto = onnx.load(model.onnx_path)
-        graph, skipped = proto.graph, find_float_nodes(proto.graph, Selection.of(config))
-        quantize_tables(module, {node.name for node in find_tables(graph)} - {*skipped})
-        skipped += [name for name in integer_nodes(proto) if name not in skipped]
+        skipped = prepare(module, proto, Selection.of(config))
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
         if config.method == "dynamic":
@@ -127,7 +124,7 @@ class TorchQuantizer:
             settings = config.calib, self.runtime, ranges or {}
             activations = Activations(model.onnx_path, calibration, *settings)
             module, chosen = method.quantize(
-                module, graph, skipped, activations, config, self._activations
+                module, proto.graph, skipped, activations, config, self._activations
             )
         file.save(module, example, path, options.freeze, options.debug_records)
         count, _ = file.count_layers(path)

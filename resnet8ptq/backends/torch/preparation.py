@@ -1,0 +1,28 @@
+"""Prepares a network for every quantizer of torch modules, before its tensors are calibrated."""
+
+from typing import Any
+
+import onnx
+
+from resnet8ptq.graph.embeddings import find_tables
+from resnet8ptq.graph.layers import integer_nodes
+from resnet8ptq.graph.torch_module import quantize_tables
+from resnet8ptq.precision.plan import Selection, find_float_nodes
+
+
+def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[str]:
+    """Store the embeddings of a module in 8 bits, and return the nodes that are not quantized.
+
+    These are the nodes that stay in float, and those that take or make integers, whose tensors
+    torch's observers would quantize as if they were floats.
+
+    Args:
+        module: of `load_torch_module`; changed in place.
+        proto: the model that it comes from.
+
+    Returns:
+        Names of the ONNX nodes.
+    """
+    skipped = find_float_nodes(proto.graph, selection)
+    quantize_tables(module, {node.name for node in find_tables(proto.graph)} - {*skipped})
+    return skipped + [name for name in integer_nodes(proto) if name not in skipped]
