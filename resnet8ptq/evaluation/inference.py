@@ -67,8 +67,7 @@ def infer(
         raise ModelError(
             "returns another number of values for each sample; task=detection takes it"
         )
-    first = tuple(map(batches.restore, _join(raw))) if len(raw) == len(kept) else _join(raw)
-    return Evaluation(Outputs(joined, None, final, first), seconds, batching, copies)
+    return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching, copies)
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:

@@ -106,9 +106,9 @@ def fix_sizes(
     if batch is None:
         _free_reshapes(graph, read_contract(graph).batch, static)
     sizes: Sequence[int] = _SIZES if batch is None else (batch,)
-    given = [feed(_zeros(sample, size), [v.name for v in graph.input]) for size in sizes]
+    inputs = [feed(_zeros(sample, size), [v.name for v in graph.input]) for size in sizes]
     for value in graph.input:
-        shape: list[int | str] = ["N" if batch is None else batch, *given[0][value.name].shape[1:]]
+        shape: list[int | str] = ["N" if batch is None else batch, *inputs[0][value.name].shape[1:]]
         if value.name in any_length:
             shape[1] = _LENGTH
         _set_shape(value, shape)
@@ -116,14 +116,14 @@ def fix_sizes(
     wanted = sorted(static.intersection(name for node in others for name in inputs_of(node)))
     names = [*(value.name for value in graph.output), *wanted]
     if any_length:
-        given += [_shortened(given[0], any_length)]
-        names += sorted({node.input[0] for node in _reshapes(graph, wanted)} - {*names, *given[0]})
+        inputs += [_shortened(inputs[0], any_length)]
+        names += sorted({node.input[0] for node in _reshapes(graph, wanted)} - {*names, *inputs[0]})
     session = open_session(expose(fixed, names).SerializeToString(), 0)
-    outputs = [session.run(None, feeds) for feeds in given]
+    outputs = [session.run(None, feeds) for feeds in inputs]
     # One for each size.
     tensors = [
         feeds | dict(zip(names, values, strict=True))
-        for feeds, values in zip(given, outputs, strict=True)
+        for feeds, values in zip(inputs, outputs, strict=True)
     ]
     for name in wanted:
         _replace(graph, name, tensors, bool(any_length))

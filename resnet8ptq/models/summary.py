@@ -40,7 +40,7 @@ _TFLITE = _SHARED | {
     *("Slice", "Split", "Gather", "Pad", "Resize", "ReduceMax", "ReduceSum", "ArgMax"),
     *("DepthToSpace", "SpaceToDepth", "Minimum", "Maximum"),
 }
-# Of those that PT2E quantizes, what XNNPACK runs in 8 bits.
+# The operators that PT2E quantizes and XNNPACK has 8-bit kernels for.
 _EXECUTORCH = {
     *("Conv", "Gemm", "MatMul", "Add", "Mul", "Relu", "Clip", "MaxPool", "GlobalAveragePool"),
     *("Transpose", "Reshape", "Flatten"),

@@ -153,7 +153,7 @@ class Outputs:
         logits: the input of the final softmax for the first m <= n samples [m, ...]; None where the
             model does not end in a softmax, or logits were not collected.
         final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
-        raw: with a reduction, the outputs before it for the first samples.
+        raw: with a reduction, the outputs before it for the first batches, in their order.
     """
 
     values: tuple[Array, ...]

@@ -1,1 +1,1 @@
-"""Modules that MLflow copies beside TFLite, torch or OpenVINO files; none imports another."""
+"""Modules that MLflow copies beside the files that it cannot load itself; none imports another."""

@@ -25,11 +25,11 @@ class ExecutorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
         import torch
 
-        given: Any = model_input  # by name, if the signature names the inputs
-        if not isinstance(given, dict):
-            given = {next(iter(self.inputs)): given}
-        batch = [np.ascontiguousarray(given[name], kind) for name, kind in self.inputs.items()]
-        samples = zip(*(torch.from_numpy(values).split(1) for values in batch), strict=True)
+        values: Any = model_input  # by name, if the signature names the inputs
+        if not isinstance(values, dict):
+            values = {next(iter(self.inputs)): values}
+        batch = [np.ascontiguousarray(values[name], kind) for name, kind in self.inputs.items()]
+        samples = zip(*(torch.from_numpy(array).split(1) for array in batch), strict=True)
         with self.lock:
             rows = [self.method.execute(sample) for sample in samples]
         arrays = [

@@ -25,11 +25,11 @@ class OpenvinoModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
     def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, Any]:
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
-        given: Any = model_input  # by name, if the signature names the inputs
-        if not isinstance(given, dict):
-            given = {next(iter(self.inputs)): given}
+        values: Any = model_input  # by name, if the signature names the inputs
+        if not isinstance(values, dict):
+            values = {next(iter(self.inputs)): values}
         batch = {
-            name: np.ascontiguousarray(given[name], kind) for name, kind in self.inputs.items()
+            name: np.ascontiguousarray(values[name], kind) for name, kind in self.inputs.items()
         }
         if len(batch) == 1:  # the signature's name of a single input is not the file's
             batch = dict(zip(self.taken, batch.values(), strict=True))

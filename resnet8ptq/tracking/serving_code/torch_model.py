@@ -38,10 +38,10 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         """Return each output [n, ...] by its name, for network inputs [n, ...]."""
         import torch
 
-        given: Any = model_input  # by name, if the signature names the inputs
-        if not isinstance(given, dict):
-            given = {next(iter(self.inputs)): given}
-        batch = [np.ascontiguousarray(given[name], kind) for name, kind in self.inputs.items()]
+        values: Any = model_input  # by name, if the signature names the inputs
+        if not isinstance(values, dict):
+            values = {next(iter(self.inputs)): values}
+        batch = [np.ascontiguousarray(values[name], kind) for name, kind in self.inputs.items()]
         with torch.inference_mode():
             returned = self.module(*map(torch.from_numpy, batch))
         outputs = returned if isinstance(returned, list | tuple) else [returned]
