@@ -103,7 +103,7 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
 
     The draw depends on the data only, so that runs with other seeds and calibration images are
     measured on the same images. A smaller draw is part of a larger one. Copies of test images are
-    not drawn. Both samples of a pair are, if both may be.
+    not drawn. The other sample of a drawn pair is drawn too, if it is free.
 
     Args:
         images: None: 2,000, or half of the free images if these are fewer.

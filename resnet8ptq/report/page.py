@@ -225,7 +225,7 @@ def _head(
 
 
 def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
-    """Return the numbers of models that are as good as the best, and of those not known to be."""
+    """Return how many models are shown to be as good as the best, and how many may be."""
     shown, unknown = len(best.equals), len(best.unknown)
     if not shown and not unknown:
         return []
@@ -235,7 +235,7 @@ def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
         line = f"Shown to be {margin}: {shown} others. Choose among them by size and speed."
     else:
         line = f"No other model is shown to be {margin}."
-    return [line + (f" Of {unknown}, these samples do not tell." if unknown else "")]
+    return [line + (f" Undecided on these samples: {unknown}." if unknown else "")]
 
 
 def summarize(selected: Selection) -> list[str]:

@@ -44,7 +44,7 @@ class Recommendation:
         key: as typed: best, balanced, smallest, fastest, fastest_batch, best_NAME for a backend.
         verdict: on the reported samples, see `verdicts`; empty for FP32.
         equals: the alternatives; `equals_mean` says in which respect.
-        unknown: models of which these samples tell neither that they are, nor that they are not.
+        unknown: models that may be as good: these samples decide neither way.
     """
 
     use: str

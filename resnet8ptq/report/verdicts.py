@@ -105,12 +105,12 @@ def margin_of(metric: Metric, limits: ReportConfig) -> float:
 def as_good_as(
     best: Cell, others: Sequence[Cell], metric: Metric, limits: ReportConfig
 ) -> tuple[list[Cell], list[Cell]]:
-    """Return those of `others` that are shown to be as good as `best`, and those not known to be.
+    """Return those of `others` shown to be as good as `best`, and those that may be.
 
-    A model is as good if its loss against `best` lies below `margin_of`. It is shown if the
-    one-sided 95% bound of its paired loss does, corrected for the number of others (Holm). It is
-    not known if the bound from the other side does not exclude it. A test without a margin would
-    list truly worse models: they often do not differ significantly.
+    A model is as good if its loss against `best` is below `margin_of`. The upper one-sided 95%
+    bound of its paired loss shows it, corrected for the number of others (Holm). If the lower
+    bound is below the margin too, but not the upper one, the samples do not decide. A test without
+    a margin would list truly worse models: they often do not differ significantly.
     """
     margin, tested = margin_of(metric, limits), [cell for cell in others if cell.paired]
     totals = [int(cell.metric(TOTAL)) for cell in tested]

@@ -112,7 +112,7 @@ class Choice:
         because: the reason in words.
         equals: ids of the alternatives: for best and balanced, of the runs shown to be within the
             margin of the best; for other uses, of runs close in size or speed.
-        unknown: ids of the runs that may be within the margin or not; the samples do not tell.
+        unknown: ids of the runs that may be within the margin, undecided by the samples.
         margin: half of the limit; None for uses other than best, balanced and best_NAME.
     """
 

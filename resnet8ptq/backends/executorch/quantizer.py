@@ -1,4 +1,4 @@
-"""ExecuTorch: what torch offers phones and small computers.
+"""ExecuTorch: torch's runtime for phones and small computers.
 
 PT2E's quantized program (`backends/torch/pt2e.py`), with the same ranges and corrections, is
 lowered to XNNPACK, which runs its operators on 8-bit kernels. The result is one .pte file.
@@ -87,7 +87,7 @@ class ExecutorchQuantizer:
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
-        """Quantize by PT2E, lower to XNNPACK and save; count what XNNPACK runs in 8 bits."""
+        """Quantize by PT2E, lower to XNNPACK and save; count the layers in 8 bits."""
         from resnet8ptq.backends.executorch import contents, lowering
         from resnet8ptq.backends.torch import pt2e
         from resnet8ptq.backends.torch.preparation import prepare
