@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
@@ -96,6 +97,23 @@ def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_pat
     [expected] = open_runner(proto)(batch)
     [outputs] = quantizer.load(artifact.path, 1).predict(batch)
     assert sqnr_db([expected], [outputs]) > 20
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_no_sum_is_fused_with_a_normalization(phrases, method, tmp_path) -> None:
+    """The fused operator of ONNX Runtime is slower than the two."""
+    data, fp32 = phrases
+    config = make_config("data=phrases", "backend=onnx", f"method={method}", "per_channel=true")
+    artifact = quantizer_of(config).quantize(fp32, draw_calibration(data, 10, 0).split, tmp_path)
+    kinds = []
+    for path in (fp32.onnx_path, artifact.path):
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        loaded = onnx.load(tmp_path / "loaded.onnx").graph
+        kinds.append({node.op_type for node in loaded.node})
+    assert "SkipLayerNormalization" in kinds[0] - kinds[1]
+    assert "LayerNormalization" in kinds[1]
 
 
 def test_padding_does_not_calibrate(phrases, tmp_path) -> None:

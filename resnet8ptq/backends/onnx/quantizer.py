@@ -192,7 +192,9 @@ class OnnxQuantizer:
             if config.float_output:
                 rewriting.leave_output_in_float(written)
             quantize_tables(written, tables)
-            if rewriting.protect_float_layers(written) or config.float_output or narrow or tables:
+            protected = rewriting.protect_float_layers(written)
+            apart = rewriting.keep_sums_apart(written)
+            if protected or apart or config.float_output or narrow or tables:
                 onnx.save(written, temporary)
             if config.slim:
                 onnx.save(slim(written), temporary)

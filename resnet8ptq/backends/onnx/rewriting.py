@@ -4,7 +4,8 @@
 - `float_output`: the outputs of the last layers, and the nodes after them, stay in float. An 8-bit
   softmax gives tied top scores, and 8-bit logits lose precision that the last layer's 32-bit sums
   have. Both formats of ONNX Runtime can return those sums as float.
-- Float layers between quantized ones are protected from ONNX Runtime's optimizer.
+- Float layers between quantized ones, and sums before normalizations, are protected from ONNX
+  Runtime's optimizer.
 """
 
 from collections.abc import Collection, Mapping
@@ -175,6 +176,24 @@ def protect_float_layers(proto: onnx.ModelProto) -> bool:
     del graph.node[:]
     graph.node.extend(nodes)
     return True
+
+
+def keep_sums_apart(proto: onnx.ModelProto) -> bool:
+    """Make each Add before a layer normalization a Sum, in place; True if the graph changed.
+
+    On loading, ONNX Runtime fuses such an Add with the normalization into a SkipLayerNormalization,
+    which takes longer on a CPU than both together. Without the fusion, MiniLM in 8 bits takes 0.81
+    of the time (ONNX Runtime 1.31, one thread, paired). No optimizer fuses a Sum.
+    """
+    normalized = {
+        node.input[0]
+        for node in proto.graph.node
+        if node.op_type in ("LayerNormalization", "ReduceMean")  # whole, or in single operators
+    }
+    sums = [n for n in proto.graph.node if n.op_type == "Add" and n.output[0] in normalized]
+    for node in sums:
+        node.op_type = "Sum"
+    return bool(sums)
 
 
 def _is_quantized(graph: onnx.GraphProto, name: str) -> bool:
