@@ -70,6 +70,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         vectors=vectors,
         steps=example.steps(vectors),
         pictures=example.reads_pictures(source, vectors),
+        texts=example.reads_texts(source),
         measured=_measured(task, record),
         test=task.test,
         record=record,

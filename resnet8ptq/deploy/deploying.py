@@ -33,6 +33,7 @@ from resnet8ptq.core.text import redact, safe_name, show
 from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
+from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.tracking.store import Store, open_store
 
 
@@ -157,7 +158,11 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     tensors = run.call(interface.read, model, tested, names)
     facts = card.Facts(tensors, tested, again.summary, microcontroller=figures, change=change)
     library = example.library_of(model.suffix, run.record.backend)
-    needs = example.requirements(library, example.reads_pictures(run, tested))
+    others = ["pillow"] if example.reads_pictures(run, tested) else []
+    if example.reads_texts(run):
+        others.append("tokenizers")
+        shutil.copyfile(run.folder / TOKENIZER, folder / TOKENIZER)
+    needs = example.requirements(library, *others)
     if version is not None:
         needs = [*older_runtime.requirements(older_runtime.check_version(version)), *needs[2:]]
     (folder / example.REQUIREMENTS).write_text("".join(f"{line}\n" for line in needs))
@@ -195,7 +200,7 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     if target.onnxruntime is None:
         path = path.with_suffix(".ort")
         run.call(older_runtime.to_ort, run.artifact, path)
-        return path, f"written in the ORT format by {example.requirements('onnxruntime', False)[0]}"
+        return path, f"written in the ORT format by {example.requirements('onnxruntime')[0]}"
     version = older_runtime.check_version(target.onnxruntime)
     lowered = run.call(older_runtime.lower_file, run.artifact, path, version)
     return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}"

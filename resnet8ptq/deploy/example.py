@@ -14,9 +14,11 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import QuantizationError, TrackingError
 from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import printable
+from resnet8ptq.data.sources.texts import MAX_TOKENS
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import FILE as VECTORS
 from resnet8ptq.deploy.vectors import Vectors
+from resnet8ptq.experiment.outputs import TOKENIZER
 
 _OF_PICTURES = ("folder", "coco")
 FILE, REQUIREMENTS = "example.py", "requirements.txt"
@@ -45,6 +47,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
     suffix, preprocess, mode = Path(file).suffix, source.config.preprocess, ""
     if reads_pictures(source, vectors):
         mode = "L" if preprocess.channels == "grey" else "RGB"
+    lengths = [vectors.inputs.dtype[name] for name in names_of(vectors.inputs.dtype)]
     # The result is code, so every value is a number, a checked name, or a text through `repr`.
     return templates.load("resnet8ptq.deploy", "example.py.j2").render(
         file=file,
@@ -53,8 +56,14 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         engine=check_engine(source.record.engine) if suffix == ".pt" else "",
         mode=mode,
         resizing=resizing(preprocess, mode) if mode else [],
-        inputs=_listed(names_of(vectors.inputs.dtype)),
+        inputs=names_of(vectors.inputs.dtype),
+        input_names=_listed(names_of(vectors.inputs.dtype)),
         steps=steps(vectors),
+        tokenizer=TOKENIZER if reads_texts(source) else "",
+        max_tokens=getattr(source.config.data, "max_tokens", None),
+        most_tokens=MAX_TOKENS,
+        length=lengths[0].shape[0] if lengths else 0,
+        integer=lengths[0].base.str if lengths else "",
         sample_shape=str(list(vectors.samples.shape[1:])),
         sample_dtype=vectors.samples.dtype.name,
         input_dtype=vectors.inputs.dtype.name,
@@ -109,6 +118,11 @@ def reads_pictures(source: Source, vectors: Vectors) -> bool:
     return made and vectors.samples is not vectors.inputs
 
 
+def reads_texts(source: Source) -> bool:
+    """Tell whether the samples come from texts, which the example then reads."""
+    return (source.folder / TOKENIZER).is_file()
+
+
 def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
     """Return the steps of `data.pictures.fit`, as lines of Python on `picture`."""
     if preprocess.size is None:
@@ -125,11 +139,11 @@ def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
     return text.splitlines()
 
 
-def requirements(library: str, pictures: bool) -> list[str]:
+def requirements(library: str, *others: str) -> list[str]:
     """Return the packages of the example, pinned to the installed versions."""
     from importlib.metadata import version
 
-    names = [library, "numpy", *(["pillow"] if pictures else [])]
+    names = [library, "numpy", *others]
     # Without the name of a torch build, such as `+cpu`: registries have only the number.
     return [f"{name}=={version(name).partition('+')[0]}" for name in names]
 

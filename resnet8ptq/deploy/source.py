@@ -11,6 +11,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, PtqError, QuantizationError, TrackingError
 from resnet8ptq.core.text import one_line, printable
+from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report import comparison, facts, page, verdicts
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.mlflow_model import EXAMPLE
@@ -21,7 +22,7 @@ SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2", ".pte")
 TORCH = (".pt", ".pt2")  # such a file can run code when torch loads it
 T = TypeVar("T")
 Asked = Mapping[str, float | None]
-_COPIED = (EXAMPLE, "predictions.npz", "detections.json")
+_COPIED = (EXAMPLE, "predictions.npz", "detections.json", TOKENIZER)
 
 
 @dataclass(frozen=True)

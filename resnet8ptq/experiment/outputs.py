@@ -37,6 +37,8 @@ from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Comparison, Task
 
+TOKENIZER = "tokenizer.json"
+
 
 def write(
     folder: Path,
@@ -69,7 +71,7 @@ def write(
     ranges = {"activations": artifact.ranges, "weights": weights}
     files.write_text(folder / "ranges.json", json.dumps(ranges, indent=2))
     if isinstance(config.data, TableConfig) and config.data.tokenizer is not None:
-        with files.atomic(folder / "tokenizer.json") as temporary:
+        with files.atomic(folder / TOKENIZER) as temporary:
             shutil.copyfile(config.data.tokenizer, temporary)
     record = {"status": result.status, "resolved": result.resolved, "metrics": result.to_metrics()}
     files.write_text(folder / "result.json", json.dumps(record, indent=2))

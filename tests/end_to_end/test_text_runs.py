@@ -1,13 +1,15 @@
 """Networks of texts, on the command line: the embedded set, and the commands of docs/data.md."""
 
+import csv
 import re
 import shlex
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.helpers.calling import REPO, call
+from tests.helpers.calling import REPO, call, call_beside
 
 pytest.importorskip("tokenizers", reason="needs the extra text")
 
@@ -50,6 +52,23 @@ def test_a_table_of_phrases_is_scored_as_the_embedded_set(files, tmp_path):
     [child, _] = table.children
     kept = table.artifacts(child)["tokenizer.json"].read_bytes()
     assert kept == (files / "my_tokenizer.json").read_bytes()
+    example_reads_texts(tmp_path / "table", child.info.run_id)
+
+
+def example_reads_texts(folder: Path, run_id: str) -> None:
+    done = call_beside(folder, "deploy", f"run_id={run_id}", "folder=out", "verify=false")
+    assert done.code == 0, done.err
+    assert "tokenizers==" in (folder / "out" / "requirements.txt").read_text()
+    path = folder / "out" / "example.py"
+    code, _, _ = path.read_text().partition("\nvectors = ")
+    example: dict = {"__file__": str(path)}
+    exec(compile(code, str(path), "exec"), example)
+    vectors = np.load(path.with_name("test_vectors.npz"))
+    [first, *_] = csv.DictReader((folder / "my_test_texts.csv").open())
+    record = example["read_text"](first["text"])
+    assert record[0] == vectors["inputs"][0]
+    [logits] = example["run"](record)
+    np.testing.assert_allclose(logits, vectors["output_0"][:1], atol=1e-5)
 
 
 @pytest.mark.slow
