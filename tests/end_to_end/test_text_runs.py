@@ -63,12 +63,13 @@ def example_reads_texts(folder: Path, run_id: str) -> None:
     code, _, _ = path.read_text().partition("\nvectors = ")
     example: dict = {"__file__": str(path)}
     exec(compile(code, str(path), "exec"), example)
-    vectors = np.load(path.with_name("test_vectors.npz"))
-    [first, *_] = csv.DictReader((folder / "my_test_texts.csv").open())
+    with np.load(path.with_name("test_vectors.npz")) as vectors:
+        inputs, outputs = vectors["inputs"], vectors["output_0"]
+    [first, *_] = csv.DictReader((folder / "my_test_texts.csv").read_text().splitlines())
     record = example["read_text"](first["text"])
-    assert record[0] == vectors["inputs"][0]
+    assert record[0] == inputs[0]
     [logits] = example["run"](record)
-    np.testing.assert_allclose(logits, vectors["output_0"][:1], atol=1e-5)
+    np.testing.assert_allclose(logits, outputs[:1], atol=1e-5)
 
 
 @pytest.mark.slow
