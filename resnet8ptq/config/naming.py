@@ -34,8 +34,8 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework, followed by a flow other than the default (pt2e, inductor, file)."""
-        others = ("pt2e", "inductor", "file")
+        """The framework, followed by a flow other than the default (pt2e, file)."""
+        others = ("pt2e", "file")
         return f"{self.backend} {self.flow}" if self.flow in others else self.backend
 
     @property

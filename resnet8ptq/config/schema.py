@@ -68,10 +68,10 @@ class BackendConfig:
 
 @dataclass
 class TorchConfig(BackendConfig):
-    """PyTorch: FX graph mode, or PT2E (torch.export), simulated or compiled by Inductor."""
+    """PyTorch: FX graph mode, or PT2E (torch.export), simulated."""
 
     name: str = "torch"
-    flow: str = limited("fx", one_of("fx", "pt2e", "inductor"))
+    flow: str = limited("fx", one_of("fx", "pt2e"))
     engine: str = limited("auto", one_of("auto", "fbgemm", "x86", "onednn", "qnnpack"))
     freeze: bool = True
     debug_records: bool = False

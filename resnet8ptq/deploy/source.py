@@ -148,8 +148,8 @@ def fetch(
         trust: whether to run the code of a run that was not made here.
 
     Raises:
-        ConfigError: the run is a sweep, did not finish, was unsupported, is void, runs only on its
-            own CPU, or would run the code of others.
+        ConfigError: the run is a sweep, did not finish, was unsupported, is void, or would
+            run the code of others.
         TrackingError: it has no artifact, or its artifact is not the measured one.
     """
     if record.kind == "sweep":
@@ -181,9 +181,4 @@ def fetch(
             "you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
-    if getattr(config.backend, "flow", None) == "inductor":
-        raise ConfigError(
-            f"run_id: run {record.run_id} has backend.flow=inductor, a shared object that runs on "
-            "its own CPU only and cannot be checked; takes a run of another flow or backend"
-        )
     return Source(record, config, artifact, use, verdict, trusted)

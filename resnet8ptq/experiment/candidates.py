@@ -123,12 +123,6 @@ def _torch(flags: Collection[str], network: Summary | None) -> Iterator[Candidat
         why = _beyond_x86(flags)
     settings = "backend=torch dtype=int8 per_channel=true"
     yield Candidate(settings, TRY, f"{why}{_in_float('torch', network)}", "torch's engines")
-    if is_x86(flags):
-        compiled = (
-            "oneDNN's kernels, compiled for this CPU: for batches; FX is faster on one sample"
-        )
-        place = "measured elsewhere: docs/quantization.md"
-        yield Candidate("backend=torch_inductor per_channel=true", TRY, compiled, place)
     why = "integer kernels take s8 weights only"
     yield Candidate("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
     why = "simulates in float what integer kernels would compute: never faster than FP32"

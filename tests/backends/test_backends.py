@@ -34,11 +34,6 @@ DTYPE_TABLE = {
     ("torch_pt2e", "int8"): ("int8", "int8"),
     ("torch_pt2e", "uint8"): ("uint8", "uint8"),
     ("torch_pt2e", "u8s8"): ("int8", "uint8"),
-    ("torch_inductor", "fp32"): ("float32", "float32"),
-    ("torch_inductor", "int8"): ("int8", "uint8"),
-    ("torch_inductor", "uint8"): None,
-    ("torch_inductor", "u8s8"): ("int8", "uint8"),
-    ("torch_inductor", "w4a8"): None,
     ("executorch", "fp32"): ("float32", "float32"),
     ("executorch", "int8"): ("int8", "int8"),
     ("executorch", "uint8"): None,
@@ -51,19 +46,14 @@ DTYPE_TABLE = {
     ("openvino", "w4a8"): None,
     # Weights alone: method=weight_only, see test_weight_only.py.
     **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
-    **{(f"torch_{flow}", dtype): None for flow in ("pt2e", "inductor") for dtype in WEIGHT_ONLY},
+    **{("torch_pt2e", dtype): None for dtype in WEIGHT_ONLY},
 }
 _REASONS = r"qint8 weights|int8 kernels|below 8 bits|weights alone"
-INTERPRETED = (*(b for b in BACKENDS if b != "openvino" or is_installed()), "torch_pt2e")
-OPTIONS = (
-    *INTERPRETED,
-    "torch_inductor",
-)  # of the config group: a flow of torch is a cell of its own
-ONCE_IS_ENOUGH = ("torch_inductor", "u8s8")  # the same as int8, and ten seconds to compile
-CELLS = [(backend, dtype) for backend in OPTIONS for dtype in DTYPES]
-SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell) and cell != ONCE_IS_ENOUGH]
+INSTALLED = (*(b for b in BACKENDS if b != "openvino" or is_installed()), "torch_pt2e")
+CELLS = [(backend, dtype) for backend in INSTALLED for dtype in DTYPES]
+SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
-CALIBRATED = [backend for backend in INTERPRETED if backend != "tflite"]  # it calibrates by itself
+CALIBRATED = [backend for backend in INSTALLED if backend != "tflite"]  # it calibrates by itself
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 
 
@@ -128,7 +118,7 @@ def test_batch_size_does_not_change_predictions(
         assert (found.argmax(1) != whole.argmax(1)).sum() <= most
 
 
-@pytest.mark.parametrize("backend", OPTIONS)
+@pytest.mark.parametrize("backend", INSTALLED)
 def test_fp32_predicts_the_same_in_every_framework(
     quantize: Quantize, fp32: Probabilities, backend: str
 ) -> None:
@@ -149,7 +139,7 @@ def test_keeps_the_accuracy(
 
 
 # A compiled package holds code, too.
-@pytest.mark.parametrize(("backend", "dtype"), [c for c in QUANTIZED if c[0] in INTERPRETED])
+@pytest.mark.parametrize(("backend", "dtype"), QUANTIZED)
 def test_halves_the_size_at_least(quantize: Quantize, backend: str, dtype: str) -> None:
     whole = quantize(f"backend={backend}", "dtype=fp32").artifact.size_bytes
     assert quantize(f"backend={backend}", f"dtype={dtype}").artifact.size_bytes < whole / 2
@@ -157,7 +147,7 @@ def test_halves_the_size_at_least(quantize: Quantize, backend: str, dtype: str) 
 
 # In a compiled package oneDNN's descriptors of weights have bytes that nothing sets.
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
-@pytest.mark.parametrize("backend", INTERPRETED)
+@pytest.mark.parametrize("backend", INSTALLED)
 def test_same_config_gives_the_same_file(
     quantize: Quantize, quantize_anew: Quantize, backend: str, dtype: str
 ) -> None:
@@ -188,7 +178,7 @@ def test_methods_never_widen_the_range(quantize: Quantize, backend: str) -> None
         assert low <= cut[name][0] <= cut[name][1] <= high
 
 
-@pytest.mark.parametrize("backend", INTERPRETED)
+@pytest.mark.parametrize("backend", INSTALLED)
 def test_per_channel_differs_from_per_tensor(quantize: Quantize, backend: str) -> None:
     tensor = quantize(f"backend={backend}", "dtype=int8")
     channel = quantize(f"backend={backend}", "dtype=int8", "per_channel=true")

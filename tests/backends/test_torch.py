@@ -282,13 +282,10 @@ def test_pt2e_float_output_is_not_rounded(quantize: Quantize) -> None:
         (["backend=torch", "method=dynamic", "dtype=uint8"], "qint8 weights"),
         (["backend=torch", "method=dynamic", "symmetric.activations=true"], "affine"),
         (["backend=torch", "method=dynamic", "reduce_range=false"], "always takes 7 bits"),
-        (["backend=torch_pt2e", "method=dynamic"], r"backend\.flow=pt2e and inductor are static"),
+        (["backend=torch_pt2e", "method=dynamic"], r"backend\.flow=pt2e is static"),
         (["backend=torch_pt2e", "calib=histogram"], r"backend\.flow=fx"),
         (["backend=torch_pt2e", "backend.engine=fbgemm"], r"backend\.engine=fbgemm: for"),
         (["backend=torch_pt2e", "symmetric.weights=false", "per_channel=true"], "one zero point"),
-        (["backend=torch_inductor", "dtype=uint8"], "qint8 weights"),
-        (["backend=torch_inductor", "symmetric.weights=false"], "require symmetric weights"),
-        (["backend=torch_inductor", "calib=histogram"], r"backend\.flow=fx"),
     ],
 )
 def test_says_what_is_unsupported(overrides: list[str], reason: str) -> None:

@@ -132,7 +132,7 @@ def test_dtypes_take_the_method(words: tuple[str, ...], dtype: str) -> None:
         quantizer_of(make_config(*words, f"dtype={dtype}")).resolve()
 
 
-@pytest.mark.parametrize("backend", ["torch", "torch_pt2e", "torch_inductor", "tflite"])
+@pytest.mark.parametrize("backend", ["torch", "torch_pt2e", "tflite"])
 def test_other_backends_name_the_one_that_does_it(backend: str) -> None:
     with pytest.raises(UnsupportedError, match=r"method=weight_only: .* backend=onnx"):
         quantizer_of(make_config(*W4, f"backend={backend}")).resolve()

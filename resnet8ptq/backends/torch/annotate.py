@@ -5,7 +5,7 @@ It names the tensors to calibrate (`observed`), then sets the scales (`annotate`
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -53,7 +53,6 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     Attributes:
         float_nodes: names of nodes that stay in float.
         float_output: leave the last layer's output, and the softmax after it, in float.
-        repeat_scales: repeat a tensor's single scale for each channel.
         ranges: of the observed tensors, by the node that makes them; needed by `annotate`.
     """
 
@@ -61,7 +60,6 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     float_output: bool
     activations: WeightScheme
     weights: WeightScheme
-    repeat_scales: bool = False
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def observed(self, module: GraphModule) -> list[str]:
@@ -131,11 +129,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         grid = self.weights.grid(weights.numpy(), axis)
         # Rounded here: torch multiplies by 1/scale, which could round ties the other way.
         weights.copy_(torch.from_numpy(grid.round(weights.numpy())))
-        if self.repeat_scales and not self.weights.per_channel:
-            repeat = np.zeros(weights.shape[axis], np.int64)  # the one scale's index, by channel
-            scale, zero_point = grid.scale.reshape(1)[repeat], grid.zero_point.reshape(1)[repeat]
-            grid = replace(grid, scale=scale, zero_point=zero_point)
-        return _spec(grid, self.weights, axis, self.weights.per_channel or self.repeat_scales)
+        return _spec(grid, self.weights, axis, self.weights.per_channel)
 
     def _activation_spec(self, node: Node) -> Any:
         root = self._root(node)

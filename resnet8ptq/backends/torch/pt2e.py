@@ -1,8 +1,6 @@
-"""PT2E: torchao's quantization of a `torch.export` program, simulated in float or compiled.
+"""PT2E: torchao's quantization of a `torch.export` program, simulated in float.
 
-Weights are stored in 8 bits; activations are rounded to their grid between float operators. With
-`backend.flow=inductor`, Inductor compiles these to calls of oneDNN's integer kernels, which are
-those of FX graph mode; the code between them is fused and compiled.
+Weights are stored in 8 bits; activations are rounded to their grid between float operators.
 """
 
 import re
@@ -24,7 +22,7 @@ from resnet8ptq.graph.torch_module import as_tensors, name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
 TAKES: Takes = {
-    "method": (["static", "qat"], "backend.flow=pt2e and inductor are static; fx is not"),
+    "method": (["static", "qat"], "backend.flow=pt2e is static; fx is not"),
     "calib.name": (SHARED, "the observer of backend.flow=fx"),
 }
 
@@ -52,8 +50,6 @@ def quantize(
         float_output=config.float_output,
         activations=scheme,
         weights=WeightScheme.of(config),
-        # Inductor's patterns of oneDNN's kernels need weights with a scale for each channel.
-        repeat_scales=getattr(config.backend, "flow", None) == "inductor",
     )
     names = name_tensors(exported.graph, paths, graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}

@@ -1,9 +1,8 @@
 """PyTorch: resolves the settings and selects the flow.
 
 FX graph mode runs on integer kernels, which take uint8 activations and int8 weights only; with
-other dtypes it silently quantizes nothing. PT2E simulates every dtype in float; with Inductor it
-runs on the same integer kernels. Its modules import torchao, which takes two seconds, so that only
-its flows import them.
+other dtypes it silently quantizes nothing. PT2E simulates every dtype in float. Its modules import
+torchao, which takes two seconds, so that only its flow imports them.
 """
 
 from contextlib import AbstractContextManager
@@ -47,9 +46,9 @@ _TAKES: Takes = {
     "slim": ([False], "for ONNX files; backend.freeze and backend.debug_records are torch's"),
 }
 _FX_ONLY: Takes = {
-    "backend.engine": (["auto"], "for backend.flow=fx; the others take auto"),
-    "backend.freeze": ([True], "for backend.flow=fx; the others take true"),
-    "backend.debug_records": ([False], "for backend.flow=fx; the others take false"),
+    "backend.engine": (["auto"], "for backend.flow=fx; pt2e takes auto"),
+    "backend.freeze": ([True], "for backend.flow=fx; pt2e takes true"),
+    "backend.debug_records": ([False], "for backend.flow=fx; pt2e takes false"),
 }
 
 
@@ -66,10 +65,6 @@ class TorchQuantizer:
         """Return weight and activation dtype, engine and whether activations take 7 bits."""
         config, fx_flow = self.config, self._options.flow == "fx"
         refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
-        if self._options.flow == "inductor":
-            from resnet8ptq.backends.torch import package
-
-            package.check_machine()
         if config.dtype.name == "fp32":
             return Resolved()
         if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:
@@ -80,17 +75,15 @@ class TorchQuantizer:
             reason = f"this build of torch has {', '.join(engines)}"
             refuse_others(config, {"backend.engine": (["auto", *engines], reason)})
         refuse_others(config, method.TAKES)
-        if self._options.flow == "inductor":
-            refuse_others(config, fx.WEIGHTS)
         activations = self._activations
         suffix = " (dynamic)" if config.method == "dynamic" else ""
         return Resolved(
             weight_dtype=WeightScheme.of(config).dtype,
             activation_dtype=f"{activations.dtype}{suffix}",
             activation_bits=7 if activations.reduce_range else 8,
-            execution="simulated" if self._options.flow == "pt2e" else "integer",
+            execution="integer" if fx_flow else "simulated",
             file_format=file.FORMAT,
-            engine=None if self._options.flow == "pt2e" else self._engine,
+            engine=self._engine if fx_flow else None,
         )
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
@@ -133,7 +126,7 @@ class TorchQuantizer:
         return Artifact(path, count, chosen, details)
 
     def load(self, path: Path, threads: int) -> Predictor:
-        """Load the flow's artifact: a program or a package (.pt2), or a TorchScript file (.pt)."""
+        """Load the flow's artifact: a program (.pt2) or a TorchScript file (.pt)."""
         self._set_up(threads)
         predictor: Predictor = self._flow[1].load(path)
         return predictor
@@ -145,11 +138,6 @@ class TorchQuantizer:
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load a TorchScript file, to time its operators; raise `UnsupportedError` for others."""
-        if self._options.flow == "inductor":
-            raise UnsupportedError(
-                "backend.flow=inductor: compiled into one shared object, whose kernels torch's "
-                "profiler does not see"
-            )
         if self._options.flow == "pt2e":
             raise UnsupportedError(
                 "backend.flow=pt2e: simulates integer kernels in float; its times are meaningless"
@@ -168,17 +156,16 @@ class TorchQuantizer:
     def _flow(self) -> tuple[Any, Any]:
         """The module that quantizes, and the module of the file format."""
         if self._options.flow != "fx":
-            from resnet8ptq.backends.torch import package, program, pt2e
+            from resnet8ptq.backends.torch import program, pt2e
 
-            return pt2e, (program if self._options.flow == "pt2e" else package)
+            return pt2e, program
         return (dynamic if self.config.method == "dynamic" else fx), torchscript
 
     @property
     def _engine(self) -> str:
-        """Resolve `auto`: oneDNN, the only engine of Inductor, is exact in 8 bits with VNNI."""
-        engine = self._options.engine if self._options.flow == "fx" else "onednn"
-        if engine != "auto":
-            return engine
+        """Resolve `auto`: oneDNN is exact in 8 bits with VNNI."""
+        if self._options.engine != "auto":
+            return self._options.engine
         if machine.has_vnni() and "onednn" in torch.backends.quantized.supported_engines:
             return "onednn"
         return _DEFAULT_ENGINE
@@ -191,7 +178,6 @@ class TorchQuantizer:
         if reduce_range is None and integer:
             # 7 bits keep 16-bit sums exact without VNNI; dynamic kernels always take 7 bits.
             reduce_range = config.method == "dynamic" or self._engine in ("fbgemm", "x86")
-            reduce_range |= self._options.flow == "inductor" and not machine.has_vnni()
         return WeightScheme(
             "uint8" if integer else DTYPES[config.dtype.name][0],
             symmetric=bool(config.symmetric.activations),

@@ -174,8 +174,6 @@ def known_warnings() -> Iterator[None]:
             "(Converting a tensor to a (Python|NumPy)|Iterating over a tensor|Using len to get)",
             # onnx2torch's Slice.
             "Using a non-tuple sequence for multidimensional indexing is deprecated",
-            # Inductor's, of a weight's zero points.
-            "To copy construct from a tensor, it is recommended",
         ):
             warnings.filterwarnings("ignore", message=message)
         yield

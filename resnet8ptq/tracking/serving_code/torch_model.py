@@ -1,13 +1,10 @@
-"""A TorchScript file, an exported program or a compiled package behind MLflow's pyfunc.
+"""A TorchScript file or an exported program behind MLflow's pyfunc.
 
 torch is imported when a file is loaded. MLflow imports this module to log it, and importing torch
 would add two seconds to the end of a run.
 """
 
-import json
-import zipfile
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -30,7 +27,7 @@ class TorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         if engine is not None:
             torch.backends.quantized.engine = engine
         if path.endswith(".pt2"):
-            self.module = _load_package(path) or _load_program(path)
+            self.module = _load_program(path)
         else:
             self.module = torch.jit.load(path, map_location="cpu")
 
@@ -54,25 +51,6 @@ def _load_program(path: str) -> Any:
 
     import_module(_OPERATORS)
     return torch.export.load(path).module()
-
-
-def _load_package(path: str) -> Any:
-    """Load a package of AOTInductor; None for another file.
-
-    Raises:
-        RuntimeError: this CPU lacks features that the package was compiled for.
-    """
-    with zipfile.ZipFile(path) as archive:
-        about = [n for n in archive.namelist() if n.endswith(".wrapper_metadata.json")]
-        if not about:
-            return None
-        made_on = json.loads(archive.read(about[0]))
-    lacking = sorted({*made_on["cpu_flags"].split()} - {*Path("/proc/cpuinfo").read_text().split()})
-    if lacking:
-        raise RuntimeError(f"compiled for {made_on['cpu']}; this CPU lacks {', '.join(lacking)}")
-    import torch._inductor
-
-    return torch._inductor.aoti_load_package(path)
 
 
 mlflow.models.set_model(TorchModel())
