@@ -176,7 +176,9 @@ class OnnxQuantizer:
                     skipped += [name for name in outputs if name not in skipped]
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
-                calibrated = activations.find_around(skipped)
+                # With zero points, ONNX Runtime quantizes a layer after its Relu or Clip alone.
+                fused = not config.symmetric.activations
+                calibrated = activations.find_around(skipped, fused)
                 float_outputs = self._leaves_outputs_in_float(proto.graph)
                 self._quantize_static(source, temporary, skipped, calibrated, float_outputs)
             written = onnx.load(temporary)
