@@ -65,23 +65,20 @@ class Activations:
         """Return the range of the input and of each float tensor around nodes not in `skipped`.
 
         Args:
-            fused: a Relu or Clip is part of the layer before it, so that their tensors share the
-                range of the last: the histogram of the other is not needed.
+            fused: leave out tensors within a fused layer, before its Relu or Clip.
 
         Raises:
             QuantizationError: see `find_ranges`.
         """
         proto = onnx.load(self.onnx_path)
         nodes = {node.name for node in proto.graph.node} - set(skipped)
-        names = [*float_inputs(proto.graph), *float_tensors(proto, nodes)]
         inner = {
-            name: node.output[0]
+            name
             for name, node in fused_tensors(proto.graph).items()
             if fused and node.name in nodes
         }
-        ranges = self.find_ranges(name for name in names if name not in inner)
-        shared = ((name, inner.get(name, name)) for name in names)
-        return {name: ranges[last] for name, last in shared if last in ranges}
+        names = [*float_inputs(proto.graph), *float_tensors(proto, nodes)]
+        return self.find_ranges(name for name in names if name not in inner)
 
     def _load_ranges(self, names: Collection[str]) -> dict[str, Range]:
         """Return the ranges of all tensors in `names`, and of others."""

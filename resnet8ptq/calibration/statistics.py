@@ -87,10 +87,12 @@ def count_into(counts: NDArray[np.int64], values: NDArray[np.float32], threshold
     width = (threshold or 1.0) / half  # its inverse might overflow
     size = min(_BLOCK, values.size)
     # From float64 to intp in one step takes three times as long as by int32.
-    buffers = [np.empty(size, dtype) for dtype in (np.float64, np.int32, np.intp)]
+    all_positions = np.empty(size)
+    all_narrow, all_bins = np.empty(size, np.int32), np.empty(size, np.intp)
     for start in range(0, values.size, _BLOCK):
         block = values[start : start + _BLOCK]
-        positions, narrow, bins = (buffer[: block.size] for buffer in buffers)
+        positions, narrow = all_positions[: block.size], all_narrow[: block.size]
+        bins = all_bins[: block.size]
         np.divide(block, width, out=positions)
         positions += half
         narrow[...] = positions  # rounds down: no position is negative

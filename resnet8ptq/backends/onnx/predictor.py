@@ -11,7 +11,9 @@ from resnet8ptq.graph.session import end_at_logits, open_runner
 
 def load(path: Path, threads: int) -> Predictor:
     """Load an ONNX file; it runs on `threads` threads."""
-    return Predictor(open_runner(str(path), threads, spins=True), partial(_open_logits, path, threads))
+    return Predictor(
+        open_runner(str(path), threads, spins=True), partial(_open_logits, path, threads)
+    )
 
 
 def _open_logits(path: Path, threads: int) -> Run | None:

@@ -36,7 +36,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
-from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
+from resnet8ptq.graph.layers import LAYERS, RECURRENT, fused_tensors, weight_layers
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
@@ -236,6 +236,9 @@ class OnnxQuantizer:
     ) -> None:
         """Quantize `source`, in a folder where files may be written, into `path`."""
         config = self.config
+        fused = fused_tensors(onnx.load(source).graph).items()
+        last = {name: node.output[0] for name, node in fused}
+        ranges = {name: ranges[end] for name, end in last.items() if end in ranges} | ranges
         activations = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
         # Weights below 8 bits are written afterwards.
         weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
