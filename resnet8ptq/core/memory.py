@@ -1,6 +1,7 @@
 """The memory budget for the tensors of a run, which sets the batch sizes."""
 
 import ctypes
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,19 +13,33 @@ STEP = 8  # one step of a run holds an eighth of the budget for a batch: inputs,
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _CGROUP = Path("/sys/fs/cgroup")
+_VARIABLE = "RESNET8PTQ_MEMORY_GB"  # the processes that this one starts have the same limit
+
+
+def set_limit(gigabytes: float | None) -> None:
+    """Set the memory that this process may use; None: half of the memory that is free."""
+    if gigabytes is None:
+        os.environ.pop(_VARIABLE, None)
+    else:
+        os.environ[_VARIABLE] = str(gigabytes)
+
+
+def budget() -> int:
+    """Return how many bytes of tensors a run may hold: half of `memory_gb`, at most 2 GiB.
+
+    The other half is for libraries, weights and their copies. The budget is a power of two. So
+    batches, and the sums over them, are the same in all runs unless memory is very short.
+    """
+    asked = os.environ.get(_VARIABLE)
+    whole = int(float(asked) * 1e9) if asked else _half_of_free()
+    return max(LEAST, min(MOST, 2 ** ((whole // 2).bit_length() - 1)))
 
 
 @cache
-def budget() -> int:
-    """Return how many bytes of tensors a run may hold: half of the free memory, at most 2 GiB.
-
-    It is a power of two and is read once per process. So batches, and the sums over them, are the
-    same in all runs unless memory is very short.
-    """
+def _half_of_free() -> int:
+    """Return half of the memory that was free when this process first asked."""
     free = free_bytes()
-    if free is None:
-        return MOST
-    return max(LEAST, min(MOST, 2 ** ((free // 2).bit_length() - 1)))
+    return 2 * MOST if free is None else free // 2
 
 
 def step() -> int:

@@ -8,7 +8,7 @@ from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.calibration.methods import find_method
 from resnet8ptq.config.schema import PreprocessConfig, RunConfig
-from resnet8ptq.core import cache
+from resnet8ptq.core import cache, memory
 from resnet8ptq.core.errors import PtqError, SizesDifferError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.registry import look_up
@@ -86,6 +86,7 @@ def check_names(config: RunConfig) -> None:
 
 
 def _on_this_machine(config: RunConfig) -> Settings:
+    memory.set_limit(config.memory_gb)
     return Settings(config, cache.runtime(config.cache_dir, config.threads))
 
 

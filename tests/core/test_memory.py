@@ -1,5 +1,7 @@
 """The memory budget, the bytes that networks take of it, and the batches that follow."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,22 +14,37 @@ from onnx import TensorProto, helper
 from resnet8ptq.core import memory
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.experiment import compatibility
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.graph.footprint import live_bytes, samples_at_once, tensor_bytes
 from resnet8ptq.graph.layers import float_tensors
 from resnet8ptq.graph.session import expose, group, open_runner
 from resnet8ptq.models import conversion
 from resnet8ptq.models.model import Fp32Model
+from tests.helpers.configs import make_config
 
 
 @given(free=st.none() | st.integers(0, 2**45))
 def test_the_budget_is_a_power_of_two_within_its_limits(free: int | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "free_bytes", lambda: free)
-        budget = memory.budget.__wrapped__()
+        memory._half_of_free.cache_clear()
+        budget = memory.budget()
+    memory._half_of_free.cache_clear()
     assert memory.LEAST <= budget <= memory.MOST
     assert budget & (budget - 1) == 0
     if free is not None and memory.LEAST < budget < memory.MOST:
-        assert free / 4 < budget <= free / 2
+        assert free / 8 < budget <= free / 4
+
+
+def test_memory_gb_sets_the_budget_of_a_run_and_of_its_processes() -> None:
+    settle(make_config("data=shapes", "memory_gb=1.5"))
+    try:
+        assert memory.budget() == 2**29
+        budget = "from resnet8ptq.core import memory; print(memory.budget())"
+        started = subprocess.run([sys.executable, "-c", budget], capture_output=True, check=True)
+        assert int(started.stdout) == 2**29
+    finally:
+        memory.set_limit(None)
 
 
 @given(sizes=st.lists(st.integers(0, 100)), within=st.integers(0, 200))
