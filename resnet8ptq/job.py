@@ -32,7 +32,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
 
     `overrides` are the settings of the command line.
     """
-    _settle_choice(cfg, several=False)
+    _settle_choice(cfg, jobs=1)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run
     for line in words.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
@@ -80,7 +80,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     number = settings.job.num
     if begun.worker:
         jobs.enter(begun.worker)
-    _settle_choice(cfg, several=begun.jobs != 1)
+    _settle_choice(cfg, begun.jobs)
     from resnet8ptq.experiment.settings import Settings
 
     job = attempt(cfg, PtqError, OSError)
@@ -131,10 +131,16 @@ def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Setting
         return error
 
 
-def _settle_choice(cfg: DictConfig, several: bool) -> None:
-    """Leave out the selection samples in a single run, which has nothing to choose."""
-    if cfg.evaluate.choice == "auto" and not several:
+def _settle_choice(cfg: DictConfig, jobs: int | None) -> None:
+    """Leave out the selection samples in a single run, which has nothing to choose.
+
+    Args:
+        jobs: of the sweep; None if only Hydra knows the number.
+    """
+    if cfg.evaluate.choice == "auto" and jobs == 1:
         cfg.evaluate.choice = "none"
+    if cfg.evaluate.stop == "decided" and cfg.evaluate.models is None:
+        cfg.evaluate.models = jobs
 
 
 def identify(settings: "Settings | Exception") -> dict[str, str]:

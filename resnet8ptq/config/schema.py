@@ -296,6 +296,8 @@ class EvaluateConfig:
     batch_size: int | None = limited(None, *limits.COUNT)
     split: str = limited("test", one_of("test", "held_out"))
     choice: str = limited("auto", one_of("auto", "held_out", "half", "none"))
+    stop: str = limited("all", one_of("all", "decided"))
+    models: int | None = limited(None, *limits.COUNT, only=_with("evaluate.stop", "decided"))
 
 
 @dataclass

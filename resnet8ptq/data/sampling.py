@@ -189,6 +189,14 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     return choosing, rest
 
 
+def shuffle(split: Split) -> Split:
+    """Return the samples in a random order that depends on their number alone.
+
+    So any two runs on them score the same first samples.
+    """
+    return split.take(np.random.default_rng(_HELD_OUT_SEED).permutation(len(split)))
+
+
 def leave_out(split: Split, others: Iterable[Split]) -> Split:
     """Return the images of `split` that are in none of `others`, compared by pixels."""
     return split.take(np.flatnonzero(_is_in_none(split, others)))

@@ -62,8 +62,10 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
             f"{samples.reported.source}: run {source.record.run_id} was scored on other samples "
             f"(their digest is {digest[:12]}, the run has logged {known[:12]})"
         )
-    batch_size = config.evaluate.batch_size
-    return Scored(samples.reported, Evaluator(network, task, settings.runtime, batch_size))
+    batch_size, scored = config.evaluate.batch_size, samples.as_scored(config).reported
+    if source.record.planned is not None:  # the run stopped early
+        scored = scored.take(np.arange(int(source.record.total or 0)))
+    return Scored(scored, Evaluator(network, task, settings.runtime, batch_size))
 
 
 @dataclass(frozen=True)

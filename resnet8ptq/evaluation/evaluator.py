@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.backends.contract import Artifact, Predictor
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
@@ -18,10 +18,18 @@ from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.batching import Load, find_batching
-from resnet8ptq.evaluation.inference import Evaluation, infer, targets_of, with_logits
+from resnet8ptq.evaluation.batching import Batching, Load, find_batching
+from resnet8ptq.evaluation.inference import (
+    Evaluation,
+    extend,
+    infer,
+    load_copies,
+    targets_of,
+    with_logits,
+)
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Array, Comparison, Outputs, Scores, Task
+from resnet8ptq.tasks.sequential import Plan
 
 DYNAMIC_BATCH_SIZE = 256
 
@@ -144,6 +152,29 @@ class Evaluator:
         )
         return Compared(evaluation, comparison)
 
+    def compare_until(
+        self, config: QuantizationConfig, path: Path, samples: Split, plan: Plan
+    ) -> Compared:
+        """Do as `compare`, block by block in the order of `samples`, until `plan` stops.
+
+        FP32 is run over all samples, once for all runs.
+        """
+        fp32 = self.baseline(config, samples).outputs
+        copies, batching = self._open(config, path, samples, None)
+        evaluation, start = None, 0
+        for end in plan.ends:
+            block, seen = (samples.take(np.arange(*ends)) for ends in ((start, end), (end,)))
+            label = f"Evaluating, to {end:,} of {plan.total:,}"
+            part = infer(copies, block, batching, label, self.network.final, self.task.reduction)
+            evaluation, start = extend(evaluation, part), end
+            reference = self._score(fp32.first(end), seen)
+            comparison = self.task.compare(self._score(evaluation.outputs, seen), reference, plan)
+            if comparison.outcome:
+                break
+        assert evaluation is not None  # a plan has a look
+        scores = self._score(with_logits(evaluation, seen), seen)
+        return Compared(evaluation, self.task.compare(scores, reference, plan))
+
     def drop(self, config: QuantizationConfig, path: Path, samples: Split) -> float:
         """Return how much worse than FP32 the artifact at `path` is, adjusted for ties."""
         return self.compare(config, path, samples, logits=False).comparison.fair_drop
@@ -164,6 +195,13 @@ class Evaluator:
         batch_size: int | None = None,
     ) -> Evaluation:
         """Load the artifact at `path` and run `samples`; see `compare`."""
+        copies, batching = self._open(config, path, samples, batch_size)
+        return infer(copies, samples, batching, label, self.network.final, self.task.reduction)
+
+    def _open(
+        self, config: QuantizationConfig, path: Path, samples: Split, batch_size: int | None
+    ) -> tuple[list[Predictor], Batching]:
+        """Load the artifact at `path` for the batching that is set, or for the fastest one."""
         size = batch_size or self.batch_size
         if size is None and config.method == "dynamic":
             size = DYNAMIC_BATCH_SIZE  # its ranges depend on the batch: not tuned
@@ -176,7 +214,7 @@ class Evaluator:
         }
         load = loader(config, self.runtime, path)
         batching = find_batching(load, samples, size, self.runtime, about)
-        return infer(load, samples, batching, label, self.network.final, self.task.reduction)
+        return load_copies(load, batching), batching
 
     def baseline(self, config: QuantizationConfig, samples: Split) -> Baseline:
         """Return the FP32 network in the framework of `config`, run over `samples`.

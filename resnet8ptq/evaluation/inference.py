@@ -33,24 +33,29 @@ class Evaluation:
     copies: Sequence[Predictor]
 
 
+def load_copies(load: Load, batching: Batching) -> list[Predictor]:
+    """Load an artifact from disk, once for each parallel batch."""
+    return [load(batching.threads) for _ in range(batching.at_once)]
+
+
 def infer(
-    load: Load,
+    copies: Sequence[Predictor],
     split: Split,
     batching: Batching,
     label: str = "Evaluating",
     final: str = PROBABILITIES,
     reduction: Reduction | None = None,
 ) -> Evaluation:
-    """Load an artifact from disk and run all samples of `split`.
+    """Run all samples of `split` by a loaded artifact.
 
     Args:
+        copies: see `load_copies`.
         final: kind of the outputs, see `Outputs`.
         reduction: of the outputs of each batch; None keeps them whole.
 
     Raises:
         ModelError: output shapes differ between samples, and there is no reduction.
     """
-    copies = [load(batching.threads) for _ in range(batching.at_once)]
     start = time.perf_counter()
     kept: list[Sequence[Array]] = []
     raw: list[Sequence[Array]] = []
@@ -68,6 +73,17 @@ def infer(
             "returns another number of values for each sample; task=detection takes it"
         )
     return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching, copies)
+
+
+def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
+    """Return an evaluation of the samples of both, which one artifact has run."""
+    if before is None:
+        return after
+    outputs = before.outputs, after.outputs
+    joined = _join([part.values for part in outputs])
+    raw = tuple(map(np.concatenate, zip(*(part.raw for part in outputs), strict=True)))
+    whole = replace(after.outputs, values=joined, raw=raw)
+    return replace(after, outputs=whole, seconds=before.seconds + after.seconds)
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:

@@ -63,6 +63,9 @@ class RunResult:
             return f"{self.status}: {self.reason}"
         measured = self.measurement
         scored = measured.task.summary(measured.comparison)
+        if (plan := measured.comparison.plan) is not None:
+            total, outcome = measured.comparison.model.total, measured.comparison.outcome
+            scored += f", {outcome} after {total:,} of {plan.total:,} samples"
         return f"{scored}, {measured.size_bytes / 1000:.1f} kB"
 
     def to_metrics(self) -> dict[str, float]:

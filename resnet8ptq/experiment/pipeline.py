@@ -27,11 +27,13 @@ from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw
 from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.experiment.stopping import make_plan
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks.contract import GROUPED, Task
+from resnet8ptq.tasks.sequential import Plan
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +65,11 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     check = partial(make_task, config.task, data, network, name=training)
     samples = draw(config, data, preparation.tunes(config), check)
     task = make_task(config.task, data, network, samples.reported)
-    run.log_params(task.describe() | _describe_samples(samples, task))
+    described = _describe_samples(samples, task)
+    run.log_params(task.describe() | described)
     run.log_datasets(samples.data, samples.calibrating, task.few_names)
+    plan = make_plan(config, task, samples, GROUPED in described)
+    samples = samples.as_scored(config)
     evaluator = Evaluator(network, task, settings.runtime, config.evaluate.batch_size)
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -78,7 +83,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
             made_from = preparation.provenance(work, prepared)
             table.write(folder, quantized.artifact.ranges, made_from)
 
-    measurement = _measure(evaluator, samples, prepared, quantized, memory)
+    measurement = _measure(evaluator, samples, prepared, quantized, memory, plan)
     fp32 = evaluator.reference(config, samples.reported)
     doubt = preprocessing_check.check(config, evaluator, samples.data, fp32)
     if doubt is not None:
@@ -98,17 +103,22 @@ def _measure(
     prepared: Preparation,
     quantized: Quantized,
     memory: PeakMemory,
+    plan: Plan | None,
 ) -> Measurement:
     """Measure the artifact, reloaded from disk, for every role of the samples."""
     config, artifact, reported = prepared.config, quantized.artifact, samples.reported
-    compared = evaluator.compare(config, artifact.path, reported)
+    if plan is None:
+        compared = evaluator.compare(config, artifact.path, reported)
+    else:
+        compared = evaluator.compare_until(config, artifact.path, reported, plan)
     choice = single = None
     if samples.choosing is not None:
         label = "Evaluating to choose"
         choice = evaluator.compare(config, artifact.path, samples.choosing, label, logits=False)
     if config.method == "dynamic" and config.dtype.name != "fp32":
         label = "Evaluating one by one"
-        single = evaluator.compare(config, artifact.path, reported, label, 1, logits=False)
+        seen = reported.take(np.arange(compared.comparison.model.total)) if plan else reported
+        single = evaluator.compare(config, artifact.path, seen, label, 1, logits=False)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
     evaluation = compared.evaluation
     return Measurement(

@@ -13,6 +13,7 @@ from resnet8ptq.data.sampling import (
     draw_choice,
     draw_held_out,
     halve,
+    shuffle,
 )
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,12 @@ class Samples:
     def reported(self) -> Split:
         """Samples that the results are of."""
         return self.data.test
+
+    def as_scored(self, config: RunConfig) -> "Samples":
+        """Return the samples with the reported ones in the order in which they are scored."""
+        if config.evaluate.stop == "all":
+            return self
+        return replace(self, data=replace(self.data, test=shuffle(self.data.test)))
 
     @property
     def held_out(self) -> Split:

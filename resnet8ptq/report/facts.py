@@ -43,13 +43,13 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def _scored(record: RunRecord) -> tuple[str | None, ...]:
-    return (record.test_digest, *record.settings(*_SCORED_BY))
+    return (record.test_digest, *record.settings(*_SCORED_BY, "evaluate.stop"))
 
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
     """Return the settings that determine the scored images."""
     held_out = ["held_out_images"] * record.held_out
-    return record.settings("data", "evaluate.split", "task", *held_out)
+    return record.settings("data", "evaluate.split", "evaluate.stop", "task", *held_out)
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:

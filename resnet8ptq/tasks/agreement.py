@@ -32,6 +32,7 @@ TEST = PairedTest(
     "exact McNemar test of the samples that agree with FP32, between two runs",
     "95% Wilson score intervals",
     partial(Hits.read, labels="baseline_predictions"),
+    sequential=True,
 )
 
 
@@ -78,7 +79,8 @@ def _pair_metrics(comparison: Comparison) -> Metrics:
 
 def _keep(comparison: Comparison) -> dict[str, Array]:
     arrays = comparison.paired.arrays()
-    return {name: arrays[name] for name in ("predictions", "baseline_predictions")}
+    kept = ("predictions", "baseline_predictions", "plan")
+    return {name: arrays[name] for name in kept if name in arrays}
 
 
 def _make(setting: Setting) -> Task:

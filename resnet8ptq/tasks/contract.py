@@ -8,7 +8,7 @@ them knows classes, accuracy or argmax. `registry` finds a task by its name.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.tasks.sequential import Plan
 from resnet8ptq.tasks.statistics import Interval, Margin
 
 if TYPE_CHECKING:  # a run imports matplotlib only when it draws
@@ -28,6 +29,7 @@ MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
 BASELINE = "baseline/"  # of FP32
 CHOICE = "choice/"  # on the samples that a sweep chooses by
 TOTAL = "counts/total"  # scored samples
+PLANNED = "stopping/planned"  # samples that evaluate.stop=decided might have scored
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
 
@@ -164,6 +166,11 @@ class Outputs:
     def __len__(self) -> int:
         return len(self.values[0])
 
+    def first(self, count: int) -> "Outputs":
+        """Return the outputs for the first `count` samples."""
+        logits = None if self.logits is None else self.logits[:count]
+        return replace(self, values=tuple(v[:count] for v in self.values), logits=logits)
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -242,6 +249,22 @@ class SampleValues(ABC):
         """Return how far the loss against another quantized model lies above `drop`."""
         return self.margin(other, metric, drop, items)
 
+    def until(self, plan: Plan) -> Self:
+        """Return the values as those at a look of a sequential test, see `PairedTest.sequential`.
+
+        Raises:
+            TypeError: these values have no sequential test.
+        """
+        raise TypeError(f"{type(self).__name__} has no sequential test")
+
+    def outcome(self, baseline: Self) -> str:
+        """Return why scoring ends at this look, see `Plan.outcome`; empty if it goes on."""
+        return ""
+
+    def estimate(self, baseline: Self) -> float | None:
+        """Return the loss corrected for the looks of a sequential test; None without one."""
+        return None
+
     @abstractmethod
     def arrays(self) -> dict[str, Array]:
         """Return the arrays to keep, by name."""
@@ -287,11 +310,13 @@ class PairedTest:
         intervals: the method of the intervals in words.
         read_values: reads the values of a model (prefix "") or its baseline ("baseline_") from
             the arrays of `Paired.arrays`; raises KeyError or ValueError on other arrays.
+        sequential: whether `evaluate.stop=decided` can end it early.
     """
 
     name: str
     intervals: str
     read_values: Callable[[Arrays, str], SampleValues]
+    sequential: bool = False
 
     def read(self, arrays: Arrays) -> Paired:
         """Return the values that `predictions.npz` keeps."""
@@ -341,12 +366,14 @@ class Comparison:
     Attributes:
         model, baseline: the `Scores` of the task.
         tested: whether a paired test compares both; not where FP32 itself is the reference.
+        plan: of the sequential test that looks at these samples; None if all are scored at once.
     """
 
     model: Any
     baseline: Any
     metric: Metric
     tested: bool = True
+    plan: Plan | None = None
 
     @property
     def delta(self) -> float:
@@ -371,7 +398,7 @@ class Comparison:
     @cached_property
     def _test(self) -> tuple[Interval | None, float | None]:
         tested = self.tested
-        return self.model.per_sample.against(self.baseline.per_sample) if tested else (None, None)
+        return self._values.against(self.baseline.per_sample) if tested else (None, None)
 
     @property
     def interval(self) -> Interval | None:
@@ -391,7 +418,25 @@ class Comparison:
     @property
     def paired(self) -> Paired:
         """Per-sample values of model and baseline, for `predictions.npz`."""
-        return Paired(self.model.per_sample, self.baseline.per_sample)
+        return Paired(self._values, self.baseline.per_sample)
+
+    @property
+    def _values(self) -> Any:
+        values = self.model.per_sample
+        return values if self.plan is None else values.until(self.plan)
+
+    @property
+    def outcome(self) -> str:
+        """Why scoring ends at these samples, see `Plan.outcome`; empty if it goes on."""
+        return str(self._values.outcome(self.baseline.per_sample))
+
+    @property
+    def stopping(self) -> Metrics:
+        """The planned samples, and the loss corrected for the looks; empty without a plan."""
+        if self.plan is None:
+            return {}
+        loss = self._values.estimate(self.baseline.per_sample)
+        return {PLANNED: self.plan.total, "stopping/loss": loss}
 
 
 def _measure_distance(comparison: Comparison) -> Metrics:
@@ -471,11 +516,16 @@ class Task:
         """The names of the classes; empty with more than `MANY_CLASSES`."""
         return self.class_names if len(self.class_names) <= MANY_CLASSES else ()
 
-    def compare(self, model: Any, baseline: Any) -> Comparison:
-        """Compare the scores of a model with those of its baseline on the same samples."""
+    def compare(self, model: Any, baseline: Any, plan: Plan | None = None) -> Comparison:
+        """Compare the scores of a model with those of its baseline on the same samples.
+
+        Args:
+            plan: of the sequential test that looks at them, if any.
+        """
         if self.relate is None:
-            return Comparison(model, baseline, self.metric)
-        return Comparison(self.relate(model, baseline), baseline, self.metric, tested=False)
+            return Comparison(model, baseline, self.metric, plan=plan)
+        related = self.relate(model, baseline)
+        return Comparison(related, baseline, self.metric, tested=False, plan=plan)
 
     def metrics(self, comparison: Comparison) -> Metrics:
         """Return every metric of a comparison, by MLflow name."""
@@ -491,6 +541,7 @@ class Task:
             **model.more(),
             **{f"{BASELINE}{key}": value for key, value in baseline.more().items()},
             **self.pair_metrics(comparison),
+            **comparison.stopping,
         }
         if self.relate is None:
             return metrics

@@ -1,6 +1,6 @@
 """Predicted classes: their hits are compared by McNemar's test."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -15,7 +15,9 @@ from resnet8ptq.tasks.contract import (
     SampleValues,
     check_columns,
 )
+from resnet8ptq.tasks.sequential import Plan
 from resnet8ptq.tasks.statistics import (
+    UNKNOWN,
     Interval,
     Margin,
     flips,
@@ -26,6 +28,7 @@ from resnet8ptq.tasks.statistics import (
 )
 
 Labels = NDArray[np.int64]
+MOST, LEAST = 2**40, 1e-9  # samples and level of a plan that is read back
 
 
 def count_confusion(labels: Labels, predictions: Labels, classes: int) -> NDArray[np.int64]:
@@ -36,10 +39,15 @@ def count_confusion(labels: Labels, predictions: Labels, classes: int) -> NDArra
 
 @dataclass(frozen=True)
 class Hits(SampleValues):
-    """Predicted classes [n] of one model, and labels [n]."""
+    """Predicted classes [n] of one model, and labels [n].
+
+    Attributes:
+        plan: of the sequential test that ended with these samples; None if all were scored.
+    """
 
     predictions: Labels
     labels: Labels
+    plan: Plan | None = None
 
     shared: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -48,7 +56,8 @@ class Hits(SampleValues):
         """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
         columns = [arrays[f"{prefix}predictions"], arrays[labels]]
         check_columns(columns, "i")
-        return cls(*columns)
+        planned = "plan" in arrays and not prefix
+        return cls(*columns, _read_plan(arrays["plan"], len(columns[0])) if planned else None)
 
     @cached_property
     def right(self) -> NDArray[np.bool_]:
@@ -61,16 +70,51 @@ class Hits(SampleValues):
         return wilson(int(self.right.sum()), len(self.right))
 
     def against(self, other: Self) -> tuple[Interval, float]:
-        """Return Tango's interval of the difference and the p-value of the exact McNemar test."""
+        """Return Tango's interval of the difference and the p-value of the exact McNemar test.
+
+        With a plan, both by its stage-wise ordering: corrected for the looks.
+        """
+        if self.plan is not None:
+            low, high = self.plan.interval(*self._changes(other))
+            equal = self.plan.margin(*self._changes(other), 0.0)
+            return (-high, -low), min(1.0, 2 * min(equal.p_within, equal.p_beyond))
         return tango_interval(self.right, other.right), mcnemar(self.right, other.right)
 
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return Tango's margin of the accuracy."""
+        """Return Tango's margin of the accuracy, with a plan corrected for the looks."""
+        changes = self._changes(baseline)
+        return tango(*changes, drop) if self.plan is None else self.plan.margin(*changes, drop)
+
+    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return Tango's margin; unknown with a plan, whose stop depends on FP32, not on `other`."""
+        if self.plan is not None or other.plan is not None:
+            return UNKNOWN
+        return self.margin(other, metric, drop, items)
+
+    def until(self, plan: Plan) -> Self:
+        """Return the values as those at a look of a sequential test."""
+        return replace(self, plan=plan)
+
+    def outcome(self, baseline: Self) -> str:
+        """Return why scoring ends, see `Plan.outcome`."""
+        return "" if self.plan is None else self.plan.outcome(*self._changes(baseline))
+
+    def estimate(self, baseline: Self) -> float | None:
+        """Return the loss corrected for the looks; None without a plan."""
+        return None if self.plan is None else self.plan.estimate(*self._changes(baseline))
+
+    def _changes(self, baseline: Self) -> tuple[int, int, int]:
+        """Return how many samples the model lost and won, of how many."""
         won, lost = flips(self.right, baseline.right)
-        return tango(lost, won, len(self.right), drop)
+        return lost, won, len(self.right)
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
-        """Return the p-value of the exact McNemar test on the samples of each class."""
+        """Return the p-value of the exact McNemar test on the samples of each class.
+
+        With a plan 1: the looks of the whole do not correct tests of classes.
+        """
+        if self.plan is not None:
+            return [1.0] * classes
         members = (self.labels == label for label in range(classes))
         return [mcnemar(self.right[m], baseline.right[m]) for m in members]
 
@@ -79,8 +123,22 @@ class Hits(SampleValues):
         return count_confusion(self.labels, self.predictions, classes)
 
     def arrays(self) -> dict[str, Array]:
-        """Return predictions and labels."""
-        return {"predictions": self.predictions, "labels": self.labels}
+        """Return predictions, labels, and the plan, if any."""
+        plan = {} if self.plan is None else {"plan": np.array(astuple(self.plan), np.float64)}
+        return {"predictions": self.predictions, "labels": self.labels, **plan}
+
+
+def _read_plan(array: Array, seen: int) -> Plan:
+    """Return the plan that `Hits.arrays` wrote; raise ValueError for another array."""
+    if array.shape != (3,) or array.dtype != np.float64 or not np.isfinite(array).all():
+        raise ValueError("not a plan")
+    total, limit, level = array.tolist()
+    plan = Plan(int(total), limit, level)
+    if not 0 < total <= MOST or not abs(limit) < 1 or not LEAST <= level < 0.5:
+        raise ValueError("not a plan")
+    if seen not in plan.ends:
+        raise ValueError("not the samples of a look of its plan")
+    return plan
 
 
 MCNEMAR = PairedTest(
@@ -88,4 +146,5 @@ MCNEMAR = PairedTest(
     "95% Wilson score intervals; of a difference, Tango's score intervals (1998), corrected for "
     "continuity",
     Hits.read,
+    sequential=True,
 )

@@ -143,14 +143,14 @@ def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> In
     The differences that the score test of `tango` does not reject.
     """
     ours, theirs = flips(hits, other_hits)
-    low = _bisect(lambda limit: tango(ours, theirs, len(hits), limit).p_beyond > PART)
-    high = _bisect(lambda limit: tango(ours, theirs, len(hits), limit).p_within <= PART)
+    low = find_edge(lambda limit: tango(ours, theirs, len(hits), limit).p_beyond > PART)
+    high = find_edge(lambda limit: tango(ours, theirs, len(hits), limit).p_within <= PART)
     delta = (ours - theirs) / len(hits)  # rounding would exclude it at -1 and 1
     return min(low, delta), max(high, delta)
 
 
-def _bisect(above: Callable[[float], bool]) -> float:
-    """Return the point between -1 and 1 above which a condition holds."""
+def find_edge(above: Callable[[float], bool]) -> float:
+    """Return the loss between -1 and 1 above which a condition holds."""
     low, high = -1.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2

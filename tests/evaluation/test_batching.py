@@ -184,10 +184,12 @@ def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
         quantizer = quantizer_of(cell.config)
         found = [
             inference.infer(
-                partial(quantizer.load, cell.artifact.path), split, Batching(size, *way)
+                inference.load_copies(partial(quantizer.load, cell.artifact.path), batching),
+                split,
+                batching,
             ).outputs.values[0]
             for size in (1, 7, 32, 128)
-            for way in ((1, 1), (2, 1), (1, 2))
+            for batching in (Batching(size, *way) for way in ((1, 1), (2, 1), (1, 2)))
         ]
         for other in found[1:]:
             np.testing.assert_array_equal(other, found[0])

@@ -1,0 +1,200 @@
+"""A group-sequential test of the loss of hits: samples are scored in blocks until it decides.
+
+After each block two one-sided tests look at the paired loss against a limit, by Tango's score
+statistic (`statistics.tango`). One shows that the loss is within the limit, the other that it is
+beyond. Each test spends its level over the looks by the function of Lan and DeMets, "Discrete
+sequential boundaries for clinical trials", Biometrika 70, 1983, of the O'Brien-Fleming type: little
+at the first looks. The bounds follow by the recursive integration of Armitage, McPherson and Rowe,
+"Repeated significance tests on accumulating data", JRSS A 132, 1969. They count on neither the stop
+for the other side nor the stop for futility, so that each error stays below its level without them.
+
+P-values, intervals and estimates after the stop use the stage-wise ordering of Tsiatis, Rosner and
+Mehta, "Exact confidence intervals following a group sequential test", Biometrics 40, 1984: an
+earlier stop for a side is stronger evidence for it than a later one.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from resnet8ptq.tasks.statistics import PART, UNKNOWN, Interval, Margin, find_edge, tango
+
+LOOKS = 20
+PASS, FAIL, FUTILE = "pass", "fail", "undecided"  # why scoring ends
+HOPE = 0.1  # least predicted probability of a decision, below which scoring ends
+FARTHEST = 8.0  # standard deviations of a path that are integrated
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
+
+Floats = NDArray[np.float64]
+
+
+def spend(fraction: float, level: float) -> float:
+    """Return the part of a one-sided level that is spent at a fraction of the planned samples.
+
+    >>> [round(spend(fraction, 0.05), 4) for fraction in (0.25, 0.5, 1.0)]
+    [0.0001, 0.0056, 0.05]
+    """
+    return 2 * float(ndtr(ndtri(level / 2) / math.sqrt(fraction)))
+
+
+@lru_cache(maxsize=256)
+def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]:
+    """Return the critical value of a one-sided test at each look, in standard errors.
+
+    Args:
+        fractions: of the planned samples at each look, ascending; the last is 1.
+    """
+    paths, bounds, spent = _Paths.start(), [], 0.0
+    for fraction in fractions:
+        share, root = spend(fraction, level), math.sqrt(fraction)
+        bound = _solve(paths, fraction, share - spent)
+        paths = paths.step(fraction, -FARTHEST * root, bound * root)
+        spent = share
+        bounds.append(bound)
+    return tuple(bounds)
+
+
+def _solve(paths: "_Paths", fraction: float, share: float) -> float:
+    """Return the bound that a share of the paths crosses at this look."""
+    low, high, root = 0.0, 40.0, math.sqrt(fraction)
+    for _ in range(60):
+        middle = (low + high) / 2
+        crossing = paths.above(fraction, middle * root)
+        low, high = (middle, high) if crossing > share else (low, middle)
+    return high
+
+
+class _Paths(NamedTuple):
+    """Paths of a Brownian motion that no bound has stopped before a look.
+
+    Attributes:
+        time: of the look; variance 1 at time 1.
+        places, mass: nodes [n] of the integral over the paths, and their probability mass.
+    """
+
+    time: float
+    places: Floats
+    mass: Floats
+
+    @classmethod
+    def start(cls) -> Self:
+        """Return all paths at time 0."""
+        return cls(0.0, np.zeros(1), np.ones(1))
+
+    def above(self, time: float, place: float) -> float:
+        """Return the probability of these paths to be above a place at a later time."""
+        return float(self.mass @ ndtr((self.places - place) / math.sqrt(time - self.time)))
+
+    def below(self, time: float, place: float) -> float:
+        """Return the probability to be below a place at a later time."""
+        return float(self.mass @ ndtr((place - self.places) / math.sqrt(time - self.time)))
+
+    def step(self, time: float, low: float, high: float) -> Self:
+        """Return the paths that are between both places at a later time."""
+        reach = FARTHEST * math.sqrt(time)
+        low, high = max(low, -reach), min(high, reach)
+        half, deviation = max(high - low, 0.0) / 2, math.sqrt(time - self.time)
+        places = (low + high) / 2 + half * _NODES
+        away = (places[:, np.newaxis] - self.places) / deviation
+        density = np.exp(-(away**2) / 2) @ self.mass / (deviation * math.sqrt(2 * math.pi))
+        return type(self)(time, places, density * half * _WEIGHTS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sequential test, planned before a sample is scored.
+
+    Attributes:
+        total: planned samples, in random order.
+        limit: the largest accepted loss.
+        level: of each one-sided test.
+    """
+
+    total: int
+    limit: float
+    level: float
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The number of samples at each look."""
+        looks = min(LOOKS, self.total)
+        return tuple(round(self.total * look / looks) for look in range(1, looks + 1))
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The critical values at each look, see `find_bounds`."""
+        return find_bounds(tuple(end / self.total for end in self.ends), self.level)
+
+    def outcome(self, lost: int, won: int, seen: int) -> str:
+        """Return why scoring ends at this look: `PASS`, `FAIL` or `FUTILE`; empty if it goes on.
+
+        Args:
+            lost, won: samples that only the baseline gets right, and only the model, of `seen`.
+        """
+        margin = tango(lost, won, seen, self.limit)
+        level = float(ndtr(-self.bounds[self.ends.index(seen)]))
+        if margin.p_within <= level:
+            return PASS
+        if margin.p_beyond <= level:
+            return FAIL
+        return FUTILE if seen == self.total or self._hope(margin.z, seen) < HOPE else ""
+
+    def _hope(self, z: float, seen: int) -> float:
+        """Return the predicted probability that all planned samples decide.
+
+        The predictive power of Spiegelhalter, Freedman and Blackburn, "Monitoring clinical trials:
+        conditional or predictive power?", Controlled Clinical Trials 7, 1986, with a flat prior.
+        """
+        time, last = seen / self.total, self.bounds[-1]
+        expected, deviation = z / math.sqrt(time), math.sqrt((1 - time) / time)
+        return float(ndtr((abs(expected) - last) / deviation)) + float(
+            ndtr((-abs(expected) - last) / deviation)
+        )
+
+    def margin(self, lost: int, won: int, seen: int, loss: float) -> Margin:
+        """Return the margin of `tango` for a loss, corrected for the looks before the stop."""
+        now, at_limit = (tango(lost, won, seen, value) for value in (loss, self.limit))
+        if UNKNOWN in (now, at_limit):
+            return UNKNOWN
+        # The standard error of a loss is 0.5 / correction samples.
+        scale, error = now.correction / at_limit.correction, 0.5 / now.correction
+        within = beyond = 0.0
+        paths = _Paths.start()
+        for end, bound in zip(self.ends, self.bounds, strict=True):
+            time = end / seen
+            if end == seen:
+                break
+            shift = (self.limit - loss) * seen / error * time
+            width = bound * scale * math.sqrt(time)
+            within += paths.below(time, shift - width)
+            beyond += paths.above(time, shift + width)
+            paths = paths.step(time, shift - width, shift + width)
+        within += paths.below(1.0, now.z + now.correction)
+        beyond += paths.above(1.0, now.z - now.correction)
+        return _margin_of(within, beyond)
+
+    def interval(self, lost: int, won: int, seen: int) -> Interval:
+        """Return the 95% interval of the loss, by the stage-wise ordering."""
+        low = find_edge(lambda loss: self.margin(lost, won, seen, loss).p_beyond > PART)
+        high = find_edge(lambda loss: self.margin(lost, won, seen, loss).p_within <= PART)
+        return low, high
+
+    def estimate(self, lost: int, won: int, seen: int) -> float:
+        """Return the median-unbiased estimate of the loss, by the stage-wise ordering."""
+        return find_edge(lambda loss: self.margin(lost, won, seen, loss).z <= 0)
+
+
+def _margin_of(p_within: float, p_beyond: float) -> Margin:
+    """Return the margin with these p-values."""
+    within, beyond = (
+        float(ndtri(min(max(p, sys.float_info.min), 1 - sys.float_info.epsilon)))
+        for p in (p_within, p_beyond)
+    )
+    return Margin((within - beyond) / 2, (within + beyond) / 2)
