@@ -73,6 +73,8 @@ def say_verdict(selected: Selection, cell: Cell) -> str:
     verdict = selected.judged[cell.record.run_id]
     limit = selected.family.metric.say_limit(selected.limits)
     total = f"{int(cell.metric(TOTAL)):,} samples"
+    if cell.record.planned is not None:
+        total = f"the first {total} of {cell.record.planned:,.0f} in random order"
     if verdict.outcome == VOID:
         return f"No verdict: {cell.record.doubt}."
     if verdict.outcome == PASS:

@@ -71,6 +71,11 @@ class Family:
         """Quantized cells with predictions."""
         return [cell for cell in self.cells if cell.quantized]
 
+    @property
+    def stopped(self) -> bool:
+        """Whether runs scored their samples until their verdict was decided: not all the same."""
+        return any(map(facts.is_stopped, self.records))
+
     @cached_property
     def task(self) -> Task:
         """The task that scored the runs."""

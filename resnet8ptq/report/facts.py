@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tasks.contract import CHOICE, Task
 from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking.record import RunRecord
 
@@ -59,14 +59,22 @@ def task_of(records: Sequence[RunRecord]) -> Task:
 
 
 def best_first(records: Sequence[RunRecord]) -> list[int]:
-    """Return the indices of the runs by their metric, the best first, those without it last."""
-    metric = task_of(records).metric
+    """Return the indices of the runs by their metric, the best first, those without it last.
+
+    Runs that stopped at different samples are ordered by the samples that the sweep chooses by.
+    """
+    metric, prefix = task_of(records).metric, CHOICE if any(map(is_stopped, records)) else ""
 
     def cost(index: int) -> float:
-        value = records[index].value(metric)  # as the column has it
+        value = records[index].value(metric, prefix)  # without a prefix as the column has it
         return math.inf if value is None else metric.cost(value)
 
     return sorted(range(len(records)), key=cost)
+
+
+def is_stopped(record: RunRecord) -> bool:
+    """Tell whether a run scored its samples until the verdict was decided."""
+    return record.planned is not None
 
 
 def varied(records: Sequence[RunRecord]) -> list[str]:
@@ -119,9 +127,9 @@ def title(records: Sequence[RunRecord]) -> str:
     """Return the data sets and models of the runs, and how many images were scored."""
     measured = [record for record in records if record.total is not None] or records
     names = {(record.dataset, record.model) for record in measured}
-    totals = {int(record.total) for record in records if record.total is not None}
-    kind = images_of(measured)
-    images = f", {totals.pop():,} {kind} samples" if len(totals) == 1 else ""
+    totals = {int(r.planned or r.total) for r in records if r.total is not None}
+    kind, most = images_of(measured), "up to " if any(map(is_stopped, records)) else ""
+    images = f", {most}{totals.pop():,} {kind} samples" if len(totals) == 1 else ""
     scored = {record.scored_as for record in measured} - {"classification"}
     tasks = "".join(f", task={name}" for name in sorted(scored))
     return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks

@@ -9,6 +9,11 @@ from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 10  # values of one setting
 BASELINE = ", against the FP32 baseline of the same framework"
+STOPPING = (
+    "group-sequential tests of the loss at the limit, Tango's score statistic at each look; level "
+    "spent by Lan and DeMets (1983), O'Brien-Fleming type; intervals and estimates by the "
+    "stage-wise ordering of Tsiatis, Rosner and Mehta (1984)"
+)
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
@@ -49,6 +54,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
             f"family; significant below {SIGNIFICANCE}",
         ),
         ("intervals", task.test.intervals),
+        *[("stopping", STOPPING)] * family.stopped,
         ("choice", chosen),
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(flags) or 'no vector flags known'})"),

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from resnet8ptq.report.facts import adjusted_p, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tasks.sequential import LOOKS
 from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 12  # runs behind one note
@@ -16,6 +17,14 @@ LIMIT_NOTE = (
     "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample size for "
     "80% power at the measured loss. No brackets: no sample size can be computed."
 )
+STOP_NOTE = (
+    "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
+    "the N-th, because the verdict was decided or no decision was likely. Verdicts, p and the "
+    "intervals of the loss are corrected for the {looks} looks; other values are those of the N "
+    "samples. Runs that stop at different samples are not compared with each other, and no class "
+    "is tested."
+)
+STOPPED_NOTE = "{label}: loss {loss} (95%: {low} to {high}), corrected for stopping."
 VOID_NOTE = (
     "void: FP32 is not shown to be better than chance, or is significantly below "
     "report.expected_accuracy. A loss against it is meaningless."
@@ -57,7 +66,7 @@ def collect(
     hidden |= {"execution"} if whole else set()  # a column
     lines = _reasons(named, hidden)
     lines += _on_tests(task, records) if whole else []
-    lines += _on_limits(task, records, judged)
+    lines += _on_limits(task, records, judged) + _on_stops(task, named)
     if task.note and any(record.value(task.metric) is not None for record in records):
         lines.append(task.note)
     lines += _on_batches(task, named)
@@ -122,6 +131,22 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
         *[VOID_NOTE] * void,
         *[GROUPED_NOTE] * grouped,
     ]
+
+
+def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    """Return the notes on runs that stopped when their verdict was decided."""
+    metric, lines = task.metric, []
+    stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
+    for record, label in stopped[:NAMED]:
+        low, high = record.interval("delta") or (0.0, 0.0)
+        texts = (metric.say_change(loss) for loss in (record.stopped_loss or 0.0, -high, -low))
+        values = dict(zip(("loss", "low", "high"), texts, strict=True))
+        lines.append(STOPPED_NOTE.format(label=label, **values))
+    if len(stopped) > NAMED:
+        lines.append(
+            f"The same for {len(stopped) - NAMED:,} more runs (stopping/loss in runs.csv)."
+        )
+    return [STOP_NOTE.format(looks=LOOKS), *lines] if stopped else []
 
 
 def _on_batches(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

@@ -171,7 +171,7 @@ def _render(selected: Selection, figures: Collection[str], prefix: str, page: bo
         numeric=table.numeric(family.records),
         many=table.MANY,
         notes=notes.collect(family.records, judged),
-        class_names=family.class_names,
+        class_names=() if family.stopped else family.class_names,
         losses=losses,
         losing=Counter(name for _, classes in losses for name in classes).most_common(),
         figures={
@@ -276,7 +276,7 @@ def summarize(selected: Selection) -> list[str]:
 def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
     """Return the sweep's configurations and the results of other tools; empty without these."""
     counted = all("expected_accuracy" in cell.record.metrics for cell in family.measured)
-    if limits.reference is None or not family.measured or not counted:
+    if limits.reference is None or not family.measured or not counted or family.stopped:
         return []
     return reference.rank(family, reference.load(limits.reference))
 
@@ -290,7 +290,7 @@ def _draw(selected: Selection) -> dict[str, bytes]:
     having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
     ranges = background.put(_draw_ranges, having)  # meanwhile
     drawn = {
-        "class_impact.png": plots.class_impact(family),
+        "class_impact.png": None if family.stopped else plots.class_impact(family),
         "ranges_of_weights.png": plots.weight_ranges(having),
     }
     return _to_png(drawn) | background.result(ranges)

@@ -240,6 +240,8 @@ def other_choice(selected: Selection) -> str:
             " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their "
             "settings on the selection samples, so these samples favour those runs."
         )
+    if selected.family.stopped:
+        return begin
     if ours is theirs:
         return f"{begin} The reported samples would give the same choice."
     value = metric.show(theirs.metric(metric.name))

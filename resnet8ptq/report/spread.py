@@ -31,8 +31,13 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
 
 
 def measure(family: Family) -> list[Spread]:
-    """Return the spread of each configuration that was run with more than one seed."""
-    spreads = []
+    """Return the spread of each configuration that was run with more than one seed.
+
+    None of runs that stopped at different samples.
+    """
+    spreads: list[Spread] = []
+    if family.stopped:
+        return spreads
     for cells in group_by_configuration(family):
         if len({cell.record.seed for cell in cells}) > 1:
             values = np.array([cell.metric(family.metric.name) for cell in cells])

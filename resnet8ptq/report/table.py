@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
-from resnet8ptq.report.facts import adjusted_p, best_first, task_of, varied
+from resnet8ptq.report.facts import adjusted_p, best_first, is_stopped, task_of, varied
 from resnet8ptq.tasks.contract import BASELINE, Metric, Task
 from resnet8ptq.tracking.record import RunRecord
 
@@ -131,10 +131,13 @@ def to_csv(records: Sequence[RunRecord]) -> str:
 def _baseline_rows(task: Task, records: Sequence[RunRecord], extra: list[str]) -> list[list[str]]:
     shown = {_baseline_key(record) for record in records if not record.quantized}
     baselines = {_baseline_key(r): r for r in records if r.baseline_size_bytes is not None}
+    # FP32 has another value on the samples of each run that stopped early.
+    unequal = any(map(is_stopped, records)) and len({record.total for record in records}) > 1
+    nothing = [""] * (len(numeric(records)) - len(COSTS))
     return [
         [
             *(record.combination.framework, "fp32", "", "", *extra),
-            *_metric_cells(task, record, BASELINE),
+            *(nothing if unequal else _metric_cells(task, record, BASELINE)),
             *(_kb(record.baseline_size_bytes), "", _baseline_ms(records, key), ""),
             *("", "float", "baseline"),
         ]

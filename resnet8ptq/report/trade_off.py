@@ -126,6 +126,7 @@ def _datum(selected: Selection, cell: Cell, row: int, x: float, ringed: set[str]
     metric, record = selected.family.metric, cell.record
     delta = record.delta(metric)
     loss = cell.metric("drop") if delta is None else metric.cost(delta)
+    loss = loss if record.stopped_loss is None else record.stopped_loss
     interval = record.interval("delta")
     low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
     framework = record.combination.framework

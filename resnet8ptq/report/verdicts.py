@@ -55,10 +55,16 @@ def in_words(
 
 
 def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
-    """Return the verdict as text, with the metric's own limit if the model does not reach it."""
+    """Return the verdict as text, with the metric's own limit if the model does not reach it.
+
+    A run that stopped early adds the number of its samples.
+    """
+    record, text = cell.record, str(verdict)
+    if record.planned is not None and record.total is not None:
+        text += f" after {record.total:,.0f} of {record.planned:,.0f}"
     if verdict.outcome == VOID or reaches_least(metric, cell, limits):
-        return str(verdict)
-    return f"{verdict}, {metric.title} < {metric.show(least_of(metric, limits) or 0)}"
+        return text
+    return f"{text}, {metric.title} < {metric.show(least_of(metric, limits) or 0)}"
 
 
 def least_of(metric: Metric, limits: ReportConfig) -> float | None:

@@ -30,6 +30,7 @@ BASELINE = "baseline/"  # of FP32
 CHOICE = "choice/"  # on the samples that a sweep chooses by
 TOTAL = "counts/total"  # scored samples
 PLANNED = "stopping/planned"  # samples that evaluate.stop=decided might have scored
+STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the looks
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
 
@@ -436,7 +437,7 @@ class Comparison:
         if self.plan is None:
             return {}
         loss = self._values.estimate(self.baseline.per_sample)
-        return {PLANNED: self.plan.total, "stopping/loss": loss}
+        return {PLANNED: self.plan.total, STOPPED_LOSS: loss}
 
 
 def _measure_distance(comparison: Comparison) -> Metrics:

@@ -54,10 +54,11 @@ class Hits(SampleValues):
     @classmethod
     def read(cls, arrays: Arrays, prefix: str = "", labels: str = "labels") -> Self:
         """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
-        columns = [arrays[f"{prefix}predictions"], arrays[labels]]
-        check_columns(columns, "i")
+        predictions, true = arrays[f"{prefix}predictions"], arrays[labels]
+        check_columns([predictions, true], "i")
         planned = "plan" in arrays and not prefix
-        return cls(*columns, _read_plan(arrays["plan"], len(columns[0])) if planned else None)
+        plan = _read_plan(arrays["plan"], len(true)) if planned else None
+        return cls(predictions, true, plan)
 
     @cached_property
     def right(self) -> NDArray[np.bool_]:
@@ -86,7 +87,7 @@ class Hits(SampleValues):
         return tango(*changes, drop) if self.plan is None else self.plan.margin(*changes, drop)
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return Tango's margin; unknown with a plan, whose stop depends on FP32, not on `other`."""
+        """Return Tango's margin; unknown with a plan, which corrects the loss against FP32 only."""
         if self.plan is not None or other.plan is not None:
             return UNKNOWN
         return self.margin(other, metric, drop, items)

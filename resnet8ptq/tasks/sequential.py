@@ -15,7 +15,6 @@ earlier stop for a side is stronger evidence for it than a later one.
 
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Self

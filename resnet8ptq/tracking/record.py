@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.contract import BASELINE, GROUPED, PLANNED, TOTAL, Metric, Task
+from resnet8ptq.tasks.contract import BASELINE, GROUPED, PLANNED, STOPPED_LOSS, TOTAL, Metric, Task
 from resnet8ptq.tracking import earlier
 from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
 from resnet8ptq.tracking.params import complete
@@ -91,6 +91,7 @@ class RunRecord:
 
     total = _metric(TOTAL)  # scored samples
     planned = _metric(PLANNED)  # samples of a sequential test
+    stopped_loss = _metric(STOPPED_LOSS)  # corrected for its looks
     drop = _metric("drop")  # how much worse than FP32; lower is better
     p_value = _metric("paired/p_value")
     size_bytes = _metric("size_bytes")
