@@ -206,8 +206,10 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
     if analysis == "sensitivity":
         require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
         require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
-    elif config.analysis != AnalysisConfig(analysis):
-        raise ConfigError("analysis: its keys have no effect without +analysis=sensitivity")
+    elif config.analysis.mode != AnalysisConfig.mode:
+        raise ConfigError("analysis.mode: has no effect without +analysis=sensitivity")
+    if analysis != "plan_test" and config.analysis.changed is not None:
+        raise ConfigError("analysis.changed: has no effect without +analysis=plan_test")
     if analysis in ("diagnose", "profile"):
         require("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
     if analysis == "profile":

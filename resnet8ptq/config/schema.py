@@ -354,11 +354,15 @@ class AnalysisConfig:
     """An analysis in place of a quantization run.
 
     `sensitivity` quantizes layer by layer; `diagnose` reports causes of the loss against FP32;
-    `profile` times each operator; `inspect` describes the network.
+    `profile` times each operator; `plan_test` tells which loss the test samples can show;
+    `inspect` describes the network.
     """
 
-    name: str | None = limited(None, one_of("sensitivity", "diagnose", "profile", "inspect"))
+    name: str | None = limited(
+        None, one_of("sensitivity", "diagnose", "profile", "plan_test", "inspect")
+    )
     mode: str = limited("one_at_a_time", one_of("one_at_a_time", "all_but_one"))
+    changed: float | None = limited(None, limits.SHARE)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Recommendation, Selection
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, PASS, round_needed
+from resnet8ptq.report.verdicts import FAIL, PASS
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
 
@@ -81,9 +81,7 @@ def say_verdict(selected: Selection, cell: Cell) -> str:
         return f"{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
     if verdict.outcome == FAIL:
         return f"Fails the limit ({limit}), shown with 95% confidence on {total}."
-    needed = ""
-    if 0 < verdict.needed <= MOST_NEEDED:
-        needed = f"; about {round_needed(verdict.needed):,} decide with 80% power"
+    needed = f"; {verdict.sizes} decide with 80% power" if verdict.sizes else ""
     return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
 
 

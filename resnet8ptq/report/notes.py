@@ -14,8 +14,9 @@ P_NOTE = (
 )
 LIMIT_NOTE = (
     "limit: {limit} ({key}). pass: the upper one-sided 95% bound of the loss{several} is within "
-    "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample size for "
-    "80% power at the measured loss. No brackets: no sample size can be computed."
+    "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample sizes "
+    "for 80% power at losses one standard error off the measured one. No brackets: none can be "
+    "computed, or they are beyond reason."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "

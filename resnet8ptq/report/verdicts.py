@@ -7,7 +7,6 @@ is void if FP32 itself is no better than chance, or clearly below the accuracy t
 expects: a loss against a broken network means nothing.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.table import VOID, Judged
 from resnet8ptq.tasks.contract import CHOICE, TOTAL, Metric
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin, holm
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Interval, Margin, holm
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
@@ -30,13 +29,19 @@ class Verdict:
     outcome: str  # `PASS`, `FAIL`, `UNDECIDED` or `VOID`
     # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
     needed: float = 0.0
+    between: Interval = (0.0, 0.0)  # the same at losses one standard error off
 
     def __str__(self) -> str:
-        if self.outcome != UNDECIDED or math.isnan(self.needed):
-            return self.outcome
-        if self.needed > MOST_NEEDED:
-            return f"undecided (more than {MOST_NEEDED:,})"
-        return f"undecided (about {round_needed(self.needed):,})"
+        return f"{self.outcome} ({self.sizes})" if self.sizes else self.outcome
+
+    @property
+    def sizes(self) -> str:
+        """The range of sample sizes in words; empty if decided, or beyond `MOST_NEEDED`."""
+        low, high = self.between
+        if not 0 < low <= MOST_NEEDED:
+            return ""
+        begin = f"{round_needed(low):,}"
+        return f"{begin} or more" if high > MOST_NEEDED else f"{begin} to {round_needed(high):,}"
 
 
 def in_words(
@@ -150,8 +155,10 @@ def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level:
         return Verdict(PASS)
     if p_beyond <= SIGNIFICANCE:
         return Verdict(FAIL)
-    needed = margin.items_needed(total, level)
-    return Verdict(UNDECIDED, total + 1 if needed <= total else needed)  # the loss is at the limit
+    sizes = margin.items_needed(total, level), *margin.items_range(total, level)
+    # No size is within the present one, which has not decided.
+    needed, low, high = (total + 1.0 if size <= total else size for size in sizes)
+    return Verdict(UNDECIDED, needed, (low, high))
 
 
 def round_needed(count: float) -> int:

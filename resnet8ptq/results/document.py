@@ -188,7 +188,7 @@ def _say(answer: Answer) -> str:
         value, least = _show(metric, run.value), metric.show(run.least)
         text += f" {_escape(metric.title.capitalize())} is {value}, less than {least}."
     if needed := run.verdict_text.partition("(")[2].partition(")")[0]:
-        text += f" Sample size for 80% power at this loss: {needed}."
+        text += f" Sample size for 80% power near this loss: {needed}."
     return text
 
 

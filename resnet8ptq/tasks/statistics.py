@@ -93,6 +93,18 @@ class Margin:
         needed = float(ndtri(1 - level) + ndtri(POWER))
         return items * (needed / self.z) ** 2 if self.z else math.inf
 
+    def items_range(self, items: int, level: float) -> Interval:
+        """Return the sample sizes of `items_needed` if the loss is one standard error off.
+
+        The upper one is infinite if the limit is within that standard error.
+        """
+        nearer, farther = abs(self.z) - 1, abs(self.z) + 1
+        low, high = (
+            Margin(max(z, 0.0), self.correction).items_needed(items, level)
+            for z in (farther, nearer)
+        )
+        return low, high
+
     @classmethod
     def student(cls, excess: float, error: float, items: int) -> Self:
         """Return the margin of a mean loss with an estimated standard error.
@@ -116,7 +128,7 @@ class Margin:
 UNKNOWN = Margin(0.0, math.inf)
 
 
-def tango(lost: int, won: int, total: int, limit: float) -> Margin:
+def tango(lost: float, won: float, total: int, limit: float) -> Margin:
     """Return the margin of a paired loss of hits, by the score test.
 
     Tango, "Equivalence test and confidence interval for the difference in proportions for the

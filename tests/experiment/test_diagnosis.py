@@ -331,7 +331,7 @@ def test_what_has_no_qdq_graph_is_unsupported(diagnose: Any, override: str) -> N
     [
         ("dtype=fp32", "dtype.name: got 'fp32', takes int8"),
         ("nodes_to_exclude=auto", "nodes_to_exclude: got 'auto', takes a list of names"),
-        ("analysis.mode=all_but_one", "analysis: its keys have no effect without"),
+        ("analysis.mode=all_but_one", "analysis.mode: has no effect without"),
     ],
 )
 def test_wrong_settings_are_refused(override: str, message: str) -> None:

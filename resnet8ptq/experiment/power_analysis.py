@@ -1,0 +1,187 @@
+"""`+analysis=plan_test`: the losses that these test samples can show, before any model is run.
+
+By the sample size of Tango's test for 80% power (`statistics.Margin.items_needed`). It depends on
+the share of predictions that quantization changes, right or wrong, which is known after a run.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
+from resnet8ptq.core import console as consoles
+from resnet8ptq.core import figures, files
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import preparation
+from resnet8ptq.experiment.compatibility import load, make_task
+from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.experiment.samples import draw
+from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.statistics import POWER, SIGNIFICANCE, find_edge, tango
+
+CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of predictions where none is measured
+HEADS = (
+    "changed",
+    "passes up to a loss of",
+    "fails from a loss of",
+    "samples to pass without loss",
+)
+MOST = 10_000_000  # samples of a plan; more are beyond reason
+FILE = "test_plan.png"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The power of the test if quantization changes a share of the predictions.
+
+    Attributes:
+        passes: the largest loss of a model that passes with 80% power; negative: only a model that
+            gains passes.
+        fails: the smallest loss of a model that fails with 80% power.
+        needed: the samples that pass a model without a loss with 80% power.
+    """
+
+    changed: float
+    passes: float
+    fails: float
+    needed: float
+
+
+@dataclass(frozen=True)
+class PowerAnalysis(RunResult):
+    """The power of the test of `total` samples at a limit of the loss."""
+
+    metric: Metric | None = None
+    total: int = 0
+    limit: float = 0.0
+    rows: tuple[Row, ...] = ()
+
+    def summary(self) -> str:
+        """Return the outcome in one line."""
+        return f"{self.total:,} test samples, limit {self.limit:g}"
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return the plan under its MLflow names."""
+        metrics = {"test_plan/samples": float(self.total)}
+        for row in self.rows:
+            for name in ("passes", "fails", "needed"):
+                metrics[f"test_plan/{name}/{row.changed:g}"] = float(getattr(row, name))
+        return {key: value for key, value in metrics.items() if math.isfinite(value)}
+
+
+def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
+    """Plan the test of the reported samples, and print the table; no network is run.
+
+    Raises:
+        ConfigError: the task's metric is no share of hits, so that its spread is unknown.
+    """
+    config = settings.config
+    data, network = load(settings)
+    samples = draw(config, data, preparation.tunes(config), lambda split: None)
+    task = make_task(config.task, data, network, samples.reported)
+    if not task.test.sequential:
+        raise ConfigError(
+            f"analysis: got plan_test with task={task.name}, expected a task of hits "
+            "(classification, agreement): the spread of other metrics is known after a run alone"
+        )
+    run.log_params(task.describe())
+    run.log_datasets(samples.data, samples.calibrating)
+    changed = CHANGED if config.analysis.changed is None else (config.analysis.changed,)
+    total, limit = len(samples.reported), task.metric.limit(config.report)
+    rows = tuple(plan(share, total, limit) for share in changed)
+    result = PowerAnalysis("ok", metric=task.metric, total=total, limit=limit, rows=rows)
+    save_config(config, folder / CONFIG_FILE)
+    shown = [(row.changed, row.passes, row.fails, row.needed) for row in rows]
+    files.write_text(folder / "test_plan.csv", files.to_csv([HEADS, *shown]))
+    figures.save(_draw(result), folder / FILE)
+    _print(result, samples.data.name)
+    return result
+
+
+def plan(changed: float, total: int, limit: float) -> Row:
+    """Return the power of `total` samples.
+
+    Args:
+        changed: the share of predictions that only the model, or only FP32, gets right.
+    """
+    edge = find_edge(lambda loss: loss >= limit or needed(loss, changed, limit) > total)
+    beyond = find_edge(lambda loss: loss > limit and needed(loss, changed, limit) <= total)
+    return Row(changed, edge, beyond, needed(0.0, changed, limit))
+
+
+def needed(loss: float, changed: float, limit: float) -> float:
+    """Return the samples that decide on a model of this loss with 80% power; infinite at the limit.
+
+    A model that loses more than the share of `changed` predictions changes as many as it loses.
+    """
+    share = max(changed, abs(loss))
+    margin = tango(MOST * (share + loss) / 2, MOST * (share - loss) / 2, MOST, limit)
+    return margin.items_needed(MOST, SIGNIFICANCE)
+
+
+def _draw(result: PowerAnalysis) -> Figure:
+    """Draw the largest loss that passes, by the number of samples."""
+    metric = result.metric
+    assert metric is not None  # of every plan
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    sizes = np.geomspace(max(result.total / 20, 20), 20 * result.total, 60).astype(int)
+    for row in result.rows:
+        edges = [plan(row.changed, int(size), result.limit).passes for size in sizes]
+        axes.plot(sizes, np.multiply(edges, metric.scale), label=f"{row.changed:.1%} changed")
+    limit = metric.scale * result.limit
+    axes.axhline(limit, color="0.5", lw=1)
+    axes.axvline(result.total, color="0.5", lw=1, ls=":")
+    axes.annotate("limit", (sizes[0], limit), va="bottom", fontsize=8)
+    axes.annotate(f" {result.total:,} here", (result.total, -limit), va="bottom", fontsize=8)
+    axes.set(
+        xscale="log",
+        xlabel="test samples",
+        ylabel=f"{metric.loss_title}",
+        title=f"Largest loss that passes with {POWER:.0%} power",
+        ylim=(-limit, 1.2 * limit),
+    )
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _print(result: PowerAnalysis, data: str) -> None:
+    metric, console = result.metric, consoles.stdout(None, 130)
+    assert metric is not None  # of every plan
+    rows = [
+        (
+            f"{row.changed:.1%}",
+            metric.show_drop(round(row.passes, 4)) if row.passes >= 0 else "none",
+            metric.show_drop(round(row.fails, 4)),
+            _say_count(row.needed),
+        )
+        for row in result.rows
+    ]
+    title = f"{data}: {result.total:,} test samples, limit {metric.show_drop(result.limit)}"
+    consoles.print_table(console, HEADS, rows, title=title, right=range(len(HEADS)))
+    for note in NOTES:
+        consoles.say(console, note)
+
+
+def _say_count(count: float) -> str:
+    """Return a sample size to two digits; in words beyond reason."""
+    if not count <= MOST:
+        return "beyond reason"
+    return f"about {int(round(count, 2 - len(str(int(count))))):,}"
+
+
+NOTES: Sequence[str] = (
+    "passes: a model with this true loss or less is shown to be within the limit in 4 of 5 cases "
+    "(80% power); fails: the same for beyond. Between both, most verdicts are undecided.",
+    "changed: share of predictions that only FP32 or only the model gets right. A run logs their "
+    "numbers as paired/right_to_wrong and paired/wrong_to_right; analysis.changed= sets the share. "
+    "Models that change few predictions need fewer samples.",
+    "For one model. A sweep corrects its verdicts, and needs more samples.",
+)
