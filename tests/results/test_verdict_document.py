@@ -277,7 +277,7 @@ def test_markdown_is_a_sentence_and_a_table() -> None:
         "is +0.40 points (at least "
     )
     assert (
-        "; the limit is +1.00 points. Sample size for 80% power near this loss: 1,800 or more."
+        "; the limit is +1.00 points. Sample size for 80% power near this loss: 1,000 to 23,000."
         in lines[0]
     )
     assert lines[2:7] == [
