@@ -60,7 +60,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     background.name_store(store.words)
     done = record(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
-        families = comparison.load(store, [done])
+        families = comparison.count_looks(store, comparison.load(store, [done]))
         terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
     terminal.print_paths(folder, store)
     background.wait()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from resnet8ptq.core import files
+from resnet8ptq.core import background, files
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
@@ -24,7 +24,8 @@ from resnet8ptq.report import facts
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.contract import CHOICE, Array, Metric, Paired, PairedTest, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
-from resnet8ptq.tracking import history
+from resnet8ptq.tracking import history, ledger
+from resnet8ptq.tracking.ledger import NO_LOOKS, Looks
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
@@ -60,6 +61,7 @@ class Family:
     """The cells of one family, tested together: all were scored on the same images."""
 
     cells: tuple[Cell, ...]
+    looks: Looks = NO_LOOKS  # of earlier runs at the same samples
 
     @property
     def records(self) -> list[RunRecord]:
@@ -99,6 +101,14 @@ class Family:
 def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs."""
     return [_load_family(store, family) for family in facts.group(records)]
+
+
+def count_looks(store: Store, families: Sequence[Family]) -> list[Family]:
+    """Return the families with the number of earlier runs on their samples."""
+    return [
+        replace(family, looks=background.ask(ledger.count_earlier, store, family.records))
+        for family in families
+    ]
 
 
 def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:

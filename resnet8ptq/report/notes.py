@@ -6,6 +6,7 @@ from resnet8ptq.report.facts import adjusted_p, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.tasks.contract import Task
 from resnet8ptq.tasks.sequential import LOOKS
+from resnet8ptq.tracking.ledger import NO_LOOKS
 from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 12  # runs behind one note
@@ -17,6 +18,11 @@ LIMIT_NOTE = (
     "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample sizes "
     "for 80% power at losses one standard error off the measured one. No brackets: none can be "
     "computed, or they are beyond reason."
+)
+LOOKS_NOTE = (
+    "{count} earlier {runs} scored on these samples; verdicts do not correct for that. Each run is "
+    "one more chance that a model beyond the limit passes by luck: with 30 single runs at the limit, "
+    "some passes in up to a third of the cases, not in 5%. New test samples confirm a pass."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
@@ -131,7 +137,18 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
         LIMIT_NOTE.format(limit=limit, key=key, several=several),
         *[VOID_NOTE] * void,
         *[GROUPED_NOTE] * grouped,
+        *_on_looks(records, judged),
     ]
+
+
+def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
+    """Return the note on earlier runs that were scored on the same samples, if any."""
+    looks = judged.looks.get(next((r.test_digest for r in records if r.test_digest), ""), NO_LOOKS)
+    if not looks.count:
+        return []
+    several = looks.count > 1 or looks.more
+    count = f"{'at least ' * looks.more}{looks.count:,}"
+    return [LOOKS_NOTE.format(count=count, runs="runs were" if several else "run was")]
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

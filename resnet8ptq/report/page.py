@@ -13,7 +13,7 @@ also logged on the parent run.
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ from resnet8ptq.report import (
     verdicts,
     web_page,
 )
-from resnet8ptq.report.comparison import MAX_BYTES, Family, load
+from resnet8ptq.report.comparison import MAX_BYTES, Family, count_looks, load
 from resnet8ptq.report.facts import best_first, headings
 from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, why_none
 from resnet8ptq.report.terminal import REPORT
@@ -344,6 +344,8 @@ def main(words: list[str]) -> None:
     )
     records = history.load_compared(store, parent.run_id)
     chosen = load_selections(store, parent, records, limits)
+    families = count_looks(store, [selected.family for selected in chosen])
+    chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
     with waiting("Drawing the report"):
         paths = write(store, parent.run_id, chosen, folder)
     print(*paths, sep="\n")

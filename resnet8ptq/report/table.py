@@ -8,6 +8,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
 from resnet8ptq.report.facts import adjusted_p, best_first, is_stopped, task_of, varied
 from resnet8ptq.tasks.contract import BASELINE, Metric, Task
+from resnet8ptq.tracking.ledger import Looks
 from resnet8ptq.tracking.record import RunRecord
 
 PAIRED = ("delta", "interval", "p")  # against FP32
@@ -22,10 +23,11 @@ _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts on runs in words, and the limits that they judge."""
+    """The verdicts on runs in words, the limits that they judge, and earlier looks."""
 
     texts: Mapping[str, str] = field(default_factory=dict)  # run id -> cell of `LIMIT`
     limits: ReportConfig = field(default_factory=ReportConfig)
+    looks: Mapping[str, Looks] = field(default_factory=dict)  # digest of the samples -> earlier
 
 
 NOTHING_JUDGED = Judged()

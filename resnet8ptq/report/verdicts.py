@@ -56,7 +56,8 @@ def in_words(
         for cell in family.measured:
             run_id = cell.record.run_id
             texts[run_id] = say(family.metric, cell, verdicts[run_id], limits)
-    return Judged(texts, limits)
+    looks = {record.test_digest: family.looks for family in families for record in family.records}
+    return Judged(texts, limits, looks)
 
 
 def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:

@@ -138,7 +138,7 @@ class RunningSweep:
         chosen: list[Selection] = []
         if records:
             try:
-                families = comparison.load(store, records)
+                families = comparison.count_looks(store, comparison.load(store, records))
             except Exception:  # an artifact is missing, but the metrics are there
                 terminal.print_runs(records, judged=Judged(limits=self.limits))
                 raise
