@@ -21,8 +21,8 @@ LIMIT_NOTE = (
 )
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples; verdicts do not correct for that. Each run is "
-    "one more chance that a model beyond the limit passes by luck: with 30 single runs at the limit, "
-    "some passes in up to a third of the cases, not in 5%. New test samples confirm a pass."
+    "one more chance that a model beyond the limit passes by luck: with 30 single runs at the "
+    "limit, some passes in up to a third of the cases, not in 5%. New test samples confirm a pass."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
