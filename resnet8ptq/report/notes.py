@@ -31,7 +31,7 @@ STOP_NOTE = (
     "samples. Runs that stop at different samples are not compared with each other, and no class "
     "is tested."
 )
-STOPPED_NOTE = "{label}: loss {loss} (95%: {low} to {high}), corrected for stopping."
+STOPPED_NOTE = "{label}: loss {loss} points (95%: {low} to {high}), corrected for stopping."
 VOID_NOTE = (
     "void: FP32 is not shown to be better than chance, or is significantly below "
     "report.expected_accuracy. A loss against it is meaningless."
@@ -156,10 +156,9 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
     metric, lines = task.metric, []
     stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
     for record, label in stopped[:NAMED]:
-        low, high = record.interval("delta") or (0.0, 0.0)
-        texts = (metric.say_change(loss) for loss in (record.stopped_loss or 0.0, -high, -low))
-        values = dict(zip(("loss", "low", "high"), texts, strict=True))
-        lines.append(STOPPED_NOTE.format(label=label, **values))
+        losses = record.stopped_loss, record.stopped_loss_low, record.stopped_loss_high
+        loss, low, high = (metric.show_change(x) if x is not None else "?" for x in losses)
+        lines.append(STOPPED_NOTE.format(label=label, loss=loss, low=low, high=high))
     if len(stopped) > NAMED:
         lines.append(
             f"The same for {len(stopped) - NAMED:,} more runs (stopping/loss in runs.csv)."

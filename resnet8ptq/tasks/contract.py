@@ -262,8 +262,8 @@ class SampleValues(ABC):
         """Return why scoring ends at this look, see `Plan.outcome`; empty if it goes on."""
         return ""
 
-    def estimate(self, baseline: Self) -> float | None:
-        """Return the loss corrected for the looks of a sequential test; None without one."""
+    def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
+        """Return the loss and its 95% interval, corrected for the looks of a sequential test."""
         return None
 
     @abstractmethod
@@ -436,8 +436,8 @@ class Comparison:
         """The planned samples, and the loss corrected for the looks; empty without a plan."""
         if self.plan is None:
             return {}
-        loss = self._values.estimate(self.baseline.per_sample)
-        return {PLANNED: self.plan.total, STOPPED_LOSS: loss}
+        loss, interval = self._values.estimate(self.baseline.per_sample)
+        return {PLANNED: self.plan.total, STOPPED_LOSS: loss, **_ends(STOPPED_LOSS, interval)}
 
 
 def _measure_distance(comparison: Comparison) -> Metrics:

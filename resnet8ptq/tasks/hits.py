@@ -100,9 +100,12 @@ class Hits(SampleValues):
         """Return why scoring ends, see `Plan.outcome`."""
         return "" if self.plan is None else self.plan.outcome(*self._changes(baseline))
 
-    def estimate(self, baseline: Self) -> float | None:
-        """Return the loss corrected for the looks; None without a plan."""
-        return None if self.plan is None else self.plan.estimate(*self._changes(baseline))
+    def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
+        """Return the loss and its 95% interval, corrected for the looks; None without a plan."""
+        if self.plan is None:
+            return None
+        changes = self._changes(baseline)
+        return self.plan.estimate(*changes), self.plan.interval(*changes)
 
     def _changes(self, baseline: Self) -> tuple[int, int, int]:
         """Return how many samples the model lost and won, of how many."""

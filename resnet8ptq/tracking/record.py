@@ -92,6 +92,8 @@ class RunRecord:
     total = _metric(TOTAL)  # scored samples
     planned = _metric(PLANNED)  # samples of a sequential test
     stopped_loss = _metric(STOPPED_LOSS)  # corrected for its looks
+    stopped_loss_low = _metric(f"{STOPPED_LOSS}_low")  # ends of its 95% interval
+    stopped_loss_high = _metric(f"{STOPPED_LOSS}_high")
     drop = _metric("drop")  # how much worse than FP32; lower is better
     p_value = _metric("paired/p_value")
     size_bytes = _metric("size_bytes")
