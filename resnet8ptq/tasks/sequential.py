@@ -29,7 +29,7 @@ LOOKS = 20
 PASS, FAIL, FUTILE = "pass", "fail", "undecided"  # why scoring ends
 HOPE = 0.1  # least predicted probability of a decision, below which scoring ends
 FARTHEST = 8.0  # standard deviations of a path that are integrated
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 Floats = NDArray[np.float64]
 

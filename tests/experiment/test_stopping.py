@@ -1,0 +1,78 @@
+"""`evaluate.stop=decided`: which runs stop, and that they score the first samples of one order."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.sampling import shuffle
+from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.stopping import make_plan
+from resnet8ptq.tasks import binary, classification
+from resnet8ptq.tasks.sequential import PASS, Plan
+from tests.helpers.configs import make_config
+from tests.helpers.factories import evaluator_of
+
+TASK = classification.build()
+DECIDED = ("data=shapes", "evaluate.stop=decided")
+
+
+@pytest.fixture
+def samples(shapes) -> Samples:
+    return Samples(shapes, SimpleNamespace(), choosing=shapes.train)
+
+
+def test_each_of_several_models_gets_a_part_of_the_level(samples) -> None:
+    assert make_plan(make_config("data=shapes"), TASK, samples, False) is None
+    fp32 = make_config(*DECIDED, "dtype=fp32")
+    assert make_plan(fp32, TASK, samples, False) is None  # it is not judged
+    for models, level in ((None, 0.05), (1, 0.05), (10, 0.005)):
+        config = make_config(*DECIDED, "report.max_drop=0.02")
+        config = replace(config, evaluate=replace(config.evaluate, models=models))
+        assert make_plan(config, TASK, samples, False) == Plan(len(samples.reported), 0.02, level)
+
+
+def test_metrics_without_hits_and_groups_are_refused(samples) -> None:
+    config = make_config(*DECIDED)
+    other = replace(TASK, name="binary", test=binary.DELONG)
+    with pytest.raises(ConfigError, match=r"evaluate\.stop: got decided, takes all with task=bin"):
+        make_plan(config, other, samples, False)
+    with pytest.raises(ConfigError, match=r"takes all with data\.groups"):
+        make_plan(config, TASK, samples, True)
+
+
+def test_models_that_nothing_else_ranks_score_all(samples, caplog) -> None:
+    config = make_config(*DECIDED, "evaluate.models=4")
+    assert make_plan(config, TASK, replace(samples, choosing=None), False) is None
+    assert "evaluate.choice" in caplog.text
+
+
+def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(
+    quantize, shapes, shapes_model
+) -> None:
+    cell = quantize("backend=onnx")
+    config = replace(cell.config, cache_dir=None)
+    evaluator = evaluator_of(config, shapes_model)
+    ordered = shuffle(shapes.test)
+    plan = Plan(len(ordered), 0.1, 0.05)
+    compared = evaluator.compare_until(config, cell.artifact.path, ordered, plan)
+    comparison = compared.comparison
+    seen = comparison.model.total
+    assert comparison.outcome == PASS
+    assert seen in plan.ends and seen < plan.total
+    whole = evaluator.compare(config, cell.artifact.path, ordered.take(np.arange(seen)))
+    ours, theirs = (c.model.hits.predictions for c in (comparison, whole.comparison))
+    np.testing.assert_array_equal(ours, theirs)
+    assert comparison.sqnr_db == pytest.approx(whole.comparison.sqnr_db)
+    metrics = evaluator.task.metrics(comparison)
+    assert metrics["stopping/planned"] == plan.total
+    assert metrics["stopping/loss_low"] < metrics["stopping/loss"] < metrics["stopping/loss_high"]
+    assert metrics["ci95/delta_low"] == -metrics["stopping/loss_high"]
+
+
+def test_the_order_depends_on_the_number_of_samples_alone(shapes) -> None:
+    one, other = shuffle(shapes.test), shuffle(shapes.test)
+    assert one.digest == other.digest != shapes.test.digest
+    assert sorted(one.pixel_hashes) == sorted(shapes.test.pixel_hashes)

@@ -1,0 +1,39 @@
+"""Earlier runs on the same samples are counted, those of the same sweep are not."""
+
+from pathlib import Path
+
+import pytest
+
+from resnet8ptq.tracking import history, ledger
+from resnet8ptq.tracking.ledger import Looks
+from resnet8ptq.tracking.run import start_parent
+from tests.helpers.logged_runs import log_everything
+from tests.helpers.stores import new_store
+
+
+def test_runs_before_the_sweep_count_and_its_own_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store(tmp_path / "mlruns")
+    first = log_everything(store, tmp_path / "0")
+    [record] = history.load_runs(store, [first]).values()
+    assert ledger.count_earlier(store, [record]) == Looks(0)
+    deleted = log_everything(store, tmp_path / "1")
+    store.client.delete_run(deleted)
+    parent = start_parent(store, "sweep", tmp_path, {})
+    for number in (2, 3):
+        log_everything(store, tmp_path / str(number), parent)
+    children = history.load_children(store, parent)
+    assert ledger.count_earlier(store, children) == Looks(2)  # also the deleted one
+    last = log_everything(store, tmp_path / "4")
+    [record] = history.load_runs(store, [last]).values()
+    assert ledger.count_earlier(store, [record]) == Looks(4)
+    monkeypatch.setattr(ledger, "MOST", 2)
+    assert ledger.count_earlier(store, children) == Looks(2, more=True)
+
+
+def test_a_digest_of_a_stranger_is_no_query(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "mlruns")
+    run_id = log_everything(store, tmp_path / "0")
+    store.client.set_tag(run_id, "test_digest", "' OR 1=1")
+    assert ledger.count_earlier(store, history.find_runs(store, "")) == Looks(0)
