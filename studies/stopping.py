@@ -10,19 +10,20 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import process
 from benchmarks.setting import REPO
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import FAIL, LOOKS, PASS, Plan
+from resnet8ptq.tasks.sequential import FAIL, FUTILE, LOOKS, PASS, Plan
 from resnet8ptq.tasks.statistics import PART, SIGNIFICANCE, tango
 from studies.decisions import Images
 from studies.recipes import NETWORKS, SHARED
@@ -49,7 +50,6 @@ class Rates:
         flips: samples that a model loses or wins, a share.
         models: that share the level of 5%.
         covered: runs whose 95% interval holds the loss.
-        above: runs whose estimate is above the loss; half, if it is median-unbiased.
         all_passed, all_failed: by the test of all samples, without looks.
         rate_error, scored_error: standard errors of `passed` (at the limit of the larger of it and
             `failed`), and of `scored`.
@@ -65,15 +65,20 @@ class Rates:
     failed: float
     scored: float
     covered: float
-    above: float
     all_passed: float
     all_failed: float
     rate_error: float
     scored_error: float
 
 
-def load_images(folder: Path, name: str) -> Images:
-    """Run the sweep of a network in `folder` unless it was, and return what its models flip."""
+Right = NDArray[np.bool_]  # [samples]
+
+
+def load_pairs(folder: Path, name: str) -> list[tuple[Right, Right]]:
+    """Run the sweep of a network in `folder` unless it was, and return the hits of its models.
+
+    Of each model, and of FP32.
+    """
     folder.mkdir(exist_ok=True)
     pattern = "runs/sweeps/*/*/*/predictions.npz"
     if not any(folder.glob(pattern)):
@@ -83,7 +88,13 @@ def load_images(folder: Path, name: str) -> Images:
     pairs = []
     for path in sorted(folder.glob(pattern)):
         with np.load(path) as arrays:
-            pairs.append([Hits.read(arrays, prefix).right for prefix in ("", "baseline_")])
+            model, baseline = (Hits.read(arrays, prefix).right for prefix in ("", "baseline_"))
+            pairs.append((model, baseline))
+    return pairs
+
+
+def to_images(pairs: Sequence[tuple[Right, Right]]) -> Images:
+    """Return what the models flip."""
     lost = np.mean([baseline & ~model for model, baseline in pairs], axis=0)
     won = np.mean([model & ~baseline for model, baseline in pairs], axis=0)
     return Images(lost, won)
@@ -99,12 +110,12 @@ def simulate(
     drawn = random.multinomial(blocks, [*shares, 1 - flips], size=(runs, len(blocks)))
     counts = drawn.cumsum(axis=1)[:, :, :2]
     rows = [_run(plan, changes, loss) for changes in counts.tolist()]
-    passed, failed, scored, covered, above, *of_all = np.mean(rows, axis=0).tolist()
+    passed, failed, scored, covered, *of_all = np.mean(rows, axis=0).tolist()
     rate = max(passed, failed) if loss == LIMIT else passed
     errors = np.sqrt(rate * (1 - rate) / runs), np.std([row[2] for row in rows]) / np.sqrt(runs)
     models = round(SIGNIFICANCE / plan.level)
     kind = (name, flips, loss, models, plan.total, runs)
-    return Rates(*kind, passed, failed, scored, covered, above, *of_all, *map(float, errors))
+    return Rates(*kind, passed, failed, scored, covered, *of_all, *map(float, errors))
 
 
 def _run(plan: Plan, changes: list[list[int]], loss: float) -> tuple[float, ...]:
@@ -124,9 +135,35 @@ def _run(plan: Plan, changes: list[list[int]], loss: float) -> tuple[float, ...]
         outcome == FAIL,
         seen / plan.total,
         min(at_loss.p_within, at_loss.p_beyond) > PART,
-        at_loss.z > 0,
         everything.p_within <= plan.level,
         everything.p_beyond <= plan.level,
+    )
+
+
+def replay(name: str, pairs: Sequence[tuple[Right, Right]], orders: int, seed: int) -> str:
+    """Stop the real models on their own samples, in random orders; return what came of it."""
+    random, shares, equal, opposite = np.random.default_rng(seed), [], [], []
+    for model, baseline in pairs:
+        plan = Plan(len(model), LIMIT, SIGNIFICANCE)
+        whole = tango(
+            int((baseline & ~model).sum()), int((model & ~baseline).sum()), len(model), LIMIT
+        )
+        verdict = PASS if whole.p_within <= SIGNIFICANCE else FUTILE
+        verdict = FAIL if whole.p_beyond <= SIGNIFICANCE else verdict
+        for _ in range(orders):
+            order = random.permutation(len(model))
+            lost, won = (flips[order].cumsum() for flips in (baseline & ~model, model & ~baseline))
+            for seen in plan.ends:
+                if outcome := plan.outcome(int(lost[seen - 1]), int(won[seen - 1]), seen):
+                    break
+            shares.append(seen / plan.total)
+            equal.append(outcome == verdict)
+            opposite.append({outcome, verdict} == {PASS, FAIL})
+    error = np.std(shares) / np.sqrt(len(shares))
+    return (
+        f"{name}: {len(pairs)} models, {orders} orders of {plan.total:,} samples: "
+        f"{np.mean(shares):.1%} (standard error {error:.1%}) scored, the verdict of all samples in "
+        f"{np.mean(equal):.1%}, the opposite in {np.mean(opposite):.1%}"
     )
 
 
@@ -168,7 +205,10 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
-        images = {name: load_images(folder / name, name) for name in NAMES}
+        pairs = {name: load_pairs(folder / name, name) for name in NAMES}
+    for name in NAMES:
+        print(replay(name, pairs[name], 100, asked.seed))
+    images = {name: to_images(pairs[name]) for name in NAMES}
     flips = {name: float((each.lost + each.won).mean()) for name, each in images.items()}
     cells = list(product(flips, _cells(asked.runs)))
     for name, (loss, total, models, runs) in track(cells, "Simulating"):
