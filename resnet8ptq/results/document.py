@@ -107,6 +107,7 @@ def _samples(run: RunSummary | None) -> dict[str, Any] | None:
         return None
     return {
         "scored": run.samples,
+        "planned": run.samples_planned,
         "needed": run.samples_needed,
         "from": run.samples_from,
         "digest": run.samples_digest or None,

@@ -52,6 +52,7 @@ class RunSummary:
         limit: the largest loss that passes.
         p_value: of the difference from FP32, corrected for the runs of the sweep.
         samples: the number of scored samples; `samples_from` is test or held-out training.
+        samples_planned: those of a run that stopped when it was decided; else None.
         latency_ms: the median of one sample at a time; `batch_latency_ms` of a batch.
         artifact: path or address of the quantized file.
         deploy_command: writes the file with its model card.
@@ -86,6 +87,7 @@ class RunSummary:
     limit: float
     p_value: float | None
     samples: int | None
+    samples_planned: int | None
     samples_from: str
     samples_digest: str
     size_bytes: int | None
@@ -306,6 +308,7 @@ def _summarize(
         limit=metric.limit(limits),
         p_value=_finite(p_value),
         samples=_whole(record.total),
+        samples_planned=_whole(record.planned),
         samples_from=facts.images_of([record]),
         samples_digest=printable(record.test_digest),
         size_bytes=_whole(record.size_bytes),
