@@ -1,0 +1,104 @@
+"""The report on runs that stopped when decided, and on earlier runs on the same samples."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report import facts, notes, page, table, verdicts
+from resnet8ptq.report.comparison import Cell, Family, compare
+from resnet8ptq.tasks.contract import Paired
+from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.statistics import flips
+from resnet8ptq.tracking.ledger import Looks
+from tests.helpers.cells import BASELINE, LABELS, predictions, sweep
+
+PLAN = Plan(1000, 0.01, 0.025)
+STOPS = (400, 700)
+
+
+@pytest.fixture
+def stopped() -> Family:
+    """Two models that stopped after 400 and 700 of 1,000 samples; the second is the better one."""
+    models = predictions(won=1), predictions(won=2)
+    family = sweep(
+        *((str(seen), model, {}) for seen, model in zip(STOPS, models, strict=True)),
+        choices=(predictions(lost=5), predictions()),
+    )
+    return compare([_stop(cell, seen) for cell, seen in zip(family.cells, STOPS, strict=True)])
+
+
+def _stop(cell: Cell, seen: int) -> Cell:
+    paired, record = cell.paired, cell.record
+    assert paired is not None and isinstance(paired.model, Hits)
+    order = np.random.default_rng(0).permutation(len(LABELS))[:seen]
+    model, baseline = (
+        Hits(values.predictions[order], LABELS[order])
+        for values in (paired.model, Hits(BASELINE, LABELS))
+    )
+    low_high = {"stopping/loss_low": -0.009, "stopping/loss_high": 0.004}
+    record.metrics.update({"stopping/planned": 1000.0, "stopping/loss": -0.002, **low_high})
+    record.metrics["counts/total"] = float(seen)
+    return replace(cell, paired=Paired(model.until(PLAN), baseline))
+
+
+def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped: Family) -> None:
+    judged = verdicts.in_words([stopped], ReportConfig())
+    for seen in STOPS:
+        assert judged.texts[str(seen)].endswith(f" after {seen} of 1,000")
+    lines = notes.collect(stopped.records, judged)
+    assert sum("loss -0.20 points (95%: -0.90 to +0.40), corrected" in line for line in lines) == 2
+    assert any(line.startswith("after N of M") for line in lines)
+    assert facts.title(stopped.records).endswith("up to 1,000 test samples")
+
+
+def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(
+    stopped: Family,
+) -> None:
+    assert facts.best_first(stopped.records) == [1, 0]
+    [selected] = page.select([stopped], ReportConfig())
+    text = page.to_markdown([selected], [])
+    assert "Classes that lose accuracy" not in text
+    assert "would give the same choice" not in text and "On the reported samples" not in text
+    assert selected.recommendations[0].equals == ()  # different samples prove nothing between runs
+    baseline, *_ = table.rows(stopped.records)
+    assert "90.00%" not in baseline  # it has another value on the samples of each run
+
+
+def test_the_verdicts_are_those_of_the_corrected_p_values(stopped: Family) -> None:
+    for max_drop in (0.004, 0.01, 0.03):  # also other limits than that of the stop
+        margins = [
+            PLAN.margin(*flips(cell.paired.baseline.right, cell.paired.model.right), seen, max_drop)
+            for cell, seen in zip(stopped.cells, STOPS, strict=True)
+        ]
+        expected = verdicts.decide(margins, STOPS)
+        judged = verdicts.judge(stopped, ReportConfig(max_drop=max_drop))
+        assert [judged[str(seen)] for seen in STOPS] == expected
+
+
+def test_stopped_and_whole_runs_are_two_families() -> None:
+    records = sweep(*((str(n), predictions(), {}) for n in range(2))).records
+    for record, stop in zip(records, ("all", "decided"), strict=True):
+        record.tags["test_digest"] = "a" * 64
+        record.params["evaluate.stop"] = stop
+    assert [len(family) for family in facts.group(records)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("looks", "begin"),
+    [
+        (Looks(1), "1 earlier run was scored"),
+        (Looks(12), "12 earlier runs were scored"),
+        (Looks(49, more=True), "at least 49 earlier runs were scored"),
+    ],
+)
+def test_earlier_runs_are_told(looks: Looks, begin: str) -> None:
+    family = sweep(("a", predictions(), {}))
+    for record in family.records:
+        record.tags["test_digest"] = "a" * 64
+    judged = verdicts.in_words([replace(family, looks=looks)], ReportConfig())
+    assert any(line.startswith(begin) for line in notes.collect(family.records, judged))
+    unseen = verdicts.in_words([family], ReportConfig())
+    assert not any("earlier" in line for line in notes.collect(family.records, unseen))
