@@ -363,6 +363,10 @@ def _reproduce(record: RunRecord) -> str | None:
     kept = [word for word in words if not word.startswith("hydra.")]
     if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
         kept.append("evaluate.choice=half")
+    elif record.planned is not None and record.chosen_by:
+        kept.append("evaluate.choice=held_out")
+    if record.planned is not None:  # alone, a run would stop earlier
+        kept.append(f"evaluate.models={record.params.get('evaluate.models', 'null')}")
     # A named experiment may be a sweep.
     return _printable_or_none(invocation.command("run", *kept, "hydra.mode=RUN"))
 
