@@ -7,7 +7,7 @@ from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Recommendation, Selection
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, PASS, round_needed
+from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, PASS, Verdict, round_needed
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
 
@@ -46,9 +46,10 @@ def _explain(selected: Selection, choices: Sequence[Recommendation]) -> Answer:
         times = tuple(choice.why.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
         return Answer(uses, first.label, "", verdict, times, "")
-    outcome = selected.outcome(first.choice)
-    verdict, facts = say_verdict(selected, first.choice), _facts(selected, first.choice)
-    return Answer(uses, first.label, outcome, verdict, facts, first.command)
+    assert first.judged is not None  # of every quantized model
+    verdict = say_verdict(selected, first.choice, first.judged)
+    facts = _facts(selected, first.choice)
+    return Answer(uses, first.label, first.judged.outcome, verdict, facts, first.command)
 
 
 def to_markdown(answers: Sequence[Answer]) -> str:
@@ -68,9 +69,8 @@ def to_markdown(answers: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
-def say_verdict(selected: Selection, cell: Cell) -> str:
+def say_verdict(selected: Selection, cell: Cell, verdict: Verdict) -> str:
     """Return the verdict on a model as a sentence, with the number of samples behind it."""
-    verdict = selected.judged[cell.record.run_id]
     limit = selected.family.metric.say_limit(selected.limits)
     total = f"{int(cell.metric(TOTAL)):,} samples"
     if verdict.outcome == VOID:

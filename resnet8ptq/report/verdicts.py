@@ -131,6 +131,16 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float, total: i
     return cell.paired.margin_over(best.paired, metric, margin, total)
 
 
+def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
+    """Tell whether a model is within `errors` paired standard errors of the best one.
+
+    On the samples that the sweep chooses by.
+    """
+    assert best.choice is not None and cell.choice is not None
+    total = int(cell.metric(f"{CHOICE}{TOTAL}"))
+    return cell.choice.margin_over(best.choice, metric, 0.0, total).z <= errors
+
+
 def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
     """Tell whether a model passes individually on the samples that the sweep chooses by."""
     if cell.choice is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.tasks.statistics import Interval, Margin
+from resnet8ptq.tasks.statistics import Interval, Margin, Values
 
 if TYPE_CHECKING:  # a run imports matplotlib only when it draws
     from matplotlib.figure import Figure
@@ -246,6 +246,10 @@ class SampleValues(ABC):
     def arrays(self) -> dict[str, Array]:
         """Return the arrays to keep, by name."""
 
+    def losses(self, baseline: Self) -> Values | None:
+        """Return the loss of each sample against the baseline; None if the metric is no mean."""
+        return None
+
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return a p-value against the baseline for each class; empty without classes."""
         return []
@@ -272,6 +276,10 @@ class Paired:
     def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return how far the loss lies above `drop`, see `SampleValues.margin`."""
         return self.model.margin(self.baseline, metric, drop, items)
+
+    def losses(self) -> Values | None:
+        """Return the loss of each sample, see `SampleValues.losses`."""
+        return self.model.losses(self.baseline)
 
     def by_class(self, classes: int) -> list[float]:
         """Return a p-value against the baseline for each class; empty without classes."""
@@ -427,6 +435,9 @@ class Task:
         metric: the primary metric.
         score: scores the outputs of a model.
         test: the paired test.
+        criterion: a metric of `pair_metrics` that differs less from sample to sample than the
+            primary one. A sweep chooses by it among the models near the best; None: by the primary
+            metric alone.
         beside: further metrics with a column of the table.
         class_names: of the labels; empty where labels are no classes.
         note: a line below every table.
@@ -450,6 +461,7 @@ class Task:
     metric: Metric
     score: Callable[[Outputs, Targets], Scores]
     test: PairedTest
+    criterion: Metric | None = None
     beside: tuple[Metric, ...] = ()
     class_names: tuple[str, ...] = ()
     note: str = ""

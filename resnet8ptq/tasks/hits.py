@@ -18,6 +18,7 @@ from resnet8ptq.tasks.contract import (
 from resnet8ptq.tasks.statistics import (
     Interval,
     Margin,
+    Values,
     flips,
     mcnemar,
     tango,
@@ -68,6 +69,10 @@ class Hits(SampleValues):
         """Return Tango's margin of the accuracy."""
         won, lost = flips(self.right, baseline.right)
         return tango(lost, won, len(self.right), drop)
+
+    def losses(self, baseline: Self) -> Values:
+        """Return 1 for each sample that only the baseline gets right, -1 for the opposite [n]."""
+        return baseline.right.astype(np.float64) - self.right
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return the p-value of the exact McNemar test on the samples of each class."""
