@@ -235,17 +235,20 @@ def recommend(selected: Selection) -> list[Recommendation]:
     return _judge(selected, [replace(chosen, key=key) for key, chosen in uses.items()])
 
 
+def own_family(selected: Selection, chosen: Sequence[Recommendation]) -> Family:
+    """Return the recommended models that other samples than the reported ones chose."""
+    apart = [r.choice for r in chosen if r.choice and r.key != BALANCED and selected.apart]
+    return Family(tuple({cell.record.run_id: cell for cell in apart}.values()))
+
+
 def _judge(selected: Selection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
     """Add the verdicts on the reported samples.
 
-    Models chosen on other samples are judged as a family of their own. The balanced model is chosen
-    on the reported samples: unless it is another use's model too, it has the verdict that is
-    corrected for all.
+    Models of `own_family` are judged together. The balanced model is chosen on the reported
+    samples: unless it is another use's model too, its verdict is corrected for all models.
     """
-    family, limits, judged = selected.family, selected.limits, dict(selected.judged)
-    if selected.apart:
-        cells = {r.choice.record.run_id: r.choice for r in chosen if r.choice and r.key != BALANCED}
-        judged |= verdicts.judge(Family(tuple(cells.values())), limits)
+    family, limits = selected.family, selected.limits
+    judged = {**selected.judged, **verdicts.judge(own_family(selected, chosen), limits)}
 
     def add(recommended: Recommendation) -> Recommendation:
         cell = recommended.choice
