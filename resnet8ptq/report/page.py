@@ -184,7 +184,7 @@ def _render(selected: Selection, figures: Collection[str], prefix: str, page: bo
             if f"{prefix}{name}" in figures
         },
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
-        spreads=spread.measure(family),
+        spreads=spread.measure(family, limits),
         reference_headings=reference.HEADINGS,
         reference_rows=reference.rows(_ranked(family, limits)),
         methodology=methodology.describe(family),
