@@ -254,6 +254,10 @@ class SampleValues(ABC):
         """Return a p-value against the baseline for each class; empty without classes."""
         return []
 
+    def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that a test at this level would find with 80% power."""
+        return []
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -284,6 +288,10 @@ class Paired:
     def by_class(self, classes: int) -> list[float]:
         """Return a p-value against the baseline for each class; empty without classes."""
         return self.model.by_class(self.baseline, classes)
+
+    def found_by_class(self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that a test would find, see `SampleValues`."""
+        return self.model.found_by_class(self.baseline, classes, level)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from resnet8ptq.tasks.statistics import (
     Margin,
     Values,
     flips,
+    least_found,
     mcnemar,
     tango,
     tango_interval,
@@ -78,6 +79,12 @@ class Hits(SampleValues):
         """Return the p-value of the exact McNemar test on the samples of each class."""
         members = (self.labels == label for label in range(classes))
         return [mcnemar(self.right[m], baseline.right[m]) for m in members]
+
+    def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that the test would find, see `least_found`."""
+        members = [members for label in range(classes) if (members := self.labels == label).any()]
+        flipped = self.right != baseline.right
+        return [least_found(int(flipped[m].sum()), int(m.sum()), level) for m in members]
 
     def confusion(self, classes: int) -> NDArray[np.int64]:
         """Count images by [true class, predicted class]."""

@@ -58,6 +58,20 @@ def mcnemar_of(ours: int, theirs: int) -> float:
     return 2 * float(betainc(max(ours, theirs), fewer + 1, 0.5))
 
 
+def least_found(flips: int, total: int, level: float) -> float:
+    """Return the loss that McNemar's test finds with `POWER` among as many flips, a fraction.
+
+    Not less than the fewest lost items that are significant if no item is won.
+
+    Args:
+        flips: items of `total` that only one of two models gets right.
+        level: of the two-sided test.
+    """
+    needed = float(ndtri(1 - level / 2) + ndtri(POWER)) * math.sqrt(flips)
+    fewest = math.floor(math.log2(2 / level)) + 1
+    return min(max(needed, fewest) / total, 1.0)
+
+
 def flips(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> tuple[int, int]:
     """Return how many images [n] only the first of two models gets right, and only the second."""
     return int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
