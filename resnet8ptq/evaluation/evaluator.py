@@ -144,10 +144,6 @@ class Evaluator:
         )
         return Compared(evaluation, comparison)
 
-    def drop(self, config: QuantizationConfig, path: Path, samples: Split) -> float:
-        """Return how much worse than FP32 the artifact at `path` is, adjusted for ties."""
-        return self.compare(config, path, samples, logits=False).comparison.fair_drop
-
     def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
         """Return the scores of the FP32 network in the framework of `config`, computed once."""
         key = f"{_backend(config)} {samples.digest}"
